@@ -1,0 +1,174 @@
+"""Fetching: from a server on this machine that behaves in all the ways servers do."""
+
+import gzip
+import hashlib
+import http.server
+import socket
+import threading
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from torchmn.datasets import DatasetError, mnist
+from torchmn.datasets.fetch import content_sha256, fetch
+from torchmn.datasets.load_mnist import SAMPLE, ensure, load
+from torchmn.datasets.mnist_files import SPLITS, MnistSplit
+
+CONTENT = bytes(range(256)) * 1000
+SHA256 = hashlib.sha256(CONTENT).hexdigest()
+NAME = "numbers.gz"
+
+
+class Mirror:
+    """A web server on this machine. `files` is what it serves; `asked` what it was asked for."""
+
+    def __init__(self) -> None:
+        self.files: dict[str, bytes] = {}
+        self.asked: list[str] = []
+        self.announce_more = 0
+        mirror = self
+
+        class Handler(http.server.BaseHTTPRequestHandler):
+            def do_GET(self) -> None:
+                name = self.path.lstrip("/")
+                mirror.asked.append(name)
+                if name not in mirror.files:
+                    self.send_error(404)
+                    return
+                self.send_response(200)
+                self.send_header("Content-Length", str(len(mirror.files[name]) + mirror.announce_more))
+                self.end_headers()
+                self.wfile.write(mirror.files[name])
+
+            def log_message(self, format: str, *args: object) -> None:  # noqa: A002
+                pass
+
+        self.server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.url = f"http://127.0.0.1:{self.server.server_port}"
+
+
+@pytest.fixture
+def mirror(monkeypatch: pytest.MonkeyPatch) -> Iterator[Mirror]:
+    monkeypatch.setenv("no_proxy", "127.0.0.1")
+    mirror = Mirror()
+    thread = threading.Thread(target=mirror.server.serve_forever, daemon=True)
+    thread.start()
+    yield mirror
+    mirror.server.shutdown()
+    mirror.server.server_close()
+
+
+@pytest.fixture
+def nobody(monkeypatch: pytest.MonkeyPatch) -> str:
+    """The URL of a place on this machine where nobody listens, as all places are without a network."""
+    monkeypatch.setenv("no_proxy", "127.0.0.1")
+    with socket.socket() as unused:
+        unused.bind(("127.0.0.1", 0))
+        return f"http://127.0.0.1:{unused.getsockname()[1]}"
+
+
+@pytest.fixture
+def sample_as_split() -> MnistSplit:
+    """The embedded test files, posing as a published split: known content with known checksums."""
+    files = SPLITS["test"]
+    return MnistSplit(
+        replace(files.images, sha256=content_sha256(SAMPLE / files.images.name)),
+        replace(files.labels, sha256=content_sha256(SAMPLE / files.labels.name)),
+    )
+
+
+def failed(folder: Path, *mirrors: str) -> str:
+    """What `fetch` says when it fails; it must leave nothing behind."""
+    with pytest.raises(DatasetError) as caught:
+        fetch(NAME, SHA256, folder, mirrors)
+    assert list(folder.iterdir()) == []
+    return str(caught.value)
+
+
+def test_a_file_arrives_under_its_name_with_its_content(mirror, tmp_path):
+    mirror.files[NAME] = gzip.compress(CONTENT)
+    path = fetch(NAME, SHA256, tmp_path / "new" / "folder", [mirror.url])
+    assert path == tmp_path / "new" / "folder" / NAME
+    assert gzip.decompress(path.read_bytes()) == CONTENT
+    assert list(path.parent.iterdir()) == [path]
+
+
+def test_content_packed_in_another_way_is_the_same_content(mirror, tmp_path):
+    mirror.files[NAME] = gzip.compress(CONTENT, compresslevel=1)
+    assert fetch(NAME, SHA256, tmp_path, [mirror.url + "/"]).is_file()
+
+
+def test_a_file_with_another_content_never_appears(mirror, tmp_path):
+    wrong = CONTENT[:-1] + b"!"
+    mirror.files[NAME] = gzip.compress(wrong)
+    message = failed(tmp_path, mirror.url)
+    assert SHA256 in message
+    assert hashlib.sha256(wrong).hexdigest() in message
+
+
+def test_a_damaged_gzip_file_never_appears(mirror, tmp_path):
+    packed = bytearray(gzip.compress(CONTENT))
+    packed[len(packed) // 2] ^= 1
+    mirror.files[NAME] = bytes(packed)
+    failed(tmp_path, mirror.url)
+
+
+def test_a_connection_that_breaks_is_reported_with_what_arrived(mirror, tmp_path):
+    mirror.files[NAME] = gzip.compress(CONTENT)
+    size, mirror.announce_more = len(mirror.files[NAME]), 10
+    assert f"{size}" in failed(tmp_path, mirror.url)
+
+
+def test_the_next_mirror_is_tried_when_one_fails(mirror, nobody, tmp_path):
+    mirror.files[NAME] = gzip.compress(CONTENT)
+    assert fetch(NAME, SHA256, tmp_path, [nobody, f"{mirror.url}/no/such/place", mirror.url]).is_file()
+    assert mirror.asked == [f"no/such/place/{NAME}", NAME]
+
+
+def test_offline_the_error_says_what_each_mirror_answered_and_how_to_go_on(mirror, nobody, tmp_path):
+    message = failed(tmp_path, nobody, mirror.url)
+    assert f"{nobody}/{NAME}: no connection" in message
+    assert f"{mirror.url}/{NAME}: HTTP 404" in message
+    assert str(tmp_path) in message
+    assert "leave out download=True" in message
+
+
+def test_a_folder_that_can_not_be_made_is_an_error_that_names_it(tmp_path):
+    (tmp_path / "file").touch()
+    with pytest.raises(DatasetError, match=r"file/folder.*Name a root"):
+        fetch(NAME, SHA256, tmp_path / "file" / "folder", ["http://127.0.0.1:1"])
+
+
+def test_ensure_fetches_both_files_once_and_they_load(mirror, tmp_path, sample_as_split):
+    for file in (sample_as_split.images, sample_as_split.labels):
+        mirror.files[file.name] = (SAMPLE / file.name).read_bytes()
+    for _ in range(2):
+        ensure(sample_as_split, tmp_path, [mirror.url])
+    assert mirror.asked == ["t10k-images-idx3-ubyte.gz", "t10k-labels-idx1-ubyte.gz"]
+    assert torch.equal(load("fetched", sample_as_split, tmp_path).images, mnist("test").images)
+
+
+def test_mnist_refuses_a_mirror_that_has_something_else(mirror, tmp_path):
+    for path in SAMPLE.glob("*.gz"):
+        mirror.files[path.name] = path.read_bytes()
+    with pytest.raises(DatasetError, match=r"t10k-images.*\n.*expected SHA-256 0fa7898d"):
+        mnist("test", tmp_path, download=True, mirrors=mirror.url)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_download_does_not_overwrite_a_file_that_is_something_else(mirror, tmp_path):
+    mine = tmp_path / "train-images-idx3-ubyte"
+    mine.write_bytes(b"mine")
+    with pytest.raises(DatasetError, match="Remove it to have it downloaded"):
+        mnist("train", tmp_path, download=True, mirrors=[mirror.url])
+    assert mine.read_bytes() == b"mine"
+    assert mirror.asked == []
+
+
+def test_without_a_root_the_cache_folder_is_used(mirror, tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    with pytest.raises(DatasetError, match=r"torchmn/mnist"):
+        mnist("test", download=True, mirrors=mirror.url)
