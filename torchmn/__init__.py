@@ -1,0 +1,28 @@
+"""TorchMN: PyTorch across processes and machines, with the same numbers at any number of ranks."""
+
+from torchmn.communicators.base import Communicator
+from torchmn.communicators.factory import create_communicator
+from torchmn.communicators.threads import run_threads
+from torchmn.errors import (
+    ArgumentError,
+    LaunchError,
+    MismatchError,
+    PeerError,
+    TorchMNError,
+    WaitTimeout,
+)
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "ArgumentError",
+    "Communicator",
+    "LaunchError",
+    "MismatchError",
+    "PeerError",
+    "TorchMNError",
+    "WaitTimeout",
+    "__version__",
+    "create_communicator",
+    "run_threads",
+]

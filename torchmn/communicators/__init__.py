@@ -1,0 +1,1 @@
+"""Who talks to whom, and over what: one contract (`base`), four transports."""

@@ -1,0 +1,517 @@
+"""Communicator: the contract of all transports, and every meaning that they share.
+
+A transport moves flat, contiguous buffers and small messages (the abstract methods at the end of the class).
+Everything a user can see is decided here, once: which arguments are right, what all ranks must agree on, how
+dtypes are reduced, what becomes of GPU tensors, in which pieces large buffers travel.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from math import prod
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from torchmn.communicators import checks, models, reductions, staging, wire
+from torchmn.communicators.objects import ObjectOperations
+from torchmn.communicators.settings import Settings
+from torchmn.communicators.topology import Topology, groups
+from torchmn.communicators.watchdog import Wait, Watch
+from torchmn.errors import ArgumentError, PeerError, TorchMNError
+from torchmn.communicators.wire import Kind, Message
+
+BLOCK_BYTES = 2048
+"""A broadcast's first message: header, and the payload too where it fits."""
+
+
+class Communicator(ObjectOperations, ABC):
+    """A group of ranks that can send to each other and act together.
+
+    Operations on tensors return new, detached tensors. A wrong argument on one rank of a collective operation
+    raises on every rank of it, before anything is sent. A wait longer than `timeout` ends the job with a table
+    of what each rank was doing.
+    """
+
+    tag_limit = 1 << 30
+    reads_gpu_memory = False  # else GPU tensors are staged through the host
+
+    def __init__(
+        self, rank: int, hosts: Sequence[str], watch: Watch, world_ranks: Sequence[int], name: str, settings: Settings
+    ):
+        self.rank = rank
+        self.size = len(hosts)
+        self.name = name
+        self.settings = settings
+        self._hosts = tuple(hosts)
+        self._topology = Topology.of(hosts, rank)
+        self._watch = watch
+        self._world_ranks = tuple(world_ranks)
+        self._collectives = 0
+        self._splits = 0
+        self._closed = False
+        self._block = torch.zeros(BLOCK_BYTES, dtype=torch.uint8)
+        watch.communicators.add(self)
+
+    # -- what a user asks of a communicator --------------------------------------------------------------------
+
+    @property
+    def intra_rank(self) -> int:
+        """Place of this rank among the communicator's ranks on this host."""
+        return self._topology.intra_rank
+
+    @property
+    def intra_size(self) -> int:
+        """Number of the communicator's ranks on this host."""
+        return self._topology.intra_size
+
+    @property
+    def inter_rank(self) -> int:
+        """Number of this host; hosts are numbered by their smallest rank."""
+        return self._topology.inter_rank
+
+    @property
+    def inter_size(self) -> int:
+        """Number of hosts."""
+        return self._topology.inter_size
+
+    @property
+    def device(self) -> torch.device:
+        """Where this rank computes, and where tensors that left a GPU arrive."""
+        return self.settings.device
+
+    @property
+    def max_message_bytes(self) -> int:
+        """Larger buffers travel in pieces of this size; the same on all ranks."""
+        return self.settings.max_message_bytes
+
+    @max_message_bytes.setter
+    def max_message_bytes(self, value: int) -> None:
+        self.settings.max_message_bytes = value
+
+    def __enter__(self) -> Communicator:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        # After an exception the other ranks may never receive what is still on its way: do not wait for them.
+        if kind is None:
+            self.finalize()
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self.name}: rank {self.rank} of {self.size}>"
+
+    def finalize(self) -> None:
+        """Wait until everything sent has been received, then give the communicator back. Twice is fine."""
+        if self._closed:
+            return
+        with Wait(self, "finalize"):
+            self._flush()
+        self._closed = True
+        self._close()
+
+    def split(self, color: int | None, key: int = 0) -> Communicator | None:
+        """A communicator of the ranks with the same `color`, ordered by `key` and then by rank, as MPI's split.
+
+        Every rank must call it; a rank with `color=None` takes part and gets None.
+        """
+        with Wait(self, "split"):
+            problem = None if color is None or isinstance(color, int) else f"expected color to be an int or None, got {color!r}"
+            problem = problem or (None if isinstance(key, int) else f"expected key to be an int, got {key!r}")
+            self._meet("split", problem)
+            choices = self._allgather_pickled((color, key))
+            self._splits += 1
+            members_of = groups(choices)
+            name = f"{self.name}/{self._splits}.{color}"
+            return self._subgroup(members_of, color, name)
+
+    # -- point to point ----------------------------------------------------------------------------------------
+
+    def send(self, x: Tensor | Sequence[Tensor], dest: int, tag: int = 0) -> None:
+        """Send a tensor, or a tuple or list of tensors, to `dest`, without waiting for it to be received.
+
+        The caller may change `x` as soon as this returns. Messages with the same `tag` arrive in order.
+        """
+        self._check_peer("send", "dest", dest, tag)
+        many = isinstance(x, list | tuple)
+        for item in x if many else (x,):
+            problem = checks.tensor_problem(item)
+            if problem:
+                self._refuse_to_send("send", dest, tag, f"{problem} (for other objects: send_obj)")
+        tensors = tuple(x) if many else (x,)  # type: ignore[assignment]
+        self._send_message(Message(Kind.TUPLE if many else Kind.TENSOR, tensors), dest, tag)  # type: ignore[arg-type]
+
+    def recv(self, source: int, tag: int = 0) -> Any:
+        """The next message from `source` with this `tag`: a tensor, or a tuple if a tuple or list was sent."""
+        self._check_peer("recv", "source", source, tag)
+        message = self._recv_message(source, tag)
+        if message.kind == Kind.OBJECT:
+            raise TorchMNError(
+                f"rank {self.rank} of {self.size}: recv from rank {source}, tag {tag}: expected tensors, got an object "
+                "that was sent with send_obj: receive it with recv_obj"
+            )
+        return message.tensors[0] if message.kind == Kind.TENSOR else message.tensors
+
+    def _send_message(self, message: Message, dest: int, tag: int, operation: str = "send") -> None:
+        """Detach, stage and post the tensors of a checked message."""
+        message.on_gpu = tuple(x.is_cuda for x in message.tensors)
+        given = message.tensors
+        message.tensors = tuple(self._outgoing(x) for x in given)
+        message.private = message.kind == Kind.OBJECT or all(
+            mine.data_ptr() != theirs.data_ptr() for mine, theirs in zip(message.tensors, given, strict=True)
+        )
+        with Wait(self, operation, dest, tag):
+            self._post(message, dest, tag)
+
+    def _recv_message(self, source: int, tag: int, operation: str = "recv") -> Message:
+        with Wait(self, operation, source, tag):
+            message = self._take(source, tag)
+        if message.kind == Kind.ERROR:
+            reason = wire.to_bytes(message.tensors[0]).decode()
+            raise PeerError(f"rank {self.rank} of {self.size}: {operation} from rank {source}, tag {tag}: {reason}")
+        if any(message.on_gpu):
+            placed = zip(message.tensors, message.on_gpu, strict=True)
+            message.tensors = tuple(x.to(self.device) if gpu else x for x, gpu in placed)
+        return message
+
+    def _check_peer(self, operation: str, name: str, peer: object, tag: object) -> None:
+        problem = checks.rank_problem(peer, self.size, name)
+        if problem is None and peer == self.rank:
+            problem = f"expected {name} to be another rank, got this rank itself ({peer}): keep the value, do not send it"
+        if problem is None and (isinstance(tag, bool) or not isinstance(tag, int) or not 0 <= tag < self.tag_limit):
+            problem = f"expected tag to be an int in 0..{self.tag_limit - 1}, got {tag!r}"
+        self._check_open(operation)
+        if problem:
+            raise ArgumentError(f"rank {self.rank} of {self.size}: {operation}: {problem}")
+
+    def _refuse_to_send(self, operation: str, dest: int, tag: int, problem: str) -> None:
+        """Raise here, and let the receiver that waits for this message raise too instead of waiting on."""
+        text = f"rank {self.rank} of {self.size}: {operation} to rank {dest}, tag {tag}: {problem}"
+        self._send_message(Message(Kind.ERROR, (wire.from_bytes(text.encode()),)), dest, tag, operation)
+        raise ArgumentError(text)
+
+    # -- collective operations ---------------------------------------------------------------------------------
+
+    def barrier(self) -> None:
+        """Return when every rank has called it."""
+        with Wait(self, "barrier"):
+            self._meet("barrier", None)
+            if not self.settings.checks:
+                self._barrier()
+
+    def bcast(self, x: Tensor | None, root: int = 0) -> Tensor:
+        """The tensor of rank `root`, on every rank; the other ranks' `x` is ignored and may be None."""
+        with Wait(self, "bcast"):
+            problem = checks.rank_problem(root, self.size, "root")
+            if problem is None and self.rank == root:
+                problem = checks.tensor_problem(x)
+            self._meet("bcast", problem, ("root",), (root,))
+            if self.rank == root:
+                assert x is not None
+                self._bcast_tensor(self._outgoing(x), x.is_cuda, root)
+                return x.detach()
+            return self._bcast_tensor(None, False, root)
+
+    def gather(self, x: Tensor, root: int = 0) -> tuple[Tensor, ...] | None:
+        """On `root`, every rank's tensor in rank order (shapes may differ, dtypes not); None on other ranks."""
+        with Wait(self, "gather"):
+            problem = checks.rank_problem(root, self.size, "root") or checks.tensor_problem(x)
+            shapes = self._meet("gather", problem, ("root", "dtype"), problem or (root, x.dtype), problem or x.shape)
+            if self.rank != root:
+                self._exchange_pieces({root: self._outgoing(x)}, {})
+                return None
+            shapes = shapes or [x.shape] * self.size
+            incoming = {peer: self._room(shapes[peer], x) for peer in range(self.size) if peer != root}
+            self._exchange_pieces({}, incoming)
+            return tuple(self._arrived(incoming[peer], x) if peer != root else x.detach().clone() for peer in range(self.size))
+
+    def allgather(self, x: Tensor) -> tuple[Tensor, ...]:
+        """Every rank's tensor in rank order, on every rank; shapes may differ, dtypes not."""
+        with Wait(self, "allgather"):
+            problem = checks.tensor_problem(x)
+            shapes = self._meet("allgather", problem, ("dtype",), problem or (x.dtype,), problem or x.shape)
+            shapes = shapes or [x.shape] * self.size
+            counts = [prod(shape) for shape in shapes]
+            whole = self._allgather_whole(self._outgoing(x).reshape(-1), counts)
+            return tuple(
+                self._arrived(part.view(shape), x) for part, shape in zip(whole.split(counts), shapes, strict=True)
+            )
+
+    def scatter(self, xs: Sequence[Tensor] | Tensor | None, root: int = 0) -> Tensor:
+        """This rank's element of the `size` tensors that `root` passes; the other ranks' `xs` is ignored.
+
+        `root` passes a sequence of tensors of one dtype (shapes may differ), or one tensor whose first dim is
+        the number of ranks.
+        """
+        with Wait(self, "scatter"):
+            problem = checks.rank_problem(root, self.size, "root")
+            if problem is None and self.rank == root:
+                problem = checks.sequence_problem(xs, self.size)
+            self._meet("scatter", problem, ("root",), (root,))
+            if self.rank == root:
+                assert xs is not None
+                parts = [self._outgoing(x) for x in xs]
+                specs = Message(Kind.TUPLE, tuple(parts), on_gpu=tuple(x.is_cuda for x in xs)).specs()
+                self._bcast_bytes(wire.Header(Kind.TUPLE, 0, 0, specs).encode(), root)
+                self._exchange_pieces({peer: part for peer, part in enumerate(parts) if peer != root}, {})
+                return xs[root].detach().clone()
+            header, _ = wire.Header.decode(self._bcast_bytes(None, root))
+            spec = header.specs[self.rank]
+            mine = self._room(spec.shape, spec)
+            self._exchange_pieces({}, {root: mine})
+            return mine.to(self.device) if spec.on_gpu else mine
+
+    def alltoall(self, xs: Sequence[Tensor] | Tensor) -> tuple[Tensor, ...]:
+        """A tensor from every rank in rank order: from rank j, the element of its `xs` that is at this rank.
+
+        `xs` holds one tensor per rank, all of one dtype; shapes may differ.
+        """
+        with Wait(self, "alltoall"):
+            problem = checks.sequence_problem(xs, self.size)
+            dtype, shapes = (None, None) if problem else (xs[0].dtype, tuple(x.shape for x in xs))
+            told = self._meet("alltoall", problem, ("dtype",), (dtype,), shapes)
+            incoming_shapes = [(told[peer] if told else shapes)[self.rank] for peer in range(self.size)]  # type: ignore[index]
+            return self._swap(xs, incoming_shapes)
+
+    def allreduce(self, x: Tensor, op: str = "sum", *, in_place: bool = False) -> Tensor:
+        """The sum (or mean, max, min, prod) of all ranks' tensors, element by element, on every rank.
+
+        All shapes and dtypes must be equal. With `in_place` the result overwrites `x`, which is returned.
+        16-bit and 8-bit floats are accumulated in float32; a sum of bools is an `or`, as in NumPy.
+        """
+        with Wait(self, "allreduce"):
+            problem = checks.tensor_problem(x) or reductions.problem(x.dtype, op)
+            self._meet("allreduce", problem, ("dtype", "shape", "op"), problem or (x.dtype, x.shape, op))
+            return self._reduce(x, op, in_place)
+
+    def reduce_scatter(self, xs: Sequence[Tensor] | Tensor, op: str = "sum") -> Tensor:
+        """The reduction over ranks of the elements of `xs` that are at this rank.
+
+        `xs` holds one tensor per rank, of one dtype; the shapes in it may differ, but not between ranks.
+        """
+        with Wait(self, "reduce_scatter"):
+            problem = checks.sequence_problem(xs, self.size) or reductions.problem(xs[0].dtype, op)
+            said = () if problem else (xs[0].dtype, tuple(x.shape for x in xs), op)
+            self._meet("reduce_scatter", problem, ("dtype", "shapes", "op"), said)
+            dtype = xs[0].dtype
+            parts = self._swap(xs, [xs[self.rank].shape] * self.size)
+            wide = [part.to(reductions.accumulator(dtype)) for part in parts]
+            total = reductions.reduce_in_order(wide, reductions.accumulating_operation(dtype, op))
+            return (total.div_(self.size) if op == "mean" else total).to(dtype)
+
+    # -- models ------------------------------------------------------------------------------------------------
+
+    def bcast_data(self, model: nn.Module) -> None:
+        """Overwrite every parameter and buffer of `model` with rank 0's. Models must have the same tensors."""
+        with Wait(self, "bcast_data"):
+            models.bcast_data(self, model)
+
+    def multi_node_mean_grad(self, model: nn.Module, zero_fill: bool = False) -> None:
+        """Replace each gradient of `model` by its mean over ranks.
+
+        Ranks must have the same gradients; with `zero_fill` a gradient that is None counts as zeros.
+        """
+        with Wait(self, "multi_node_mean_grad"):
+            models.multi_node_mean_grad(self, model, zero_fill)
+
+    # -- meeting: do all ranks say the same? -------------------------------------------------------------------
+
+    def _meet(
+        self, operation: str, problem: str | None, names: tuple[str, ...] = (), values: Any = (), may_differ: Any = None
+    ) -> list[Any] | None:
+        """Compare this call with the other ranks' and raise on all of them if it can not work.
+
+        Returns None if all ranks said exactly the same; otherwise each rank's `may_differ`.
+        """
+        self._check_open(operation)
+        self._collectives += 1
+        if problem and (self.size == 1 or not self.settings.checks):
+            raise ArgumentError(f"rank {self.rank} of {self.size}: {operation}: {problem}")
+        if self.size == 1 or (may_differ is None and not self.settings.checks):
+            return None
+        # A wrong argument gets a number that no other rank has, so that the comparison fails on all.
+        number = -1 - self.rank if problem else checks.fingerprint((operation, values, may_differ))
+        if self._same_everywhere(number):
+            return None
+        said = {} if problem else dict(zip(names, values, strict=True))
+        statements = self._allgather_pickled(checks.state_here(operation, said, may_differ, problem))
+        checks.raise_disagreement(statements, self.rank)
+        return [statement.may_differ for statement in statements]
+
+    def _check_open(self, operation: str) -> None:
+        if self._closed:
+            raise TorchMNError(f"rank {self.rank} of {self.size}: {operation} on a communicator that was finalized")
+
+    # -- moving whole buffers ----------------------------------------------------------------------------------
+
+    def _outgoing(self, x: Tensor) -> Tensor:
+        """`x` detached and contiguous, in memory that the transport can read."""
+        x = x.detach()
+        if x.is_conj() or x.is_neg():  # lazy flags: the memory holds other numbers than the tensor shows
+            x = x.resolve_conj().resolve_neg()
+        if x.is_cuda and not self.reads_gpu_memory:
+            return staging.to_host(x)
+        return x.contiguous()
+
+    def _room(self, shape: Sequence[int], like: Tensor | wire.TensorSpec) -> Tensor:
+        """Room to receive a tensor of `shape` with the dtype of `like`."""
+        on_gpu = like.on_gpu if isinstance(like, wire.TensorSpec) else like.is_cuda
+        device = self.device if on_gpu and self.reads_gpu_memory else torch.device("cpu")
+        return torch.empty(tuple(shape), dtype=like.dtype, device=device)
+
+    def _arrived(self, received: Tensor, like: Tensor) -> Tensor:
+        return received.to(like.device) if like.is_cuda else received
+
+    def _reduce(self, x: Tensor, op: str, in_place: bool) -> Tensor:
+        """The agreed reduction of `x` over all ranks."""
+        wide = reductions.accumulator(x.dtype)
+        on_host = not x.is_cuda or self.reads_gpu_memory
+        if in_place and x.dtype == wide and on_host and x.is_contiguous() and not (x.is_conj() or x.is_neg()):
+            total = x.detach()
+        elif on_host:
+            total = x.detach().to(wide, copy=True, memory_format=torch.contiguous_format).resolve_conj().resolve_neg()
+        else:
+            total = staging.to_host(x.detach()).to(wide)
+        self._reduce_flat(total.view(-1), reductions.accumulating_operation(x.dtype, op))
+        if op == "mean":
+            total.div_(self.size)
+        if not in_place:
+            return self._arrived(total if x.dtype == wide else total.to(x.dtype), x)
+        if total.data_ptr() != x.data_ptr():
+            x.detach().copy_(total)
+        return x
+
+    def _reduce_flat(self, flat: Tensor, op: str) -> None:
+        """Reduce a flat buffer in place, natively where the transport can, else by gathering it."""
+        for piece in wire.pieces(flat, self.max_message_bytes):
+            if self._reduces(flat.dtype, op):
+                self._allreduce_(piece, op)
+            else:
+                parts = self._allgather_whole(piece, [piece.numel()] * self.size).view(self.size, -1)
+                piece.copy_(reductions.reduce_in_order(list(parts.unbind()), op))
+
+    def _bcast_tensor(self, x: Tensor | None, on_gpu: bool, root: int) -> Tensor:
+        """The contiguous tensor of `root`: one message where header and payload fit a block, else two."""
+        if x is not None:
+            spec = wire.TensorSpec(x.dtype, tuple(x.shape), on_gpu)
+            data = wire.Header(Kind.TENSOR, 0, 0, [spec]).encode()
+            inline = len(data) + x.nbytes <= BLOCK_BYTES - 8 and not x.is_cuda
+            self._bcast_bytes(data + wire.to_bytes(wire.as_bytes(x)) if inline else data, root)
+            if not inline:
+                self._bcast_flat(x.view(-1), root)
+            return x
+        data = self._bcast_bytes(None, root)
+        header, start = wire.Header.decode(data)
+        spec = header.specs[0]
+        received = self._room(spec.shape, spec)
+        if len(data) == start + spec.nbytes and not received.is_cuda:
+            wire.as_bytes(received).copy_(wire.from_bytes(data[start:]))
+        else:
+            self._bcast_flat(received.view(-1), root)
+        return received.to(self.device) if spec.on_gpu else received
+
+    def _bcast_bytes(self, data: Any, root: int) -> bytes:
+        """The bytes of `root`, on every rank: in one block if they fit, else in two broadcasts."""
+        block = self._block
+        if self.rank == root:
+            length = len(data)
+            block[:8].view(torch.int64)[0] = length
+            if 0 < length <= BLOCK_BYTES - 8:
+                block[8 : 8 + length] = wire.from_buffer(data)
+        self._bcast_(block, root)
+        length = int(block[:8].view(torch.int64)[0])
+        if length <= BLOCK_BYTES - 8:
+            return wire.to_bytes(block[8 : 8 + length])
+        rest = wire.from_buffer(data) if self.rank == root else torch.empty(length, dtype=torch.uint8)
+        self._bcast_flat(rest, root)
+        return data if self.rank == root else wire.to_bytes(rest)
+
+    def _bcast_flat(self, flat: Tensor, root: int) -> None:
+        for piece in wire.pieces(flat, self.max_message_bytes):
+            self._bcast_(piece, root)
+
+    def _allgather_whole(self, flat: Tensor, counts: Sequence[int]) -> Tensor:
+        """All ranks' flat buffers, of `counts[rank]` elements, one behind the other."""
+        whole = torch.empty(sum(counts), dtype=flat.dtype, device=flat.device)
+        if whole.nbytes <= self.max_message_bytes:
+            self._allgather_(flat, whole, counts)
+            return whole
+        parts = whole.split(list(counts))
+        parts[self.rank].copy_(flat)
+        others = [peer for peer in range(self.size) if peer != self.rank]
+        self._exchange_pieces(dict.fromkeys(others, flat), {peer: parts[peer] for peer in others})
+        return whole
+
+    def _swap(self, xs: Sequence[Tensor] | Tensor, shapes: Sequence[Sequence[int]]) -> tuple[Tensor, ...]:
+        """Give every rank its element of `xs`, and get one of `shapes[peer]` from each."""
+        others = [peer for peer in range(self.size) if peer != self.rank]
+        incoming = {peer: self._room(shapes[peer], xs[peer]) for peer in others}
+        self._exchange_pieces({peer: self._outgoing(xs[peer]) for peer in others}, incoming)
+        mine = xs[self.rank].detach().clone()
+        return tuple(mine if peer == self.rank else self._arrived(incoming[peer], mine) for peer in range(self.size))
+
+    def _exchange_pieces(self, outgoing: Mapping[int, Tensor], incoming: Mapping[int, Tensor]) -> None:
+        """Swap contiguous buffers with peers, each pair in as many rounds as its buffer needs."""
+        limit = self.max_message_bytes
+        out = {peer: list(wire.pieces(x.view(-1), limit)) for peer, x in outgoing.items() if x.numel()}
+        into = {peer: list(wire.pieces(x.view(-1), limit)) for peer, x in incoming.items() if x.numel()}
+        rounds = max((len(parts) for parts in (*out.values(), *into.values())), default=0)
+        for turn in range(rounds):
+            self._exchange(
+                {peer: parts[turn] for peer, parts in out.items() if turn < len(parts)},
+                {peer: parts[turn] for peer, parts in into.items() if turn < len(parts)},
+            )
+
+    # -- what a transport provides -----------------------------------------------------------------------------
+
+    @abstractmethod
+    def _post(self, message: Message, dest: int, tag: int) -> None:
+        """Start to send and return without waiting for the receiver; the tensors may change afterwards."""
+
+    @abstractmethod
+    def _take(self, source: int, tag: int) -> Message:
+        """Wait for the next message from `source` with `tag`."""
+
+    @abstractmethod
+    def _exchange(self, outgoing: Mapping[int, Tensor], incoming: Mapping[int, Tensor]) -> None:
+        """Send and fill flat buffers, all at once, and return when all are done; sizes match at both ends."""
+
+    @abstractmethod
+    def _same_everywhere(self, number: int) -> bool:
+        """Whether every rank passed the same 64-bit number."""
+
+    @abstractmethod
+    def _barrier(self) -> None: ...
+
+    @abstractmethod
+    def _bcast_(self, flat: Tensor, root: int) -> None:
+        """Fill `flat` with root's."""
+
+    @abstractmethod
+    def _reduces(self, dtype: torch.dtype, op: str) -> bool:
+        """Whether `_allreduce_` can do this pair."""
+
+    @abstractmethod
+    def _allreduce_(self, flat: Tensor, op: str) -> None:
+        """Reduce `flat` over ranks, in place; op is sum, max, min or prod."""
+
+    @abstractmethod
+    def _allgather_(self, flat: Tensor, whole: Tensor, counts: Sequence[int]) -> None:
+        """Fill `whole` with all ranks' `flat`, of `counts[rank]` elements."""
+
+    @abstractmethod
+    def _subgroup(self, members_of: Mapping[int, list[int]], color: int | None, name: str) -> Communicator | None:
+        """The communicator of this rank's color; every rank of this one calls it."""
+
+    def _undelivered(self) -> list[int]:
+        """The ranks that have not received yet what was posted to them."""
+        return []
+
+    @abstractmethod
+    def _flush(self) -> None:
+        """Wait until everything posted has been received."""
+
+    @abstractmethod
+    def _close(self) -> None:
+        """Give back what the transport holds."""

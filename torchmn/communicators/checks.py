@@ -1,0 +1,139 @@
+"""Argument checks: what is wrong with an argument here, and whether all ranks say the same.
+
+Before a collective operation moves data, its ranks compare one integer: a fingerprint of the operation and of
+everything they must agree on. Equal fingerprints cost one tiny all-reduce. Unequal ones lead every rank into
+the same slow path, where they tell each other what they were asked to do and raise the same error.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from hashlib import blake2b
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from torchmn.communicators import wire
+from torchmn.communicators.watchdog import ranks_text, user_line
+from torchmn.errors import ArgumentError, MismatchError
+
+_fingerprints: dict[tuple, int] = {}
+
+
+def enabled_by_default() -> bool:
+    """Whether ranks compare their arguments before they communicate: yes, unless `TORCHMN_CHECKS=0`."""
+    return os.environ.get("TORCHMN_CHECKS", "1") != "0"
+
+
+def fingerprint(key: tuple) -> int:
+    """A positive 56-bit number that is the same on every rank for the same `key` (unlike `hash`)."""
+    known = _fingerprints.get(key)
+    if known is None:
+        if len(_fingerprints) > 10_000:
+            _fingerprints.clear()  # shapes that never repeat must not fill the memory
+        known = int.from_bytes(blake2b(repr(key).encode(), digest_size=7).digest(), "little")
+        _fingerprints[key] = known
+    return known
+
+
+def tensor_problem(x: object) -> str | None:
+    """Why `x` can not travel, or None."""
+    if not isinstance(x, Tensor):
+        return f"expected a tensor, got {describe(x)}"
+    if x.layout is not torch.strided:
+        return f"expected a dense tensor, got layout {x.layout} (send its indices and values, or x.to_dense())"
+    if x.dtype not in wire.DTYPE_CODES:
+        return f"expected a dtype that can travel, got {x.dtype}"
+    if x.device.type not in ("cpu", "cuda"):
+        return f"expected a tensor on cpu or cuda, got one on {x.device}"
+    return None
+
+
+def sequence_problem(xs: object, size: int) -> str | None:
+    """Why `xs` is not one dense tensor per rank (a sequence, or a tensor whose first dim is the size)."""
+    if isinstance(xs, Tensor):
+        if xs.dim() == 0 or xs.shape[0] != size:
+            return f"expected a tensor whose first dim is {size}, one part per rank, got shape {tuple(xs.shape)}"
+        return tensor_problem(xs)
+    if not isinstance(xs, list | tuple):
+        return f"expected {size} tensors, one per rank, got {describe(xs)}"
+    if len(xs) != size:
+        return f"expected {size} tensors, one per rank, got {len(xs)}"
+    for place, x in enumerate(xs):
+        problem = tensor_problem(x)
+        if problem:
+            return f"element {place}: {problem}"
+    dtypes = sorted({str(x.dtype) for x in xs})
+    if len(dtypes) > 1:
+        return f"expected tensors of one dtype, got {', '.join(dtypes)}"
+    return None
+
+
+def rank_problem(rank: object, size: int, name: str) -> str | None:
+    """Why `rank` is no rank of a communicator of `size`, or None."""
+    if isinstance(rank, bool) or not isinstance(rank, int):
+        return f"expected {name} to be a rank (an int), got {describe(rank)}"
+    if not 0 <= rank < size:
+        return f"expected {name} in 0..{size - 1}, got {rank}"
+    return None
+
+
+def describe(x: object) -> str:
+    """A few words that tell a user what they passed."""
+    if isinstance(x, Tensor):
+        return f"a {x.dtype} tensor of shape {tuple(x.shape)}"
+    if isinstance(x, list | tuple):
+        return f"a {type(x).__name__} of {len(x)}"
+    text = repr(x)
+    return text if len(text) <= 40 and "\n" not in text else f"an object of type {type(x).__name__}"
+
+
+@dataclass
+class Statement:
+    """What one rank was asked to do, as it tells the others once they found that they disagree."""
+
+    operation: str
+    must_agree: dict[str, Any]
+    may_differ: Any
+    problem: str | None
+    where: str
+
+    def text(self) -> str:
+        details = ", ".join(f"{name} {_short(value)}" for name, value in self.must_agree.items())
+        return f"{self.operation}({details})  at {self.where}"
+
+
+def state_here(operation: str, must_agree: dict[str, Any], may_differ: Any, problem: str | None) -> Statement:
+    """This rank's statement, with the line of the user's code that called the operation."""
+    return Statement(operation, must_agree, may_differ, problem, user_line(sys._getframe(1)))
+
+
+def raise_disagreement(statements: Sequence[Statement], rank: int) -> None:
+    """Raise, on every rank alike, if a rank's argument is wrong or if what must agree does not."""
+    size = len(statements)
+    wrong = [(culprit, s) for culprit, s in enumerate(statements) if s.problem]
+    if wrong:
+        lines = [f"rank {culprit} of {size}: {s.operation}: {s.problem}  (at {s.where})" for culprit, s in wrong]
+        if all(culprit != rank for culprit, _ in wrong):
+            lines.append(f"(raised on rank {rank} too, because its {statements[rank].operation} needs that rank)")
+        raise ArgumentError("\n".join(lines))
+    first = statements[0]
+    if all((s.operation, s.must_agree) == (first.operation, first.must_agree) for s in statements):
+        return
+    texts: dict[str, list[int]] = {}
+    for speaker, statement in enumerate(statements):
+        texts.setdefault(statement.text(), []).append(speaker)
+    what = "call different operations" if len({s.operation for s in statements}) > 1 else f"disagree in {first.operation}"
+    lines = [f"rank {rank} of {size}: ranks {what}; nothing was sent:"]
+    lines += [f"  rank{'s' * (len(ranks) > 1)} {ranks_text(ranks)}: {text}" for text, ranks in texts.items()]
+    lines.append("All ranks of a communicator must call the same operation, in the same order, with these alike.")
+    raise MismatchError("\n".join(lines))
+
+
+def _short(value: Any) -> str:
+    text = str(tuple(value)) if isinstance(value, torch.Size) else str(value)
+    return text if len(text) <= 200 else text[:197] + "..."

@@ -1,0 +1,127 @@
+"""create_communicator: the right transport for the way this process was started."""
+
+from __future__ import annotations
+
+import socket
+from typing import Any
+
+import torch
+
+from torchmn.communicators import job, launchers
+from torchmn.communicators.base import Communicator
+from torchmn.communicators.settings import Settings
+from torchmn.communicators.solo import SoloCommunicator
+from torchmn.communicators.watchdog import Watch
+from torchmn.errors import ArgumentError, LaunchError, nearest
+
+# What a user may ask for -> the transport. The second group is ChainerMN's names.
+NAMES = {
+    **{"auto": "auto", "mpi": "mpi", "gloo": "gloo", "nccl": "nccl", "threads": "threads", "solo": "solo"},
+    **{"naive": "mpi", "flat": "mpi"},
+    **dict.fromkeys(
+        ("pure_nccl", "hierarchical", "two_dimensional", "single_node", "non_cuda_aware"), "nccl"
+    ),
+}
+_KEYWORDS = ("mpi_comm", "device", "grad_dtype", "timeout")
+
+
+def create_communicator(name: str = "auto", **options: Any) -> Communicator:
+    """The communicator of all ranks that were started together. Every rank must call it.
+
+    name: `auto` asks the launcher's environment variables: MPI under mpiexec or srun, nccl or gloo under
+    torchrun, `solo` where there is no launcher. Explicit: mpi, nccl, gloo, threads, solo; ChainerMN's names work.
+    mpi_comm: an mpi4py communicator to use instead of MPI.COMM_WORLD.
+    device: where this rank computes; by default its GPU (by intra_rank) if there is one, else the CPU.
+    grad_dtype: torch.float16 or torch.bfloat16 to send gradients compressed; they are summed in float32.
+    timeout: seconds that a wait may last before the job is ended with a table; default `TORCHMN_TIMEOUT` or 300.
+    """
+    for keyword in options:
+        if keyword not in _KEYWORDS:
+            raise UnknownKeyword(f"create_communicator: unknown keyword {keyword!r}. {nearest(keyword, _KEYWORDS)}")
+    if name not in NAMES:
+        raise ArgumentError(f"create_communicator: unknown communicator {name!r}. {nearest(name, NAMES)}")
+    settings = _settings(options)
+    launch = launchers.detect()
+    transport = NAMES[name]
+    if transport == "auto":
+        transport = {"mpi": "mpi", "torch": _torch_backend(), "solo": "solo"}[launch.transport]
+    if options.get("mpi_comm") is not None and transport != "mpi":
+        raise ArgumentError(f"create_communicator: mpi_comm goes with the mpi transport, not with {transport!r}")
+    if transport == "threads":
+        raise ArgumentError("create_communicator: ranks that are threads are started by torchmn.run_threads(fn, size)")
+    if transport == "nccl" and not torch.cuda.is_available():
+        raise ArgumentError(
+            f"create_communicator: {name!r} needs a GPU that torch can see, and there is none. "
+            "On CPUs use 'mpi' under mpiexec or 'gloo' under torchrun; 'auto' chooses."
+        )
+    if transport == "solo":
+        if launch.size > 1:
+            raise ArgumentError(f"create_communicator: 'solo' in a job of {launch.size} ranks; use 'auto'")
+        return _placed(SoloCommunicator(settings), options)
+    if transport == "mpi":
+        return _placed(_mpi(settings, options.get("mpi_comm")), options)
+    return _placed(_process_group(transport, settings, launch), options)
+
+
+class UnknownKeyword(ArgumentError, TypeError):
+    """A keyword that create_communicator does not have."""
+
+
+def _settings(options: dict[str, Any]) -> Settings:
+    settings = Settings()
+    grad_dtype = options.get("grad_dtype")
+    if grad_dtype not in (None, torch.float16, torch.bfloat16, torch.float32):
+        raise ArgumentError(
+            f"create_communicator: expected grad_dtype to be torch.float16, torch.bfloat16 or None, got {grad_dtype!r}"
+        )
+    settings.grad_dtype = grad_dtype
+    timeout = options.get("timeout")
+    if timeout is not None:
+        if isinstance(timeout, bool) or not isinstance(timeout, int | float) or timeout <= 0:
+            raise ArgumentError(f"create_communicator: expected timeout to be seconds > 0, got {timeout!r}")
+        settings.timeout = float(timeout)
+    return settings
+
+
+def _torch_backend() -> str:
+    return "nccl" if torch.cuda.is_available() else "gloo"
+
+
+def _placed(comm: Communicator, options: dict[str, Any]) -> Communicator:
+    """`comm` with its device: the one asked for, or this rank's GPU by its place on the host, or the CPU."""
+    device = options.get("device")
+    if device is not None:
+        comm.settings.device = torch.device(device)
+    elif torch.cuda.is_available():
+        comm.settings.device = torch.device("cuda", comm.intra_rank % torch.cuda.device_count())
+        torch.cuda.set_device(comm.settings.device)
+    return comm
+
+
+def _mpi(settings: Settings, mpi_comm: Any) -> Communicator:
+    try:
+        from mpi4py import MPI
+
+        from torchmn.communicators.mpi import MPICommunicator, end_job
+    except (ImportError, RuntimeError) as error:
+        raise LaunchError(
+            f"the mpi transport needs mpi4py and an MPI library: {error}. "
+            "Install one with: pip install 'torchmn[mpich]'; `torchmn doctor` checks it."
+        ) from error
+    point_to_point = (mpi_comm or MPI.COMM_WORLD).Dup()
+    hosts = point_to_point.allgather(MPI.Get_processor_name())
+    rank, size = point_to_point.rank, point_to_point.size
+    world = MPICommunicator(point_to_point, hosts, Watch(rank, hosts[rank]), range(size), "world", settings)
+    job.guard(world, end_job)
+    return world
+
+
+def _process_group(backend: str, settings: Settings, launch: launchers.Launch) -> Communicator:
+    from torchmn.communicators import process_group
+
+    if launch.transport == "solo":
+        raise ArgumentError(
+            f"create_communicator: {backend!r} needs a launcher: `torchrun --nproc-per-node 2 script.py`, or "
+            "`torchmn run -n 2 --transport gloo script.py`. For one process use 'auto'."
+        )
+    return process_group.create(backend, settings, launch, socket.gethostname())

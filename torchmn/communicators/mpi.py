@@ -1,0 +1,263 @@
+"""The MPI transport: mpi4py on MPICH, Open MPI, Intel MPI, ...
+
+A small message is one MPI message: header and payload together, received into a buffer that is always large
+enough. A large payload follows its header and is read straight from, and written straight into, the tensors.
+Because `send` must not wait and its caller may change the tensor at once, a large payload is copied, unless the
+receiver is waiting already, which it says with an empty "ready" message: then no copy is needed.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from time import perf_counter
+from typing import Any
+
+import torch
+from mpi4py import MPI
+from torch import Tensor
+
+from torchmn.communicators import wire
+from torchmn.communicators.base import Communicator
+from torchmn.communicators.mpi_library import reads_gpu_memory
+from torchmn.communicators.settings import Settings
+from torchmn.communicators.watchdog import Wait, Watch
+from torchmn.communicators.wire import Header, Kind, Message, TensorSpec
+
+INLINE_BYTES = 16384
+_COPY_BYTES_PER_SECOND = 10e9  # how long to look for a "ready": about as long as the copy would take
+_OPERATIONS = {"sum": MPI.SUM, "max": MPI.MAX, "min": MPI.MIN, "prod": MPI.PROD}
+_DATATYPES = {
+    torch.float32: MPI.FLOAT,
+    torch.float64: MPI.DOUBLE,
+    torch.int8: MPI.INT8_T,
+    torch.int16: MPI.INT16_T,
+    torch.int32: MPI.INT32_T,
+    torch.int64: MPI.INT64_T,
+    torch.uint8: MPI.UINT8_T,
+    torch.uint16: MPI.UINT16_T,
+    torch.uint32: MPI.UINT32_T,
+    torch.uint64: MPI.UINT64_T,
+    torch.complex64: MPI.C_FLOAT_COMPLEX,
+    torch.complex128: MPI.C_DOUBLE_COMPLEX,
+}
+
+
+def _memory(x: Tensor) -> Any:
+    """The memory of a contiguous tensor, for MPI to read or write."""
+    if x.is_cuda:
+        torch.cuda.current_stream(x.device).synchronize()  # MPI knows nothing of streams
+    return MPI.memory.fromaddress(x.data_ptr(), x.nbytes)
+
+
+@dataclass
+class _Undelivered:
+    """A send that has not ended: its buffers must live until it has."""
+
+    dest: int
+    tag: int
+    requests: list[MPI.Request]
+    buffers: Any
+
+
+class MPICommunicator(Communicator):
+    """Ranks that an MPI launcher started."""
+
+    def __init__(
+        self,
+        point_to_point: MPI.Intracomm,
+        hosts: Sequence[str],
+        watch: Watch,
+        world_ranks: Sequence[int],
+        name: str,
+        settings: Settings,
+    ):
+        # Two communicators, so that a user's messages never meet those of a collective operation.
+        self._p2p = point_to_point
+        self._collective = point_to_point.Dup()
+        super().__init__(point_to_point.rank, hosts, watch, world_ranks, name, settings)
+        self.reads_gpu_memory = reads_gpu_memory()
+        # A third of the tags each: the users', payloads that follow a header, "ready" messages.
+        self.tag_limit = (MPI.COMM_WORLD.Get_attr(MPI.TAG_UB) + 1) // 3
+        self._sent = [0] * self.size
+        self._pending: list[_Undelivered] = []
+        self._number = array("q", (0, 0))
+        self._number_buffer = [self._number, 2, MPI.INT64_T]
+        self._nothing = [bytearray(1), 0, MPI.BYTE]
+
+    # -- point to point ----------------------------------------------------------------------------------------
+
+    def _post(self, message: Message, dest: int, tag: int) -> None:
+        if self._pending:
+            self._pending = [send for send in self._pending if not MPI.Request.Testall(send.requests)]
+        header = Header(message.kind, message.edge, 0, message.specs())
+        encoded = header.encode()
+        if len(encoded) + header.nbytes <= INLINE_BYTES and not any(x.is_cuda for x in message.tensors):
+            data = b"".join((encoded, *(_memory(x) for x in message.tensors if x.numel())))
+            self._keep(dest, tag, [self._p2p.Isend([data, MPI.BYTE], dest, tag)], data)
+        else:
+            self._post_large(message, header, dest, tag)
+
+    def _post_large(self, message: Message, header: Header, dest: int, tag: int) -> None:
+        self._sent[dest] += 1
+        number = self._sent[dest] % (self.tag_limit - 1) + 1
+        ready = None
+        if not message.private:
+            ready = self._p2p.Irecv(self._nothing, dest, 2 * self.tag_limit + number)
+        # A negative number asks the receiver to say when it is ready.
+        encoded = Header(header.kind, header.edge, number if ready is None else -number, header.specs).encode()
+        tensors = list(message.tensors)
+        first = encoded
+        if len(encoded) > INLINE_BYTES:  # thousands of tensors: the header itself follows as a payload
+            length = TensorSpec(torch.uint8, (len(encoded),))
+            first = Header(Kind.LONG, header.edge, number if ready is None else -number, [length]).encode()
+            tensors.insert(0, wire.from_bytes(encoded))
+        requests = [self._p2p.Isend([first, MPI.BYTE], dest, tag)]
+        if ready is None:
+            requests += self._isend(tensors, dest, number)
+        elif self._becomes_ready(ready, header.nbytes):
+            MPI.Request.Waitall(requests + self._isend(tensors, dest, number))
+            return
+        else:
+            tensors = [x.clone() for x in tensors]
+            requests += [ready, *self._isend(tensors, dest, number)]
+        self._keep(dest, tag, requests, (first, tensors))
+
+    def _isend(self, tensors: Sequence[Tensor], dest: int, number: int) -> list[MPI.Request]:
+        tag = self.tag_limit + number
+        return [self._p2p.Isend([_memory(piece), MPI.BYTE], dest, tag) for piece in self._pieces(tensors)]
+
+    def _pieces(self, tensors: Sequence[Tensor]) -> list[Tensor]:
+        return [piece for x in tensors for piece in wire.pieces(x.view(-1), self.max_message_bytes)]
+
+    @staticmethod
+    def _becomes_ready(ready: MPI.Request, nbytes: int) -> bool:
+        deadline = perf_counter() + 20e-6 + nbytes / _COPY_BYTES_PER_SECOND
+        while not ready.Test():
+            if perf_counter() > deadline:
+                return False
+        return True
+
+    def _keep(self, dest: int, tag: int, requests: list[MPI.Request], buffers: Any) -> None:
+        if not MPI.Request.Testall(requests):
+            self._pending.append(_Undelivered(dest, tag, requests, buffers))
+
+    def _take(self, source: int, tag: int) -> Message:
+        inbox = bytearray(INLINE_BYTES)
+        self._p2p.Recv([inbox, MPI.BYTE], source, tag)
+        header, start = Header.decode(inbox)
+        if header.number == 0:
+            return self._unpack(header, inbox, start)
+        number = abs(header.number)
+        if header.kind == Kind.LONG:
+            # The header is no reason to be "ready": it goes ahead of the tensors it describes.
+            if header.number < 0:
+                self._p2p.Send(self._nothing, source, 2 * self.tag_limit + number)
+            long = header.specs[0].empty()
+            self._receive([long], source, number)
+            header, _ = Header.decode(wire.to_bytes(long))
+            header = Header(header.kind, header.edge, number, header.specs)
+        tensors = [spec.empty() if not (spec.on_gpu and self.reads_gpu_memory) else self._room(spec.shape, spec) for spec in header.specs]
+        requests = self._irecv(tensors, source, number)
+        if header.number < 0:
+            self._p2p.Send(self._nothing, source, 2 * self.tag_limit + number)
+        MPI.Request.Waitall(requests)
+        return self._message(header, tensors)
+
+    def _irecv(self, tensors: Sequence[Tensor], source: int, number: int) -> list[MPI.Request]:
+        tag = self.tag_limit + number
+        return [self._p2p.Irecv([_memory(piece), MPI.BYTE], source, tag) for piece in self._pieces(tensors)]
+
+    def _receive(self, tensors: Sequence[Tensor], source: int, number: int) -> None:
+        MPI.Request.Waitall(self._irecv(tensors, source, number))
+
+    def _unpack(self, header: Header, inbox: bytearray, start: int) -> Message:
+        """The message whose payload lies in the inbox, behind its header."""
+        tensors = []
+        for spec in header.specs:
+            x = spec.empty()
+            if spec.nbytes:
+                _memory(x)[:] = memoryview(inbox)[start : start + spec.nbytes]
+            start += spec.nbytes
+            tensors.append(x)
+        return self._message(header, tensors)
+
+    @staticmethod
+    def _message(header: Header, tensors: Sequence[Tensor]) -> Message:
+        return Message(
+            header.kind,
+            tuple(tensors),
+            header.edge,
+            tuple(spec.wants_gradient for spec in header.specs),
+            tuple(spec.on_gpu for spec in header.specs),
+        )
+
+    def _undelivered(self) -> list[int]:
+        return [send.dest for send in self._pending]
+
+    def _flush(self) -> None:
+        while self._pending:
+            send = self._pending[0]
+            with Wait(self, "finalize (a message not yet received)", send.dest, send.tag):
+                MPI.Request.Waitall(send.requests)
+            self._pending.pop(0)
+
+    # -- collective operations ---------------------------------------------------------------------------------
+
+    def _exchange(self, outgoing: Mapping[int, Tensor], incoming: Mapping[int, Tensor]) -> None:
+        requests = [self._collective.Irecv([_memory(x), MPI.BYTE], peer) for peer, x in incoming.items()]
+        requests += [self._collective.Isend([_memory(x), MPI.BYTE], peer) for peer, x in outgoing.items()]
+        MPI.Request.Waitall(requests)
+
+    def _same_everywhere(self, number: int) -> bool:
+        # max(n) == min(n) in one reduction: the minimum is the negated maximum of the negated numbers.
+        numbers = self._number
+        numbers[0], numbers[1] = number, -number
+        self._collective.Allreduce(MPI.IN_PLACE, self._number_buffer, MPI.MAX)
+        return numbers[0] == -numbers[1]
+
+    def _barrier(self) -> None:
+        self._collective.Barrier()
+
+    def _bcast_(self, flat: Tensor, root: int) -> None:
+        self._collective.Bcast([_memory(flat), MPI.BYTE], root)
+
+    def _reduces(self, dtype: torch.dtype, op: str) -> bool:
+        return dtype in _DATATYPES
+
+    def _allreduce_(self, flat: Tensor, op: str) -> None:
+        self._collective.Allreduce(MPI.IN_PLACE, [_memory(flat), _DATATYPES[flat.dtype]], _OPERATIONS[op])
+
+    def _allgather_(self, flat: Tensor, whole: Tensor, counts: Sequence[int]) -> None:
+        sizes = [count * flat.element_size() for count in counts]
+        if len(set(sizes)) == 1:
+            self._collective.Allgather([_memory(flat), MPI.BYTE], [_memory(whole), MPI.BYTE])
+        else:
+            self._collective.Allgatherv([_memory(flat), MPI.BYTE], [_memory(whole), sizes, MPI.BYTE])
+
+    def _subgroup(self, members_of: Mapping[int, list[int]], color: int | None, name: str) -> Communicator | None:
+        if color is None:
+            self._collective.Split(MPI.UNDEFINED, 0)
+            return None
+        members = members_of[color]
+        # MPI's colors are not negative; ours may be any int.
+        group = self._collective.Split(sorted(members_of).index(color), members.index(self.rank))
+        return MPICommunicator(
+            group,
+            [self._hosts[member] for member in members],
+            self._watch,
+            [self._world_ranks[member] for member in members],
+            name,
+            self.settings,
+        )
+
+    def _close(self) -> None:
+        if not MPI.Is_finalized():
+            self._p2p.Free()
+            self._collective.Free()
+
+
+def end_job(status: int) -> None:
+    """End every process of the MPI job."""
+    MPI.COMM_WORLD.Abort(status)

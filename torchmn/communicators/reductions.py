@@ -1,0 +1,65 @@
+"""What a reduction means for each dtype, and how it is computed without losing it.
+
+MPI, gloo and torch each lack some (dtype, operation) pairs. The rules here make them all give the same result:
+16-bit and 8-bit floats are summed in float32, bools follow NumPy (a sum is an `or`), and what a transport can
+not reduce itself is gathered and reduced here, in rank order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+OPERATIONS = ("sum", "mean", "max", "min", "prod")
+
+_WIDENED = {torch.float16: torch.float32, torch.bfloat16: torch.float32, torch.complex32: torch.complex64}
+# torch stores these but hardly computes with them; NumPy does.
+_THROUGH_NUMPY = {torch.uint16, torch.uint32, torch.uint64}
+
+
+def accumulator(dtype: torch.dtype) -> torch.dtype:
+    """The dtype in which values of `dtype` are reduced."""
+    if dtype.is_floating_point and dtype.itemsize == 1:
+        return torch.float32
+    return torch.uint8 if dtype == torch.bool else _WIDENED.get(dtype, dtype)
+
+
+def accumulating_operation(dtype: torch.dtype, op: str) -> str:
+    """The operation that reduces in the accumulator's dtype: for bools, `or` is a max and `and` a min."""
+    if dtype == torch.bool:
+        return {"sum": "max", "prod": "min"}.get(op, op)
+    return "sum" if op == "mean" else op
+
+
+def problem(dtype: torch.dtype, op: object) -> str | None:
+    """Why `op` can not reduce `dtype`, or None."""
+    if op not in OPERATIONS:
+        return f"expected op to be one of {', '.join(OPERATIONS)}, got {op!r}"
+    if op == "mean" and not (dtype.is_floating_point or dtype.is_complex):
+        return f"expected a floating-point or complex tensor for op='mean', got {dtype} (convert it, or use op='sum')"
+    if op in ("max", "min") and dtype.is_complex:
+        return f"expected a real tensor for op={op!r}, got {dtype}, which has no order"
+    return None
+
+
+def reduce_in_order(parts: Sequence[Tensor], op: str) -> Tensor:
+    """`parts[0] op parts[1] op ...` as a new tensor, for an accumulating operation (not mean)."""
+    if parts[0].dtype in _THROUGH_NUMPY:
+        return _reduce_through_numpy(parts, op)
+    combine = {"sum": torch.add, "prod": torch.mul, "max": torch.maximum, "min": torch.minimum}[op]
+    total = parts[0].clone()
+    for part in parts[1:]:
+        combine(total, part, out=total)
+    return total
+
+
+def _reduce_through_numpy(parts: Sequence[Tensor], op: str) -> Tensor:
+    import numpy
+
+    combine = {"sum": numpy.add, "prod": numpy.multiply, "max": numpy.maximum, "min": numpy.minimum}[op]
+    total = parts[0].numpy().copy()
+    for part in parts[1:]:
+        combine(total, part.numpy(), out=total)
+    return torch.from_numpy(total)

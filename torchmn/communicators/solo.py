@@ -1,0 +1,54 @@
+"""A world of one: every operation works, and nothing is sent."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from torchmn.communicators.base import Communicator
+from torchmn.communicators.settings import Settings
+from torchmn.communicators.watchdog import Watch
+from torchmn.communicators.wire import Message
+
+
+class SoloCommunicator(Communicator):
+    """The communicator of a process that was started alone."""
+
+    def __init__(self, settings: Settings, name: str = "world", watch: Watch | None = None):
+        host = watch.host if watch else socket.gethostname()
+        super().__init__(0, [host], watch or Watch(0, host), [0], name, settings)
+
+    def _subgroup(self, members_of: Mapping[int, list[int]], color: int | None, name: str) -> Communicator | None:
+        return None if color is None else SoloCommunicator(self.settings, name, self._watch)
+
+    def _same_everywhere(self, number: int) -> bool:
+        return True
+
+    def _reduces(self, dtype: torch.dtype, op: str) -> bool:
+        return True
+
+    def _allgather_(self, flat: Tensor, whole: Tensor, counts: Sequence[int]) -> None:
+        whole.copy_(flat)
+
+    # A rank can neither send to itself nor wait for itself: what is left of these has nothing to do.
+
+    def _exchange(self, outgoing: Mapping[int, Tensor], incoming: Mapping[int, Tensor]) -> None: ...
+
+    def _barrier(self) -> None: ...
+
+    def _bcast_(self, flat: Tensor, root: int) -> None: ...
+
+    def _allreduce_(self, flat: Tensor, op: str) -> None: ...
+
+    def _flush(self) -> None: ...
+
+    def _close(self) -> None: ...
+
+    def _post(self, message: Message, dest: int, tag: int) -> None:
+        raise AssertionError("a world of one has nobody to send to")
+
+    def _take(self, source: int, tag: int) -> Message:
+        raise AssertionError("a world of one has nobody to receive from")

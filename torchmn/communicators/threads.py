@@ -1,0 +1,257 @@
+"""Ranks as threads of one process: for tests, notebooks and debuggers.
+
+The contract is that of the other transports, the watchdog included. Tensors are copied on their way, so a rank
+never sees another rank's memory.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import defaultdict, deque
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor
+
+from torchmn.communicators import reductions, watchdog
+from torchmn.communicators.base import Communicator
+from torchmn.communicators.settings import Settings
+from torchmn.communicators.watchdog import RankState, Watch
+from torchmn.communicators.wire import Message
+from torchmn.errors import ArgumentError, PeerError, WaitTimeout
+
+Result = TypeVar("Result")
+_EXCHANGE = -1  # a tag that no user can choose
+
+
+class ThreadWorld:
+    """What all ranks of one `run_threads` share: a lock, who has left, and why everybody must stop."""
+
+    def __init__(self, hosts: Sequence[str]):
+        self.changed = threading.Condition()
+        self.watches = [Watch(rank, host) for rank, host in enumerate(hosts)]
+        self.left: set[int] = set()
+        self.failure: str | None = None
+        self.timed_out = False
+
+    def fail(self, reason: str, timed_out: bool = False) -> None:
+        """Free every waiting rank with an error."""
+        with self.changed:
+            if self.failure is None:
+                self.failure, self.timed_out = reason, timed_out
+            self.changed.notify_all()
+
+    def leave(self, rank: int) -> None:
+        with self.changed:
+            self.left.add(rank)
+            self.changed.notify_all()
+
+    def wait_until(self, ready: Callable[[], bool], needed: Callable[[], Sequence[int]], rank: int) -> None:
+        """Wait, with the lock held, until `ready`; raise if the world failed or a needed rank has left."""
+        while not ready():
+            if self.failure is not None:
+                raise (WaitTimeout if self.timed_out else PeerError)(self.failure)
+            gone = self.left.intersection(needed())
+            if gone:
+                reason = f"rank {watchdog.ranks_text(sorted(gone))} ended while rank {rank} waits for it"
+                raise PeerError(watchdog.table(self.states(), reason))
+            self.changed.wait()
+
+    def states(self) -> list[RankState]:
+        here = [watch.state() for watch in self.watches]
+        return [RankState(s.rank, s.host, "", left=True) if s.rank in self.left else s for s in here]
+
+    def watch(self, done: threading.Event) -> None:
+        """Look at the ranks' waits until `done`; end the world when one lasts longer than its timeout."""
+        while not done.wait(0.1):
+            for watch in self.watches:
+                wait = watch.longest()
+                if wait is None:
+                    continue
+                limit = wait.communicator.settings.timeout
+                if watchdog.monotonic() - wait.since > limit:
+                    reason = f"rank {watch.rank} has waited for {limit:g} s in {wait.operation}; the job is ended"
+                    self.fail(watchdog.table(self.states(), reason), timed_out=True)
+                    return
+
+
+class _Meeting:
+    """Where the ranks of one communicator leave a value each and take all of them."""
+
+    def __init__(self, world: ThreadWorld, world_ranks: Sequence[int]):
+        self.world = world
+        self.world_ranks = world_ranks
+        self.values: dict[int, Any] = {}
+        self.result: list[Any] = []
+        self.round = 0
+        # (destination, source, tag) -> messages in order
+        self.mail: defaultdict[tuple[int, int, int], deque] = defaultdict(deque)
+
+    def all_values(self, rank: int, value: Any) -> list[Any]:
+        """Every rank's value in rank order, once all have come."""
+        with self.world.changed:
+            this_round = self.round
+            self.values[rank] = value
+            if len(self.values) == len(self.world_ranks):
+                # The last round's result is read by all before anyone can complete this one.
+                self.result = [self.values[member] for member in range(len(self.world_ranks))]
+                self.values, self.round = {}, this_round + 1
+                self.world.changed.notify_all()
+            self.world.wait_until(lambda: self.round > this_round, self._absent, self.world_ranks[rank])
+            return self.result
+
+    def _absent(self) -> list[int]:
+        return [world_rank for member, world_rank in enumerate(self.world_ranks) if member not in self.values]
+
+
+class ThreadCommunicator(Communicator):
+    """One rank's communicator in a world of threads."""
+
+    def __init__(
+        self,
+        rank: int,
+        hosts: Sequence[str],
+        watch: Watch,
+        world_ranks: Sequence[int],
+        name: str,
+        settings: Settings,
+        meeting: _Meeting,
+    ):
+        super().__init__(rank, hosts, watch, world_ranks, name, settings)
+        self._meeting = meeting
+
+    def _post(self, message: Message, dest: int, tag: int) -> None:
+        message.tensors = tuple(x.clone() for x in message.tensors)
+        self._put(dest, tag, message)
+
+    def _take(self, source: int, tag: int) -> Message:
+        return self._get(source, tag)
+
+    def _put(self, dest: int, tag: int, item: Any) -> None:
+        with self._meeting.world.changed:
+            self._meeting.mail[dest, self.rank, tag].append(item)
+            self._meeting.world.changed.notify_all()
+
+    def _get(self, source: int, tag: int) -> Any:
+        world = self._meeting.world
+        with world.changed:
+            box = self._meeting.mail[self.rank, source, tag]
+            world.wait_until(lambda: bool(box), lambda: [self._world_ranks[source]], self._watch.rank)
+            return box.popleft()
+
+    def _exchange(self, outgoing: Mapping[int, Tensor], incoming: Mapping[int, Tensor]) -> None:
+        for peer, x in outgoing.items():
+            self._put(peer, _EXCHANGE, x.clone())
+        for peer, x in incoming.items():
+            x.copy_(self._get(peer, _EXCHANGE))
+
+    def _same_everywhere(self, number: int) -> bool:
+        return len(set(self._meeting.all_values(self.rank, number))) == 1
+
+    def _barrier(self) -> None:
+        self._meeting.all_values(self.rank, None)
+
+    def _bcast_(self, flat: Tensor, root: int) -> None:
+        values = self._meeting.all_values(self.rank, flat.clone() if self.rank == root else None)
+        if self.rank != root:
+            flat.copy_(values[root])
+
+    def _reduces(self, dtype: torch.dtype, op: str) -> bool:
+        return True
+
+    def _allreduce_(self, flat: Tensor, op: str) -> None:
+        flat.copy_(reductions.reduce_in_order(self._meeting.all_values(self.rank, flat.clone()), op))
+
+    def _allgather_(self, flat: Tensor, whole: Tensor, counts: Sequence[int]) -> None:
+        parts = self._meeting.all_values(self.rank, flat.clone())
+        for room, part in zip(whole.split(list(counts)), parts, strict=True):
+            room.copy_(part)
+
+    def _subgroup(self, members_of: Mapping[int, list[int]], color: int | None, name: str) -> Communicator | None:
+        world = self._meeting.world
+        proposals = None
+        if self.rank == 0:
+            proposals = {
+                c: _Meeting(world, [self._world_ranks[member] for member in members]) for c, members in members_of.items()
+            }
+        meetings = self._meeting.all_values(self.rank, proposals)[0]
+        if color is None:
+            return None
+        members = members_of[color]
+        return ThreadCommunicator(
+            members.index(self.rank),
+            [self._hosts[member] for member in members],
+            self._watch,
+            [self._world_ranks[member] for member in members],
+            name,
+            self.settings,
+            meetings[color],
+        )
+
+    def _flush(self) -> None:
+        """Nothing to wait for: a message lies in its receiver's box already."""
+
+    def _close(self) -> None: ...
+
+
+def run_threads(
+    fn: Callable[[Communicator], Result],
+    size: int,
+    hosts: Sequence[str] | None = None,
+    *,
+    timeout: float | None = None,
+    grad_dtype: torch.dtype | None = None,
+) -> list[Result]:
+    """Run `fn(comm)` on `size` ranks inside this process; return the results in rank order.
+
+    An exception on one rank frees the others and is raised here. `hosts` gives each rank a host name, so that
+    topology can be tried without machines.
+    """
+    hosts = ["localhost"] * size if hosts is None else list(hosts)
+    if size < 1 or len(hosts) != size:
+        raise ArgumentError(f"run_threads: expected size >= 1 and one host per rank, got size {size}, {len(hosts)} hosts")
+    world = ThreadWorld(hosts)
+    meeting = _Meeting(world, range(size))
+    results: list[Any] = [None] * size
+    errors: list[tuple[int, BaseException]] = []
+
+    def rank_main(rank: int) -> None:
+        world.watches[rank].main_thread = threading.get_ident()
+        settings = Settings(grad_dtype=grad_dtype)
+        if timeout is not None:
+            settings.timeout = timeout
+        comm = ThreadCommunicator(rank, hosts, world.watches[rank], range(size), "world", settings, meeting)
+        try:
+            results[rank] = fn(comm)
+            world.leave(rank)
+        except BaseException as error:
+            errors.append((rank, error))
+            world.fail(f"rank {rank} of {size} raised {type(error).__name__}: {error}")
+
+    ranks = [threading.Thread(target=rank_main, args=(rank,), name=f"rank {rank}", daemon=True) for rank in range(size)]
+    done = threading.Event()
+    watcher = threading.Thread(target=world.watch, args=(done,), name="torchmn watchdog", daemon=True)
+    for thread in (*ranks, watcher):
+        thread.start()
+    for thread in ranks:
+        while thread.is_alive():
+            thread.join(0.5)
+            if world.timed_out:
+                thread.join(5.0)  # a rank asleep in user code can not be woken; it is left behind
+                break
+    done.set()
+    if errors:
+        _raise_first(errors, size)
+    if world.timed_out:
+        raise WaitTimeout(world.failure)
+    return results
+
+
+def _raise_first(errors: list[tuple[int, BaseException]], size: int) -> None:
+    """Raise the error that began it, with its rank noted; errors that only follow from it stay silent."""
+    rank, error = errors[0]
+    with suppress(AttributeError):  # Python 3.10 has no notes
+        error.add_note(f"(raised on rank {rank} of {size})")
+    raise error

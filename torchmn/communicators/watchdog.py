@@ -1,0 +1,236 @@
+"""Who waits for whom, since when, from which line.
+
+Each rank has one `Watch`. An operation that may block notes itself there on entry and removes the note on exit;
+that is all it costs. Everything else (who is behind, where the user's code stands) is worked out only when
+somebody asks, from another thread, by looking at the waiting thread's stack.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from time import monotonic
+from types import FrameType
+from typing import TYPE_CHECKING, Any
+from weakref import WeakSet
+
+if TYPE_CHECKING:
+    from torchmn.communicators.base import Communicator
+
+DEFAULT_TIMEOUT = 300.0
+_OWN_PACKAGES = ("torchmn.", "torch.", "mpi4py.", "threading", "importlib.", "runpy", "concurrent.")
+
+
+def default_timeout() -> float:
+    """Seconds that a wait may last: `TORCHMN_TIMEOUT`, or 300."""
+    return float(os.environ.get("TORCHMN_TIMEOUT") or DEFAULT_TIMEOUT)
+
+
+class Wait:
+    """A note that a thread is inside an operation that may block. A context manager, cheap on purpose."""
+
+    __slots__ = ("communicator", "operation", "peer", "previous", "since", "tag", "thread")
+
+    def __init__(
+        self, communicator: Communicator, operation: str, peer: int | None = None, tag: int | None = None
+    ):
+        self.communicator = communicator
+        self.operation = operation
+        self.peer = peer
+        self.tag = tag
+
+    def __enter__(self) -> Wait:
+        self.since = monotonic()
+        self.thread = threading.get_ident()
+        waits = self.communicator._watch.waits
+        self.previous = waits.get(self.thread)
+        waits[self.thread] = self
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        waits = self.communicator._watch.waits
+        if self.previous is None:
+            del waits[self.thread]
+        else:
+            waits[self.thread] = self.previous
+
+
+@dataclass(frozen=True)
+class RankState:
+    """What one rank is doing, in world ranks: a row of the table that ends a stuck job."""
+
+    rank: int
+    host: str
+    operation: str  # "" in user code
+    communicator: str = ""
+    sequence: int = 0  # how many collective operations of that communicator this rank has entered
+    peer: int | None = None
+    tag: int | None = None
+    members: tuple[int, ...] = ()
+    seconds: float = 0.0
+    where: str = ""
+    left: bool = False
+
+    def as_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @staticmethod
+    def from_dict(values: dict[str, Any]) -> RankState:
+        return RankState(**{**values, "members": tuple(values["members"])})
+
+
+class Watch:
+    """The waits of one rank, by thread."""
+
+    def __init__(self, rank: int, host: str, thread: int | None = None):
+        self.rank = rank
+        self.host = host
+        self.waits: dict[int, Wait] = {}
+        self.communicators: WeakSet[Communicator] = WeakSet()
+        self.main_thread = thread or threading.main_thread().ident or 0
+
+    def longest(self) -> Wait | None:
+        """The wait that began first, or None when this rank waits for nobody."""
+        return min(tuple(self.waits.values()), key=lambda wait: wait.since, default=None)
+
+    def state(self) -> RankState:
+        """What this rank is doing now."""
+        wait = self.longest()
+        if wait is None:
+            return RankState(self.rank, self.host, "", where=line_of_thread(self.main_thread))
+        comm = wait.communicator
+        return RankState(
+            rank=self.rank,
+            host=self.host,
+            operation=wait.operation,
+            communicator=comm.name,
+            sequence=comm._collectives,
+            peer=None if wait.peer is None else comm._world_ranks[wait.peer],
+            tag=wait.tag,
+            members=comm._world_ranks,
+            seconds=monotonic() - wait.since,
+            where=line_of_thread(wait.thread),
+        )
+
+
+def line_of_thread(thread: int) -> str:
+    """`file:line in function` of the user's code that the thread is in, or "" if it has ended."""
+    return user_line(sys._current_frames().get(thread))
+
+
+def user_line(frame: FrameType | None) -> str:
+    """`file:line in function` of the innermost frame that is neither ours nor torch's."""
+    innermost = frame
+    while frame is not None:
+        if not _is_library(frame):
+            return _describe(frame)
+        frame = frame.f_back
+    return _describe(innermost) if innermost is not None else ""
+
+
+def _is_library(frame: FrameType) -> bool:
+    module = frame.f_globals.get("__name__", "")
+    return f"{module}.".startswith(_OWN_PACKAGES)
+
+
+def _describe(frame: FrameType) -> str:
+    code = frame.f_code
+    name = os.path.relpath(code.co_filename) if os.path.isabs(code.co_filename) else code.co_filename
+    shown = code.co_filename if name.startswith("..") else name
+    return f"{shown}:{frame.f_lineno} in {code.co_name}"
+
+
+def waits_for(state: RankState, states: Sequence[RankState]) -> list[int]:
+    """The ranks that `state`'s rank needs before it can go on."""
+    if state.left or not state.operation:
+        return []
+    if state.peer is not None:
+        return [state.peer]
+    by_rank = {other.rank: other for other in states}
+    return [member for member in state.members if not _has_joined(by_rank.get(member), state)]
+
+
+def _has_joined(other: RankState | None, state: RankState) -> bool:
+    """Whether `other` has entered the same collective operation as `state`."""
+    if other is None or other.left:
+        return False
+    same = other.communicator == state.communicator and other.peer is None and bool(other.operation)
+    return same and other.sequence == state.sequence and other.operation == state.operation
+
+
+def cycle(states: Sequence[RankState]) -> list[int]:
+    """Ranks that wait for each other in a ring, the first repeated at the end; [] if there is no ring."""
+    by_rank = {state.rank: state for state in states}
+    graph = {rank: waits_for(state, states) for rank, state in by_rank.items()}
+    finished: set[int] = set()
+    for start in graph:
+        path: list[int] = []
+        found = _walk(graph, start, path, finished)
+        if found:
+            return found
+    return []
+
+
+def _walk(graph: dict[int, list[int]], rank: int, path: list[int], finished: set[int]) -> list[int]:
+    if rank in path:
+        return [*path[path.index(rank) :], rank]
+    if rank in finished:
+        return []
+    path.append(rank)
+    for needed in graph.get(rank, ()):
+        found = _walk(graph, needed, path, finished)
+        if found:
+            return found
+    path.pop()
+    finished.add(rank)
+    return []
+
+
+def table(states: Sequence[RankState], reason: str) -> str:
+    """The text that ends a stuck job: why, what each rank is doing, and the ring of ranks if there is one."""
+    rows = [("rank", "host", "operation", "with", "tag", "seconds", "at")]
+    rows += [_row(state, states) for state in sorted(states, key=lambda state: state.rank)]
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    lines = [f"torchmn: {reason}"]
+    lines += ["  " + "  ".join(f"{cell:<{w}}" for cell, w in zip(row, widths, strict=True)).rstrip() for row in rows]
+    ring = cycle(states)
+    if ring:
+        lines.append("deadlock: " + " waits for ".join(f"rank {rank}" for rank in ring))
+    else:
+        lines += _missing(states)
+    return "\n".join(lines)
+
+
+def _row(state: RankState, states: Sequence[RankState]) -> tuple[str, ...]:
+    if state.left:
+        return (str(state.rank), state.host, "left", "", "", "", state.where)
+    if not state.operation:
+        return (str(state.rank), state.host, "user code", "", "", "", state.where or "no answer")
+    if state.peer is not None:
+        partner = f"rank {state.peer}"
+    else:
+        partner = "all" if len(state.members) == len(states) else f"ranks {ranks_text(state.members)}"
+    tag = "" if state.tag is None else str(state.tag)
+    return (str(state.rank), state.host, state.operation, partner, tag, f"{state.seconds:.1f}", state.where)
+
+
+def _missing(states: Sequence[RankState]) -> list[str]:
+    """One line that names the ranks that others wait for and that wait for nobody themselves."""
+    waiting = {state.rank for state in states if state.operation and not state.left}
+    needed = {rank for state in states for rank in waits_for(state, states)}
+    missing = sorted(needed - waiting)
+    return [f"the others wait for rank{'s' * (len(missing) > 1)} {ranks_text(missing)}"] if missing else []
+
+
+def ranks_text(ranks: Sequence[int]) -> str:
+    """`0-2, 5` for [0, 1, 2, 5]."""
+    spans: list[list[int]] = []
+    for rank in sorted(ranks):
+        if spans and rank == spans[-1][1] + 1:
+            spans[-1][1] = rank
+        else:
+            spans.append([rank, rank])
+    return ", ".join(str(first) if first == last else f"{first}-{last}" for first, last in spans)

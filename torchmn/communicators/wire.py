@@ -1,0 +1,148 @@
+"""A message between two ranks: a header of integers, then the bytes of its tensors.
+
+The header says everything a receiver needs, so that nothing is pickled and nothing has to be announced:
+what the message is, which edge of a graph it belongs to, and each tensor's dtype, shape, home and whether its
+sender waits for a gradient.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from enum import IntEnum
+from math import prod
+
+import torch
+from torch import Tensor
+
+DEFAULT_MAX_MESSAGE_BYTES = 1 << 30
+"""Larger buffers travel in pieces of this size: MPI counts in a C int, and so do some of its transports."""
+
+# The position in this tuple is the number on the wire: only ever append.
+_DTYPE_NAMES = (
+    *("float32", "float64", "float16", "bfloat16", "int64", "int32", "int16", "int8", "uint8", "bool"),
+    *("complex64", "complex128", "complex32", "uint16", "uint32", "uint64"),
+    *("float8_e4m3fn", "float8_e5m2", "float8_e4m3fnuz", "float8_e5m2fnuz", "float8_e8m0fnu"),
+)
+DTYPES: tuple[torch.dtype | None, ...] = tuple(getattr(torch, name, None) for name in _DTYPE_NAMES)
+DTYPE_CODES: dict[torch.dtype, int] = {dtype: code for code, dtype in enumerate(DTYPES) if dtype is not None}
+
+
+class Kind(IntEnum):
+    """What a message is, which decides the method that may receive it."""
+
+    TENSOR = 0
+    TUPLE = 1
+    OBJECT = 2
+    ERROR = 3  # the sender could not send; the payload is the text of its error
+    LONG = 4  # the real header was too long for one message and follows as a payload
+
+
+@dataclass(frozen=True)
+class TensorSpec:
+    """Dtype and shape of one tensor on its way, and whether it left a GPU and wants its gradient back."""
+
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+    on_gpu: bool = False
+    wants_gradient: bool = False
+
+    @property
+    def nbytes(self) -> int:
+        return prod(self.shape) * self.dtype.itemsize
+
+    def empty(self) -> Tensor:
+        """Room for this tensor, in host memory."""
+        return torch.empty(self.shape, dtype=self.dtype)
+
+
+@dataclass
+class Message:
+    """What one `send` carries: its tensors in order, and the number of the graph edge they travel on."""
+
+    kind: Kind
+    tensors: tuple[Tensor, ...]
+    edge: int = 0
+    wants_gradient: tuple[bool, ...] = ()
+    on_gpu: tuple[bool, ...] = ()
+    private: bool = True  # nobody else can change the tensors while they are on their way
+
+    def specs(self) -> list[TensorSpec]:
+        """One `TensorSpec` per tensor, in order."""
+        none = (False,) * len(self.tensors)
+        flags = zip(self.on_gpu or none, self.wants_gradient or none, strict=True)
+        return [
+            TensorSpec(x.dtype, tuple(x.shape), gpu, grad)
+            for x, (gpu, grad) in zip(self.tensors, flags, strict=True)
+        ]
+
+
+@dataclass(frozen=True)
+class Header:
+    """A message without its payload. `number` tells where a payload that did not fit the header follows."""
+
+    kind: Kind
+    edge: int
+    number: int
+    specs: Sequence[TensorSpec]
+
+    @property
+    def nbytes(self) -> int:
+        """Size of the payload."""
+        return sum(spec.nbytes for spec in self.specs)
+
+    def encode(self) -> bytes:
+        """This header as little-endian 64-bit integers, its own length first."""
+        words = [0, self.kind, self.edge, self.number, len(self.specs)]
+        for spec in self.specs:
+            flags = DTYPE_CODES[spec.dtype] | spec.on_gpu << 8 | spec.wants_gradient << 9
+            words += (flags, len(spec.shape), *spec.shape)
+        words[0] = len(words)
+        return struct.pack(f"<{len(words)}q", *words)
+
+    @staticmethod
+    def decode(buffer: bytes | bytearray | memoryview) -> tuple[Header, int]:
+        """The header at the start of `buffer`, and how many bytes it takes there."""
+        (length,) = struct.unpack_from("<q", buffer)
+        _, kind, edge, number, count, *words = struct.unpack_from(f"<{length}q", buffer)
+        specs, at = [], 0
+        for _ in range(count):
+            flags, ndim = words[at], words[at + 1]
+            dtype = DTYPES[flags & 0xFF]
+            assert dtype is not None, "a dtype that this torch does not have"
+            shape = tuple(words[at + 2 : at + 2 + ndim])
+            specs.append(TensorSpec(dtype, shape, bool(flags & 1 << 8), bool(flags & 1 << 9)))
+            at += 2 + ndim
+        return Header(Kind(kind), edge, number, specs), 8 * length
+
+
+def as_bytes(x: Tensor) -> Tensor:
+    """The memory of a contiguous tensor as a flat uint8 tensor, without a copy."""
+    return x.reshape(-1).view(torch.uint8)
+
+
+def from_bytes(data: bytes) -> Tensor:
+    """A uint8 tensor that holds `data`."""
+    # bytearray: torch warns about buffers that it must not write.
+    return torch.frombuffer(bytearray(data), dtype=torch.uint8) if data else torch.empty(0, dtype=torch.uint8)
+
+
+def from_buffer(data: bytes | bytearray | Tensor) -> Tensor:
+    """`data` itself if it is a tensor already, else a uint8 tensor of it."""
+    return data if isinstance(data, Tensor) else from_bytes(data)
+
+
+def to_bytes(x: Tensor) -> bytes:
+    """The bytes that a flat uint8 tensor holds."""
+    return x.numpy().tobytes()
+
+
+def pieces(flat: Tensor, limit: int) -> Iterator[Tensor]:
+    """`flat` cut into views of at most `limit` bytes (at least one element); none for an empty tensor."""
+    step = max(1, limit // flat.element_size())
+    if 0 < flat.numel() <= step:
+        yield flat
+        return
+    for start in range(0, flat.numel(), step):
+        yield flat[start : start + step]

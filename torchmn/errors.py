@@ -1,0 +1,37 @@
+"""Every error that TorchMN raises on purpose: one class per kind of mistake, all of them a `TorchMNError`."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+class TorchMNError(Exception):
+    """Something that TorchMN refuses or cannot go on with; the message says what to do."""
+
+
+class ArgumentError(TorchMNError, ValueError):
+    """An argument that can not be right, on this rank or on another rank of the same operation."""
+
+
+class MismatchError(TorchMNError):
+    """Ranks that should have said the same thing said different things."""
+
+
+class PeerError(TorchMNError):
+    """Another rank failed, or left, while this one needed it."""
+
+
+class WaitTimeout(TorchMNError):
+    """A wait that lasted longer than the communicator's timeout (raised where ranks are threads)."""
+
+
+class LaunchError(TorchMNError):
+    """The ranks can not be started or can not find each other."""
+
+
+def nearest(name: object, names: Iterable[str]) -> str:
+    """A sentence that offers the valid name nearest to `name`, or lists them all."""
+    names = sorted(names)
+    close = difflib.get_close_matches(str(name), names, n=1, cutoff=0.5)
+    return f"Did you mean {close[0]!r}?" if close else f"Valid: {', '.join(names)}."
