@@ -22,6 +22,7 @@ NAMES = {
         ("pure_nccl", "hierarchical", "two_dimensional", "single_node", "non_cuda_aware"), "nccl"
     ),
 }
+_created = 0
 _KEYWORDS = ("mpi_comm", "device", "grad_dtype", "timeout")
 
 
@@ -65,6 +66,13 @@ def create_communicator(name: str = "auto", **options: Any) -> Communicator:
 
 class UnknownKeyword(ArgumentError, TypeError):
     """A keyword that create_communicator does not have."""
+
+
+def _next_name() -> str:
+    """`world`, then `world2`, ...: ranks create their communicators in the same order, so names match."""
+    global _created
+    _created += 1
+    return "world" if _created == 1 else f"world{_created}"
 
 
 def _settings(options: dict[str, Any]) -> Settings:
@@ -111,7 +119,7 @@ def _mpi(settings: Settings, mpi_comm: Any) -> Communicator:
     point_to_point = (mpi_comm or MPI.COMM_WORLD).Dup()
     hosts = point_to_point.allgather(MPI.Get_processor_name())
     rank, size = point_to_point.rank, point_to_point.size
-    world = MPICommunicator(point_to_point, hosts, Watch(rank, hosts[rank]), range(size), "world", settings)
+    world = MPICommunicator(point_to_point, hosts, Watch(rank, hosts[rank]), range(size), _next_name(), settings)
     job.guard(world, end_job)
     return world
 
@@ -124,4 +132,4 @@ def _process_group(backend: str, settings: Settings, launch: launchers.Launch) -
             f"create_communicator: {backend!r} needs a launcher: `torchrun --nproc-per-node 2 script.py`, or "
             "`torchmn run -n 2 --transport gloo script.py`. For one process use 'auto'."
         )
-    return process_group.create(backend, settings, launch, socket.gethostname())
+    return process_group.create(backend, settings, launch, socket.gethostname(), _next_name())

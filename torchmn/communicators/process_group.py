@@ -1,0 +1,285 @@
+"""The torch.distributed transport: gloo for host memory, and nccl for GPU memory where it is asked for.
+
+The backends are made and used directly, not through torch.distributed's global default group: a user's own
+`init_process_group`, DDP and so on are left alone, ranks are those of the communicator, and a split needs only
+its members. Between two ranks all messages travel in one ordered stream, with the tag in the header; a message
+whose tag nobody asked for yet waits in a box. (nccl knows no tags, and gloo can not receive an unknown size.)
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections import defaultdict, deque
+from collections.abc import Mapping, Sequence
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from torchmn.communicators import job, wire
+from torchmn.communicators.base import Communicator
+from torchmn.communicators.launchers import Launch
+from torchmn.communicators.settings import Settings
+from torchmn.communicators.watchdog import Wait, Watch
+from torchmn.communicators.wire import Header, Kind, Message, TensorSpec
+from torchmn.errors import LaunchError
+
+HEADER_BYTES = 4096
+_STREAM, _PAYLOAD, _EXCHANGE = 1, 2, 3  # gloo's tags
+_OPERATIONS = {"sum": dist.ReduceOp.SUM, "max": dist.ReduceOp.MAX, "min": dist.ReduceOp.MIN, "prod": dist.ReduceOp.PRODUCT}
+_REDUCIBLE = {torch.float32, torch.float64, torch.int8, torch.uint8, torch.int32, torch.int64}
+
+
+class _Deliveries:
+    """Sends on their way, whose memory must live until they have ended.
+
+    gloo tells that a send has ended only to whoever waits for it, so a thread does. It starts with the first send.
+    """
+
+    def __init__(self) -> None:
+        self._queue: queue.Queue[tuple[int, int, Any, Any]] = queue.Queue()
+        self.pending: deque[tuple[int, int]] = deque()  # (dest, tag), in order
+        self._thread: threading.Thread | None = None
+        self._failure: BaseException | None = None
+
+    def add(self, dest: int, tag: int, works: list[Any], buffers: Any) -> None:
+        if self._failure is not None:
+            raise self._failure
+        self.pending.append((dest, tag))
+        self._queue.put((dest, tag, works, buffers))
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._run, name="torchmn deliveries", daemon=True)
+            self._thread.start()
+
+    def _run(self) -> None:
+        while True:
+            _, _, works, buffers = self._queue.get()
+            try:
+                for work in works:
+                    work.wait()
+            except BaseException as error:
+                self._failure = error
+            del works, buffers
+            self.pending.popleft()
+            self._queue.task_done()
+
+    def finish(self) -> None:
+        """Wait until everything has been received."""
+        self._queue.join()
+        if self._failure is not None:
+            raise self._failure
+
+
+class ProcessGroupCommunicator(Communicator):
+    """Ranks that torchrun, or `torchmn run --transport gloo`, started."""
+
+    tag_limit = 1 << 30
+
+    def __init__(
+        self,
+        rank: int,
+        hosts: Sequence[str],
+        watch: Watch,
+        world_ranks: Sequence[int],
+        name: str,
+        settings: Settings,
+        store: dist.Store,
+        use_nccl: bool,
+    ):
+        size = len(hosts)
+        self._store = store
+        self._patience = timedelta(seconds=2 * settings.timeout + 600)  # our watchdog is to bark first
+        self._gloo = dist.ProcessGroupGloo(dist.PrefixStore(f"{name}/gloo", store), rank, size, self._patience)
+        self._nccl = _nccl(dist.PrefixStore(f"{name}/nccl", store), rank, size) if use_nccl else None
+        self._one_way: dict[tuple[int, int], Any] = {}  # nccl groups of two, by (source, dest)
+        self.reads_gpu_memory = use_nccl
+        super().__init__(rank, hosts, watch, world_ranks, name, settings)
+        self._deliveries = _Deliveries()
+        self._boxes: defaultdict[tuple[int, int], deque[Message]] = defaultdict(deque)
+        self._numbers = torch.zeros(2, dtype=torch.int64)
+
+    # -- point to point ----------------------------------------------------------------------------------------
+
+    def _post(self, message: Message, dest: int, tag: int) -> None:
+        header = Header(message.kind, message.edge, tag, message.specs())
+        encoded = wire.from_bytes(header.encode())
+        tensors = [x if message.private else x.clone() for x in message.tensors]
+        block = torch.empty(HEADER_BYTES, dtype=torch.uint8)
+        works, follow = [], tensors
+        if encoded.numel() > HEADER_BYTES:
+            length = TensorSpec(torch.uint8, (encoded.numel(),))
+            follow = [encoded, *tensors]
+            encoded = wire.from_bytes(Header(Kind.LONG, message.edge, tag, [length]).encode())
+        elif encoded.numel() + header.nbytes <= HEADER_BYTES and not any(x.is_cuda for x in tensors):
+            encoded = torch.cat([encoded, *(wire.as_bytes(x) for x in tensors)])
+            follow = []
+        block[: encoded.numel()] = encoded
+        works.append(self._gloo.send([block], dest, _STREAM))
+        for piece in self._pieces(follow):
+            group, peer = self._route(piece, self.rank, dest)
+            works.append(group.send([piece], peer, _PAYLOAD))
+        self._deliveries.add(dest, tag, works, (block, follow))
+
+    def _take(self, source: int, tag: int) -> Message:
+        box = self._boxes[source, tag]
+        while not box:
+            arrived_tag, message = self._next_message(source)
+            self._boxes[source, arrived_tag].append(message)
+        return box.popleft()
+
+    def _next_message(self, source: int) -> tuple[int, Message]:
+        """The next message of the stream from `source`, and its tag."""
+        block = torch.empty(HEADER_BYTES, dtype=torch.uint8)
+        self._gloo.recv([block], source, _STREAM).wait()
+        data = wire.to_bytes(block)
+        header, start = Header.decode(data)
+        if header.kind == Kind.LONG:
+            long = header.specs[0].empty()
+            self._receive([long], source)
+            header, _ = Header.decode(wire.to_bytes(long))
+            start = HEADER_BYTES
+        tensors = [self._room(spec.shape, spec) for spec in header.specs]
+        if start + header.nbytes <= HEADER_BYTES and not any(x.is_cuda for x in tensors):
+            for x in tensors:
+                wire.as_bytes(x).copy_(block[start : start + x.nbytes])
+                start += x.nbytes
+        else:
+            self._receive(tensors, source)
+        grads = tuple(spec.wants_gradient for spec in header.specs)
+        on_gpu = tuple(spec.on_gpu for spec in header.specs)
+        return header.number, Message(header.kind, tuple(tensors), header.edge, grads, on_gpu)
+
+    def _receive(self, tensors: Sequence[Tensor], source: int) -> None:
+        for piece in self._pieces(tensors):
+            group, peer = self._route(piece, source, self.rank)
+            group.recv([piece], peer, _PAYLOAD).wait()
+
+    def _pieces(self, tensors: Sequence[Tensor]) -> list[Tensor]:
+        limit = self.max_message_bytes
+        return [piece for x in tensors if x.numel() for piece in wire.pieces(wire.as_bytes(x), limit)]
+
+    def _route(self, piece: Tensor, source: int, dest: int) -> tuple[Any, int]:
+        """The backend for a payload, and the peer's rank there.
+
+        nccl gets a group of its own per direction: sends and receives of one group share a stream, and two
+        ranks that send to each other first would wait for each other there.
+        """
+        peer = dest if source == self.rank else source
+        if not piece.is_cuda:
+            return self._gloo, peer
+        if (source, dest) not in self._one_way:
+            store = dist.PrefixStore(f"{self.name}/{source}to{dest}", self._store)
+            self._one_way[source, dest] = _nccl(store, 0 if self.rank == source else 1, 2)
+        return self._one_way[source, dest], 1 if self.rank == source else 0
+
+    def _undelivered(self) -> list[int]:
+        return [dest for dest, _ in tuple(self._deliveries.pending)]
+
+    def _flush(self) -> None:
+        if self._deliveries.pending:
+            dest, tag = self._deliveries.pending[0]
+            with Wait(self, "finalize (a message not yet received)", dest, tag):
+                self._deliveries.finish()
+
+    # -- collective operations ---------------------------------------------------------------------------------
+
+    def _group(self, x: Tensor) -> Any:
+        return self._nccl if x.is_cuda else self._gloo
+
+    def _exchange(self, outgoing: Mapping[int, Tensor], incoming: Mapping[int, Tensor]) -> None:
+        on_gpu = any(x.is_cuda for x in (*outgoing.values(), *incoming.values()))
+        if on_gpu:  # nccl: one group call, or a pair that sends first on both sides would wait for itself
+            self._nccl._start_coalescing(self.device)  # type: ignore[union-attr]
+        group = self._nccl if on_gpu else self._gloo
+        works = [group.recv([wire.as_bytes(x)], peer, _EXCHANGE) for peer, x in incoming.items()]  # type: ignore[union-attr]
+        works += [group.send([wire.as_bytes(x)], peer, _EXCHANGE) for peer, x in outgoing.items()]  # type: ignore[union-attr]
+        if on_gpu:
+            works = [self._nccl._end_coalescing(self.device)]  # type: ignore[union-attr]
+        for work in works:
+            work.wait()
+
+    def _same_everywhere(self, number: int) -> bool:
+        self._numbers[0], self._numbers[1] = number, -number
+        self._allreduce_(self._numbers, "max")
+        highest, lowest = self._numbers.tolist()
+        return highest == -lowest
+
+    def _barrier(self) -> None:
+        self._gloo.barrier().wait()
+
+    def _bcast_(self, flat: Tensor, root: int) -> None:
+        options = dist.BroadcastOptions()
+        options.rootRank, options.rootTensor = root, 0
+        self._group(flat).broadcast([wire.as_bytes(flat)], options).wait()
+
+    def _reduces(self, dtype: torch.dtype, op: str) -> bool:
+        return dtype in _REDUCIBLE
+
+    def _allreduce_(self, flat: Tensor, op: str) -> None:
+        options = dist.AllreduceOptions()
+        options.reduceOp = _OPERATIONS[op]  # type: ignore[assignment]
+        self._group(flat).allreduce([flat], options).wait()
+
+    def _allgather_(self, flat: Tensor, whole: Tensor, counts: Sequence[int]) -> None:
+        parts = [wire.as_bytes(part) for part in whole.split(list(counts))]
+        if len(set(counts)) == 1:
+            if flat.numel():
+                self._group(flat).allgather([parts], [wire.as_bytes(flat)]).wait()
+            return
+        parts[self.rank].copy_(wire.as_bytes(flat))
+        others = [peer for peer in range(self.size) if peer != self.rank]
+        outgoing = dict.fromkeys(others, flat) if flat.numel() else {}
+        self._exchange(outgoing, {peer: parts[peer] for peer in others if counts[peer]})
+
+    def _subgroup(self, members_of: Mapping[int, list[int]], color: int | None, name: str) -> Communicator | None:
+        if color is None:
+            return None
+        members = members_of[color]
+        return ProcessGroupCommunicator(
+            members.index(self.rank),
+            [self._hosts[member] for member in members],
+            self._watch,
+            [self._world_ranks[member] for member in members],
+            name,
+            self.settings,
+            self._store,
+            self._nccl is not None,
+        )
+
+    def _close(self) -> None:
+        """The backends are given back with this object: others may still be sending through theirs."""
+
+
+def _nccl(store: dist.Store, rank: int, size: int) -> Any:
+    options = dist.ProcessGroupNCCL.Options()  # type: ignore[attr-defined]
+    return dist.ProcessGroupNCCL(store, rank, size, options)  # type: ignore[attr-defined]
+
+
+def create(backend: str, settings: Settings, launch: Launch, host: str, name: str) -> Communicator:
+    """The communicator of all ranks that the launcher started, met at MASTER_ADDR and MASTER_PORT."""
+    use_nccl = backend == "nccl"
+    if use_nccl:
+        torch.cuda.set_device((launch.local_rank or 0) % torch.cuda.device_count())
+    patience = timedelta(seconds=settings.timeout)
+    try:
+        store, rank, size = next(dist.rendezvous("env://", launch.rank, launch.size, timeout=patience))
+    except Exception as error:
+        raise LaunchError(
+            f"rank {launch.rank} of {launch.size}: the ranks do not meet at MASTER_ADDR:MASTER_PORT: {error}. "
+            "Check that rank 0's host and port can be reached from here; `torchmn doctor` helps."
+        ) from error
+    store = dist.PrefixStore(f"torchmn/{name}", store)
+    store.set(f"host/{rank}", host)
+    hosts = [store.get(f"host/{peer}").decode() for peer in range(size)]
+    world = ProcessGroupCommunicator(
+        rank, hosts, Watch(rank, host), range(size), name, settings, store, use_nccl
+    )
+    job.guard(world, _end_nothing)
+    return world
+
+
+def _end_nothing(status: int) -> None:
+    """torch.distributed can not end other processes: their watchdogs see the alarm, and the launcher the exit."""
