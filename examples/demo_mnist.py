@@ -126,7 +126,8 @@ def main() -> int:
     # ranks shows the same losses.
     torch.set_default_dtype(torch.float64)
     with torchmn.create_communicator() as comm:
-        torch.set_num_threads(max(1, (os.cpu_count() or 1) // comm.intra_size))
+        if "OMP_NUM_THREADS" not in os.environ:  # the ranks of a machine share its cores
+            torch.set_num_threads(max(1, (os.cpu_count() or 1) // comm.intra_size))
         return train(comm, options, Console(quiet=comm.rank != 0, highlight=False))
 
 
