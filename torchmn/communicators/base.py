@@ -39,7 +39,13 @@ class Communicator(ObjectOperations, ABC):
     reads_gpu_memory = False  # else GPU tensors are staged through the host
 
     def __init__(
-        self, rank: int, hosts: Sequence[str], watch: Watch, world_ranks: Sequence[int], name: str, settings: Settings
+        self,
+        rank: int,
+        hosts: Sequence[str],
+        watch: Watch,
+        world_ranks: Sequence[int],
+        name: str,
+        settings: Settings,
     ):
         self.rank = rank
         self.size = len(hosts)
@@ -117,7 +123,11 @@ class Communicator(ObjectOperations, ABC):
         Every rank must call it; a rank with `color=None` takes part and gets None.
         """
         with Wait(self, "split"):
-            problem = None if color is None or isinstance(color, int) else f"expected color to be an int or None, got {color!r}"
+            problem = (
+                None
+                if color is None or isinstance(color, int)
+                else f"expected color to be an int or None, got {color!r}"
+            )
             problem = problem or (None if isinstance(key, int) else f"expected key to be an int, got {key!r}")
             self._meet("split", problem)
             choices = self._allgather_pickled((color, key))
@@ -169,7 +179,9 @@ class Communicator(ObjectOperations, ABC):
             message = self._take(source, tag)
         if message.kind == Kind.ERROR:
             reason = wire.to_bytes(message.tensors[0]).decode()
-            raise PeerError(f"rank {self.rank} of {self.size}: {operation} from rank {source}, tag {tag}: {reason}")
+            raise PeerError(
+                f"rank {self.rank} of {self.size}: {operation} from rank {source}, tag {tag}: {reason}"
+            )
         if any(message.on_gpu):
             placed = zip(message.tensors, message.on_gpu, strict=True)
             message.tensors = tuple(x.to(self.device) if gpu else x for x, gpu in placed)
@@ -179,7 +191,9 @@ class Communicator(ObjectOperations, ABC):
         problem = checks.rank_problem(peer, self.size, name)
         if problem is None and peer == self.rank:
             problem = f"expected {name} to be another rank, got this rank itself ({peer}): keep the value, do not send it"
-        if problem is None and (isinstance(tag, bool) or not isinstance(tag, int) or not 0 <= tag < self.tag_limit):
+        if problem is None and (
+            isinstance(tag, bool) or not isinstance(tag, int) or not 0 <= tag < self.tag_limit
+        ):
             problem = f"expected tag to be an int in 0..{self.tag_limit - 1}, got {tag!r}"
         self._check_open(operation)
         if problem:
@@ -217,14 +231,19 @@ class Communicator(ObjectOperations, ABC):
         """On `root`, every rank's tensor in rank order (shapes may differ, dtypes not); None on other ranks."""
         with Wait(self, "gather"):
             problem = checks.rank_problem(root, self.size, "root") or checks.tensor_problem(x)
-            shapes = self._meet("gather", problem, ("root", "dtype"), problem or (root, x.dtype), problem or x.shape)
+            shapes = self._meet(
+                "gather", problem, ("root", "dtype"), problem or (root, x.dtype), problem or x.shape
+            )
             if self.rank != root:
                 self._exchange_pieces({root: self._outgoing(x)}, {})
                 return None
             shapes = shapes or [x.shape] * self.size
             incoming = {peer: self._room(shapes[peer], x) for peer in range(self.size) if peer != root}
             self._exchange_pieces({}, incoming)
-            return tuple(self._arrived(incoming[peer], x) if peer != root else x.detach().clone() for peer in range(self.size))
+            return tuple(
+                self._arrived(incoming[peer], x) if peer != root else x.detach().clone()
+                for peer in range(self.size)
+            )
 
     def allgather(self, x: Tensor) -> tuple[Tensor, ...]:
         """Every rank's tensor in rank order, on every rank; shapes may differ, dtypes not."""
@@ -235,7 +254,8 @@ class Communicator(ObjectOperations, ABC):
             counts = [prod(shape) for shape in shapes]
             whole = self._allgather_whole(self._outgoing(x).reshape(-1), counts)
             return tuple(
-                self._arrived(part.view(shape), x) for part, shape in zip(whole.split(counts), shapes, strict=True)
+                self._arrived(part.view(shape), x)
+                for part, shape in zip(whole.split(counts), shapes, strict=True)
             )
 
     def scatter(self, xs: Sequence[Tensor] | Tensor | None, root: int = 0) -> Tensor:
@@ -318,7 +338,12 @@ class Communicator(ObjectOperations, ABC):
     # -- meeting: do all ranks say the same? -------------------------------------------------------------------
 
     def _meet(
-        self, operation: str, problem: str | None, names: tuple[str, ...] = (), values: Any = (), may_differ: Any = None
+        self,
+        operation: str,
+        problem: str | None,
+        names: tuple[str, ...] = (),
+        values: Any = (),
+        may_differ: Any = None,
     ) -> list[Any] | None:
         """Compare this call with the other ranks' and raise on all of them if it can not work.
 
@@ -341,7 +366,9 @@ class Communicator(ObjectOperations, ABC):
 
     def _check_open(self, operation: str) -> None:
         if self._closed:
-            raise TorchMNError(f"rank {self.rank} of {self.size}: {operation} on a communicator that was finalized")
+            raise TorchMNError(
+                f"rank {self.rank} of {self.size}: {operation} on a communicator that was finalized"
+            )
 
     # -- moving whole buffers ----------------------------------------------------------------------------------
 
@@ -370,7 +397,12 @@ class Communicator(ObjectOperations, ABC):
         if in_place and x.dtype == wide and on_host and x.is_contiguous() and not (x.is_conj() or x.is_neg()):
             total = x.detach()
         elif on_host:
-            total = x.detach().to(wide, copy=True, memory_format=torch.contiguous_format).resolve_conj().resolve_neg()
+            total = (
+                x.detach()
+                .to(wide, copy=True, memory_format=torch.contiguous_format)
+                .resolve_conj()
+                .resolve_neg()
+            )
         else:
             total = staging.to_host(x.detach()).to(wide)
         self._reduce_flat(total.view(-1), reductions.accumulating_operation(x.dtype, op))
@@ -449,7 +481,9 @@ class Communicator(ObjectOperations, ABC):
         incoming = {peer: self._room(shapes[peer], xs[peer]) for peer in others}
         self._exchange_pieces({peer: self._outgoing(xs[peer]) for peer in others}, incoming)
         mine = xs[self.rank].detach().clone()
-        return tuple(mine if peer == self.rank else self._arrived(incoming[peer], mine) for peer in range(self.size))
+        return tuple(
+            mine if peer == self.rank else self._arrived(incoming[peer], mine) for peer in range(self.size)
+        )
 
     def _exchange_pieces(self, outgoing: Mapping[int, Tensor], incoming: Mapping[int, Tensor]) -> None:
         """Swap contiguous buffers with peers, each pair in as many rounds as its buffer needs."""
@@ -501,7 +535,9 @@ class Communicator(ObjectOperations, ABC):
         """Fill `whole` with all ranks' `flat`, of `counts[rank]` elements."""
 
     @abstractmethod
-    def _subgroup(self, members_of: Mapping[int, list[int]], color: int | None, name: str) -> Communicator | None:
+    def _subgroup(
+        self, members_of: Mapping[int, list[int]], color: int | None, name: str
+    ) -> Communicator | None:
         """The communicator of this rank's color; every rank of this one calls it."""
 
     def _undelivered(self) -> list[int]:

@@ -38,7 +38,9 @@ def create_communicator(name: str = "auto", **options: Any) -> Communicator:
     """
     for keyword in options:
         if keyword not in _KEYWORDS:
-            raise UnknownKeyword(f"create_communicator: unknown keyword {keyword!r}. {nearest(keyword, _KEYWORDS)}")
+            raise UnknownKeyword(
+                f"create_communicator: unknown keyword {keyword!r}. {nearest(keyword, _KEYWORDS)}"
+            )
     if name not in NAMES:
         raise ArgumentError(f"create_communicator: unknown communicator {name!r}. {nearest(name, NAMES)}")
     settings = _settings(options)
@@ -47,9 +49,13 @@ def create_communicator(name: str = "auto", **options: Any) -> Communicator:
     if transport == "auto":
         transport = {"mpi": "mpi", "torch": _torch_backend(), "solo": "solo"}[launch.transport]
     if options.get("mpi_comm") is not None and transport != "mpi":
-        raise ArgumentError(f"create_communicator: mpi_comm goes with the mpi transport, not with {transport!r}")
+        raise ArgumentError(
+            f"create_communicator: mpi_comm goes with the mpi transport, not with {transport!r}"
+        )
     if transport == "threads":
-        raise ArgumentError("create_communicator: ranks that are threads are started by torchmn.run_threads(fn, size)")
+        raise ArgumentError(
+            "create_communicator: ranks that are threads are started by torchmn.run_threads(fn, size)"
+        )
     if transport == "nccl" and not torch.cuda.is_available():
         raise ArgumentError(
             f"create_communicator: {name!r} needs a GPU that torch can see, and there is none. "
@@ -108,7 +114,8 @@ def _placed(comm: Communicator, options: dict[str, Any]) -> Communicator:
 
 def _mpi(settings: Settings, mpi_comm: Any) -> Communicator:
     try:
-        from mpi4py import MPI
+        with job.limited(settings.timeout):
+            from mpi4py import MPI
 
         from torchmn.communicators.mpi import MPICommunicator, end_job
     except (ImportError, RuntimeError) as error:
@@ -116,11 +123,14 @@ def _mpi(settings: Settings, mpi_comm: Any) -> Communicator:
             f"the mpi transport needs mpi4py and an MPI library: {error}. "
             "Install one with: pip install 'torchmn[mpich]'; `torchmn doctor` checks it."
         ) from error
-    point_to_point = (mpi_comm or MPI.COMM_WORLD).Dup()
-    hosts = point_to_point.allgather(MPI.Get_processor_name())
-    rank, size = point_to_point.rank, point_to_point.size
-    world = MPICommunicator(point_to_point, hosts, Watch(rank, hosts[rank]), range(size), _next_name(), settings)
-    job.guard(world, end_job)
+    with job.limited(settings.timeout):
+        point_to_point = (mpi_comm or MPI.COMM_WORLD).Dup()
+        hosts = point_to_point.allgather(MPI.Get_processor_name())
+        rank, size = point_to_point.rank, point_to_point.size
+        world = MPICommunicator(
+            point_to_point, hosts, Watch(rank, hosts[rank]), range(size), _next_name(), settings
+        )
+        job.guard(world, end_job)
     return world
 
 

@@ -6,46 +6,73 @@
 from __future__ import annotations
 
 import atexit
+import faulthandler
 import os
 import sys
+import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from types import TracebackType
 from typing import TYPE_CHECKING
 
-from torchmn.communicators import monitor as monitors
-from torchmn.communicators.monitor import Monitor
+from torchmn.communicators.monitor import Monitor, fate
+from torchmn.communicators.switchboard import Line, Server
+from torchmn.errors import PeerError, TorchMNError
 
 if TYPE_CHECKING:
     from torchmn.communicators.base import Communicator
 
 
-def guard(world: Communicator, end_job: Callable[[int], None]) -> None:
+@contextmanager
+def limited(seconds: float) -> Iterator[None]:
+    """A block in which ranks meet for the first time, before there is a watchdog: the process ends if it hangs.
+
+    Loading MPI may block with Python's lock held, so this must be a timer that needs no Python.
+    """
+    with suppress(Exception):  # stderr is no real file (a notebook): then there is no such timer
+        faulthandler.dump_traceback_later(seconds, exit=True)
+    try:
+        yield
+    finally:
+        faulthandler.cancel_dump_traceback_later()
+
+
+def guard(world: Communicator, end_transport: Callable[[int], None]) -> None:
     """Start the watchdog of `world`, whose ranks are processes, and end the job when one of them raises."""
     if world.size == 1:
         return
-    one_host = world.inter_size == 1
-    store, address = None, None
-    if world.rank == 0:
-        host = "127.0.0.1" if one_host else world._hosts[0]
-        try:
-            store = monitors.open_store(host)
-            address = (host, store.port)
-        except Exception as error:
-            print(f"torchmn: no watchdog across ranks, rank 0 can not open a port: {error}", file=sys.stderr)
-    address = world.bcast_obj(address)
-    if address is not None and world.rank != 0:
-        try:
-            store = monitors.join_store(*address)
-        except Exception as error:
-            print(f"torchmn: rank {world.rank} is outside the watchdog: {error}", file=sys.stderr)
-    watcher = Monitor(world._watch, world.size, store, end_job)
+    watcher = Monitor(world._watch, world.size, _connect(world), end_transport)
     if os.environ.get("TORCHMN_ABORT", "1") != "0":
         _end_job_on_exception(watcher)
     else:
         watcher.notices_departures = False
     atexit.register(_leave, watcher)
     watcher.start()
+
+
+def _connect(world: Communicator) -> Line | None:
+    """This rank's line to the switchboard on rank 0; None, with a warning, where it can not be reached."""
+    address = None
+    if world.rank == 0:
+        host = "127.0.0.1" if world.inter_size == 1 else world._hosts[0]
+        try:
+            server = Server(host, world.size)
+            address = (host, server.port, server.key)
+        except OSError as error:
+            print(
+                f"torchmn: no watchdog between ranks: rank 0 can not serve on {host}: {error}",
+                file=sys.stderr,
+            )
+    address = world.bcast_obj(address)
+    if address is None:
+        return None
+    try:
+        return Line(world.rank, *address)
+    except Exception as error:
+        where = f"{address[0]}:{address[1]}"
+        print(f"torchmn: rank {world.rank} can not reach the watchdog at {where}: {error}", file=sys.stderr)
+        return None
 
 
 def _end_job_on_exception(watcher: Monitor) -> None:
@@ -55,13 +82,18 @@ def _end_job_on_exception(watcher: Monitor) -> None:
         if previous is not sys.__excepthook__:
             previous(kind, error, trace)
         sys.stdout.flush()
+        if issubclass(kind, PeerError):
+            time.sleep(1.0)  # the rank that caused it has the better story, and may be about to tell it
         rank, size = watcher.watch.rank, watcher.size
         if watcher.first_to("traceback"):
             text = "".join(traceback.format_exception(kind, error, trace))
-            sys.stderr.write(f"\ntorchmn: rank {rank} of {size} raised; the job is ended:\n{text}")
+            fates = "".join(f"torchmn: {fate(departure)}\n" for departure in watcher.departures.values())
+            sys.stderr.write(f"\ntorchmn: rank {rank} of {size} raised; the job is ended:\n{text}{fates}")
         else:
             first_line = str(error).partition("\n")[0]
             sys.stderr.write(f"torchmn: rank {rank} of {size} raised too: {kind.__name__}: {first_line}\n")
+            sys.stderr.flush()
+            time.sleep(2.0)  # the first one prints its traceback and ends the job
         watcher.end_job(130 if issubclass(kind, KeyboardInterrupt) else 1)
 
     sys.excepthook = hook
@@ -70,6 +102,11 @@ def _end_job_on_exception(watcher: Monitor) -> None:
 def _leave(watcher: Monitor) -> None:
     """At exit: tell the others, deliver what is still on its way, and fall silent."""
     watcher.announce_departure()
-    for comm in list(watcher.watch.communicators):
-        comm.finalize()
+    try:
+        for comm in list(watcher.watch.communicators):
+            comm.finalize()
+    except TorchMNError as error:
+        # A lost message must not look like a good end, and an exit handler can not raise.
+        sys.stderr.write(f"torchmn: rank {watcher.watch.rank} of {watcher.size}, at its end: {error}\n")
+        watcher.end_job(1)
     watcher.stop()

@@ -28,7 +28,11 @@ def bcast_data(comm: Communicator, model: nn.Module) -> None:
     """Overwrite every parameter and buffer of `model` with rank 0's."""
     named = [*model.named_parameters(), *model.named_buffers()]
     lazy = [name for name, x in named if is_lazy(x)]
-    problem = f"expected initialised parameters, got lazy {', '.join(lazy)}: run one forward pass first" if lazy else None
+    problem = (
+        f"expected initialised parameters, got lazy {', '.join(lazy)}: run one forward pass first"
+        if lazy
+        else None
+    )
     signature = tuple((name, x.dtype, tuple(x.shape)) for name, x in named) if problem is None else ()
     told = comm._meet("bcast_data", problem, may_differ=signature)
     if told:
@@ -47,7 +51,9 @@ def multi_node_mean_grad(comm: Communicator, model: nn.Module, zero_fill: bool) 
         named = [(name, p) for name, p in named if p.grad is not None]
     sparse = [name for name, p in named if p.grad is not None and p.grad.layout is not torch.strided]
     problem = f"expected dense gradients, got a sparse one of {', '.join(sparse)}" if sparse else None
-    signature = tuple((name, p.dtype if p.grad is None else p.grad.dtype, tuple(p.shape)) for name, p in named)
+    signature = tuple(
+        (name, p.dtype if p.grad is None else p.grad.dtype, tuple(p.shape)) for name, p in named
+    )
     told = comm._meet("multi_node_mean_grad", problem, may_differ=signature)
     if told:
         _raise_difference(comm, "multi_node_mean_grad", "gradient", told)
@@ -118,7 +124,9 @@ def _raise_difference(comm: Communicator, operation: str, what: str, told: Seque
     for rank, signature in enumerate(told):
         for entry in signature:
             holders.setdefault(entry, []).append(rank)
-    lines = [f"rank {comm.rank} of {comm.size}: {operation}: ranks do not have the same {what}s; nothing was sent:"]
+    lines = [
+        f"rank {comm.rank} of {comm.size}: {operation}: ranks do not have the same {what}s; nothing was sent:"
+    ]
     for (name, dtype, shape), ranks in holders.items():
         if len(ranks) < comm.size:
             without = [rank for rank in range(comm.size) if rank not in ranks]
@@ -132,5 +140,3 @@ def _raise_difference(comm: Communicator, operation: str, what: str, told: Seque
     else:
         lines.append("Build the model with the same arguments on every rank.")
     raise MismatchError("\n".join(lines))
-
-

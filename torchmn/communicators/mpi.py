@@ -106,7 +106,9 @@ class MPICommunicator(Communicator):
         if not message.private:
             ready = self._p2p.Irecv(self._nothing, dest, 2 * self.tag_limit + number)
         # A negative number asks the receiver to say when it is ready.
-        encoded = Header(header.kind, header.edge, number if ready is None else -number, header.specs).encode()
+        encoded = Header(
+            header.kind, header.edge, number if ready is None else -number, header.specs
+        ).encode()
         tensors = list(message.tensors)
         first = encoded
         if len(encoded) > INLINE_BYTES:  # thousands of tensors: the header itself follows as a payload
@@ -158,7 +160,10 @@ class MPICommunicator(Communicator):
             self._receive([long], source, number)
             header, _ = Header.decode(wire.to_bytes(long))
             header = Header(header.kind, header.edge, number, header.specs)
-        tensors = [spec.empty() if not (spec.on_gpu and self.reads_gpu_memory) else self._room(spec.shape, spec) for spec in header.specs]
+        tensors = [
+            spec.empty() if not (spec.on_gpu and self.reads_gpu_memory) else self._room(spec.shape, spec)
+            for spec in header.specs
+        ]
         requests = self._irecv(tensors, source, number)
         if header.number < 0:
             self._p2p.Send(self._nothing, source, 2 * self.tag_limit + number)
@@ -236,7 +241,9 @@ class MPICommunicator(Communicator):
         else:
             self._collective.Allgatherv([_memory(flat), MPI.BYTE], [_memory(whole), sizes, MPI.BYTE])
 
-    def _subgroup(self, members_of: Mapping[int, list[int]], color: int | None, name: str) -> Communicator | None:
+    def _subgroup(
+        self, members_of: Mapping[int, list[int]], color: int | None, name: str
+    ) -> Communicator | None:
         if color is None:
             self._collective.Split(MPI.UNDEFINED, 0)
             return None

@@ -25,12 +25,23 @@ from torchmn.communicators.launchers import Launch
 from torchmn.communicators.settings import Settings
 from torchmn.communicators.watchdog import Wait, Watch
 from torchmn.communicators.wire import Header, Kind, Message, TensorSpec
-from torchmn.errors import LaunchError
+from torchmn.errors import LaunchError, PeerError
 
 HEADER_BYTES = 4096
+MEETING_SECONDS = 300  # ranks load torch at different speeds
 _STREAM, _PAYLOAD, _EXCHANGE = 1, 2, 3  # gloo's tags
-_OPERATIONS = {"sum": dist.ReduceOp.SUM, "max": dist.ReduceOp.MAX, "min": dist.ReduceOp.MIN, "prod": dist.ReduceOp.PRODUCT}
+_OPERATIONS = {
+    "sum": dist.ReduceOp.SUM,
+    "max": dist.ReduceOp.MAX,
+    "min": dist.ReduceOp.MIN,
+    "prod": dist.ReduceOp.PRODUCT,
+}
 _REDUCIBLE = {torch.float32, torch.float64, torch.int8, torch.uint8, torch.int32, torch.int64}
+
+
+def _core(error: RuntimeError) -> str:
+    """gloo's complaint without its source line and its advice."""
+    return str(error).partition("] ")[2].partition(". This is")[0] or str(error)
 
 
 class _Deliveries:
@@ -56,12 +67,14 @@ class _Deliveries:
 
     def _run(self) -> None:
         while True:
-            _, _, works, buffers = self._queue.get()
+            dest, tag, works, buffers = self._queue.get()
             try:
                 for work in works:
                     work.wait()
-            except BaseException as error:
-                self._failure = error
+            except RuntimeError as error:
+                self._failure = PeerError(
+                    f"rank {dest} was gone before it received a message, tag {tag} ({_core(error)})"
+                )
             del works, buffers
             self.pending.popleft()
             self._queue.task_done()
@@ -92,7 +105,9 @@ class ProcessGroupCommunicator(Communicator):
         size = len(hosts)
         self._store = store
         self._patience = timedelta(seconds=2 * settings.timeout + 600)  # our watchdog is to bark first
-        self._gloo = dist.ProcessGroupGloo(dist.PrefixStore(f"{name}/gloo", store), rank, size, self._patience)
+        self._gloo = dist.ProcessGroupGloo(
+            dist.PrefixStore(f"{name}/gloo", store), rank, size, self._patience
+        )
         self._nccl = _nccl(dist.PrefixStore(f"{name}/nccl", store), rank, size) if use_nccl else None
         self._one_way: dict[tuple[int, int], Any] = {}  # nccl groups of two, by (source, dest)
         self.reads_gpu_memory = use_nccl
@@ -133,7 +148,7 @@ class ProcessGroupCommunicator(Communicator):
     def _next_message(self, source: int) -> tuple[int, Message]:
         """The next message of the stream from `source`, and its tag."""
         block = torch.empty(HEADER_BYTES, dtype=torch.uint8)
-        self._gloo.recv([block], source, _STREAM).wait()
+        self._finish(self._gloo.recv([block], source, _STREAM))
         data = wire.to_bytes(block)
         header, start = Header.decode(data)
         if header.kind == Kind.LONG:
@@ -155,7 +170,7 @@ class ProcessGroupCommunicator(Communicator):
     def _receive(self, tensors: Sequence[Tensor], source: int) -> None:
         for piece in self._pieces(tensors):
             group, peer = self._route(piece, source, self.rank)
-            group.recv([piece], peer, _PAYLOAD).wait()
+            self._finish(group.recv([piece], peer, _PAYLOAD))
 
     def _pieces(self, tensors: Sequence[Tensor]) -> list[Tensor]:
         limit = self.max_message_bytes
@@ -186,6 +201,18 @@ class ProcessGroupCommunicator(Communicator):
 
     # -- collective operations ---------------------------------------------------------------------------------
 
+    def _finish(self, work: Any) -> None:
+        """Wait for a backend's work; a broken connection means that another rank is gone."""
+        try:
+            work.wait()
+        except RuntimeError as error:
+            wait = self._watch.longest()
+            operation = wait.operation if wait else "an operation"
+            raise PeerError(
+                f"rank {self.rank} of {self.size}: {operation}: lost the connection to another rank, which ended or was "
+                f"killed ({_core(error)})"
+            ) from None
+
     def _group(self, x: Tensor) -> Any:
         return self._nccl if x.is_cuda else self._gloo
 
@@ -199,7 +226,7 @@ class ProcessGroupCommunicator(Communicator):
         if on_gpu:
             works = [self._nccl._end_coalescing(self.device)]  # type: ignore[union-attr]
         for work in works:
-            work.wait()
+            self._finish(work)
 
     def _same_everywhere(self, number: int) -> bool:
         self._numbers[0], self._numbers[1] = number, -number
@@ -208,12 +235,12 @@ class ProcessGroupCommunicator(Communicator):
         return highest == -lowest
 
     def _barrier(self) -> None:
-        self._gloo.barrier().wait()
+        self._finish(self._gloo.barrier())
 
     def _bcast_(self, flat: Tensor, root: int) -> None:
         options = dist.BroadcastOptions()
         options.rootRank, options.rootTensor = root, 0
-        self._group(flat).broadcast([wire.as_bytes(flat)], options).wait()
+        self._finish(self._group(flat).broadcast([wire.as_bytes(flat)], options))
 
     def _reduces(self, dtype: torch.dtype, op: str) -> bool:
         return dtype in _REDUCIBLE
@@ -221,20 +248,22 @@ class ProcessGroupCommunicator(Communicator):
     def _allreduce_(self, flat: Tensor, op: str) -> None:
         options = dist.AllreduceOptions()
         options.reduceOp = _OPERATIONS[op]  # type: ignore[assignment]
-        self._group(flat).allreduce([flat], options).wait()
+        self._finish(self._group(flat).allreduce([flat], options))
 
     def _allgather_(self, flat: Tensor, whole: Tensor, counts: Sequence[int]) -> None:
         parts = [wire.as_bytes(part) for part in whole.split(list(counts))]
         if len(set(counts)) == 1:
             if flat.numel():
-                self._group(flat).allgather([parts], [wire.as_bytes(flat)]).wait()
+                self._finish(self._group(flat).allgather([parts], [wire.as_bytes(flat)]))
             return
         parts[self.rank].copy_(wire.as_bytes(flat))
         others = [peer for peer in range(self.size) if peer != self.rank]
         outgoing = dict.fromkeys(others, flat) if flat.numel() else {}
         self._exchange(outgoing, {peer: parts[peer] for peer in others if counts[peer]})
 
-    def _subgroup(self, members_of: Mapping[int, list[int]], color: int | None, name: str) -> Communicator | None:
+    def _subgroup(
+        self, members_of: Mapping[int, list[int]], color: int | None, name: str
+    ) -> Communicator | None:
         if color is None:
             return None
         members = members_of[color]
@@ -263,7 +292,7 @@ def create(backend: str, settings: Settings, launch: Launch, host: str, name: st
     use_nccl = backend == "nccl"
     if use_nccl:
         torch.cuda.set_device((launch.local_rank or 0) % torch.cuda.device_count())
-    patience = timedelta(seconds=settings.timeout)
+    patience = timedelta(seconds=max(settings.timeout, MEETING_SECONDS))
     try:
         store, rank, size = next(dist.rendezvous("env://", launch.rank, launch.size, timeout=patience))
     except Exception as error:
@@ -274,10 +303,11 @@ def create(backend: str, settings: Settings, launch: Launch, host: str, name: st
     store = dist.PrefixStore(f"torchmn/{name}", store)
     store.set(f"host/{rank}", host)
     hosts = [store.get(f"host/{peer}").decode() for peer in range(size)]
-    world = ProcessGroupCommunicator(
-        rank, hosts, Watch(rank, host), range(size), name, settings, store, use_nccl
-    )
-    job.guard(world, _end_nothing)
+    with job.limited(patience.total_seconds()):
+        world = ProcessGroupCommunicator(
+            rank, hosts, Watch(rank, host), range(size), name, settings, store, use_nccl
+        )
+        job.guard(world, _end_nothing)
     return world
 
 

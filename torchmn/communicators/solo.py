@@ -21,7 +21,9 @@ class SoloCommunicator(Communicator):
         host = watch.host if watch else socket.gethostname()
         super().__init__(0, [host], watch or Watch(0, host), [0], name, settings)
 
-    def _subgroup(self, members_of: Mapping[int, list[int]], color: int | None, name: str) -> Communicator | None:
+    def _subgroup(
+        self, members_of: Mapping[int, list[int]], color: int | None, name: str
+    ) -> Communicator | None:
         return None if color is None else SoloCommunicator(self.settings, name, self._watch)
 
     def _same_everywhere(self, number: int) -> bool:

@@ -72,7 +72,9 @@ class ThreadWorld:
                     continue
                 limit = wait.communicator.settings.timeout
                 if watchdog.monotonic() - wait.since > limit:
-                    reason = f"rank {watch.rank} has waited for {limit:g} s in {wait.operation}; the job is ended"
+                    reason = (
+                        f"rank {watch.rank} has waited for {limit:g} s in {wait.operation}; the job is ended"
+                    )
                     self.fail(watchdog.table(self.states(), reason), timed_out=True)
                     return
 
@@ -169,12 +171,15 @@ class ThreadCommunicator(Communicator):
         for room, part in zip(whole.split(list(counts)), parts, strict=True):
             room.copy_(part)
 
-    def _subgroup(self, members_of: Mapping[int, list[int]], color: int | None, name: str) -> Communicator | None:
+    def _subgroup(
+        self, members_of: Mapping[int, list[int]], color: int | None, name: str
+    ) -> Communicator | None:
         world = self._meeting.world
         proposals = None
         if self.rank == 0:
             proposals = {
-                c: _Meeting(world, [self._world_ranks[member] for member in members]) for c, members in members_of.items()
+                c: _Meeting(world, [self._world_ranks[member] for member in members])
+                for c, members in members_of.items()
             }
         meetings = self._meeting.all_values(self.rank, proposals)[0]
         if color is None:
@@ -211,7 +216,9 @@ def run_threads(
     """
     hosts = ["localhost"] * size if hosts is None else list(hosts)
     if size < 1 or len(hosts) != size:
-        raise ArgumentError(f"run_threads: expected size >= 1 and one host per rank, got size {size}, {len(hosts)} hosts")
+        raise ArgumentError(
+            f"run_threads: expected size >= 1 and one host per rank, got size {size}, {len(hosts)} hosts"
+        )
     world = ThreadWorld(hosts)
     meeting = _Meeting(world, range(size))
     results: list[Any] = [None] * size
@@ -230,7 +237,10 @@ def run_threads(
             errors.append((rank, error))
             world.fail(f"rank {rank} of {size} raised {type(error).__name__}: {error}")
 
-    ranks = [threading.Thread(target=rank_main, args=(rank,), name=f"rank {rank}", daemon=True) for rank in range(size)]
+    ranks = [
+        threading.Thread(target=rank_main, args=(rank,), name=f"rank {rank}", daemon=True)
+        for rank in range(size)
+    ]
     done = threading.Event()
     watcher = threading.Thread(target=world.watch, args=(done,), name="torchmn watchdog", daemon=True)
     for thread in (*ranks, watcher):
