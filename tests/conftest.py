@@ -1,0 +1,10 @@
+"""Gives every test under tests/ the worlds of ranks: `@ranks(n)` and the `comm` argument."""
+
+from tests.worlds.plugin import (  # noqa: F401  (pytest finds hooks and fixtures by their names here)
+    comm,
+    pytest_collection_modifyitems,
+    pytest_configure,
+    pytest_generate_tests,
+    pytest_pyfunc_call,
+    pytest_sessionfinish,
+)
