@@ -20,8 +20,8 @@ from torchmn.communicators.objects import ObjectOperations
 from torchmn.communicators.settings import Settings
 from torchmn.communicators.topology import Topology, groups
 from torchmn.communicators.watchdog import Wait, Watch
-from torchmn.errors import ArgumentError, PeerError, TorchMNError
 from torchmn.communicators.wire import Kind, Message
+from torchmn.errors import ArgumentError, PeerError, TorchMNError
 
 BLOCK_BYTES = 2048
 """A broadcast's first message: header, and the payload too where it fits."""
@@ -179,9 +179,7 @@ class Communicator(ObjectOperations, ABC):
             message = self._take(source, tag)
         if message.kind == Kind.ERROR:
             reason = wire.to_bytes(message.tensors[0]).decode()
-            raise PeerError(
-                f"rank {self.rank} of {self.size}: {operation} from rank {source}, tag {tag}: {reason}"
-            )
+            raise PeerError(f"rank {self.rank} of {self.size}: {operation} from rank {source}, tag {tag}: {reason}")
         if any(message.on_gpu):
             placed = zip(message.tensors, message.on_gpu, strict=True)
             message.tensors = tuple(x.to(self.device) if gpu else x for x, gpu in placed)
@@ -190,10 +188,10 @@ class Communicator(ObjectOperations, ABC):
     def _check_peer(self, operation: str, name: str, peer: object, tag: object) -> None:
         problem = checks.rank_problem(peer, self.size, name)
         if problem is None and peer == self.rank:
-            problem = f"expected {name} to be another rank, got this rank itself ({peer}): keep the value, do not send it"
-        if problem is None and (
-            isinstance(tag, bool) or not isinstance(tag, int) or not 0 <= tag < self.tag_limit
-        ):
+            problem = (
+                f"expected {name} to be another rank, got this rank itself ({peer}): keep the value, do not send it"
+            )
+        if problem is None and (isinstance(tag, bool) or not isinstance(tag, int) or not 0 <= tag < self.tag_limit):
             problem = f"expected tag to be an int in 0..{self.tag_limit - 1}, got {tag!r}"
         self._check_open(operation)
         if problem:
@@ -231,9 +229,7 @@ class Communicator(ObjectOperations, ABC):
         """On `root`, every rank's tensor in rank order (shapes may differ, dtypes not); None on other ranks."""
         with Wait(self, "gather"):
             problem = checks.rank_problem(root, self.size, "root") or checks.tensor_problem(x)
-            shapes = self._meet(
-                "gather", problem, ("root", "dtype"), problem or (root, x.dtype), problem or x.shape
-            )
+            shapes = self._meet("gather", problem, ("root", "dtype"), problem or (root, x.dtype), problem or x.shape)
             if self.rank != root:
                 self._exchange_pieces({root: self._outgoing(x)}, {})
                 return None
@@ -241,8 +237,7 @@ class Communicator(ObjectOperations, ABC):
             incoming = {peer: self._room(shapes[peer], x) for peer in range(self.size) if peer != root}
             self._exchange_pieces({}, incoming)
             return tuple(
-                self._arrived(incoming[peer], x) if peer != root else x.detach().clone()
-                for peer in range(self.size)
+                self._arrived(incoming[peer], x) if peer != root else x.detach().clone() for peer in range(self.size)
             )
 
     def allgather(self, x: Tensor) -> tuple[Tensor, ...]:
@@ -254,8 +249,7 @@ class Communicator(ObjectOperations, ABC):
             counts = [prod(shape) for shape in shapes]
             whole = self._allgather_whole(self._outgoing(x).reshape(-1), counts)
             return tuple(
-                self._arrived(part.view(shape), x)
-                for part, shape in zip(whole.split(counts), shapes, strict=True)
+                self._arrived(part.view(shape), x) for part, shape in zip(whole.split(counts), shapes, strict=True)
             )
 
     def scatter(self, xs: Sequence[Tensor] | Tensor | None, root: int = 0) -> Tensor:
@@ -289,7 +283,7 @@ class Communicator(ObjectOperations, ABC):
         """
         with Wait(self, "alltoall"):
             problem = checks.sequence_problem(xs, self.size)
-            dtype, shapes = (None, None) if problem else (xs[0].dtype, tuple(x.shape for x in xs))
+            dtype, shapes = (None, None) if problem else (xs[0].dtype, tuple(tuple(x.shape) for x in xs))
             told = self._meet("alltoall", problem, ("dtype",), (dtype,), shapes)
             incoming_shapes = [(told[peer] if told else shapes)[self.rank] for peer in range(self.size)]  # type: ignore[index]
             return self._swap(xs, incoming_shapes)
@@ -312,7 +306,7 @@ class Communicator(ObjectOperations, ABC):
         """
         with Wait(self, "reduce_scatter"):
             problem = checks.sequence_problem(xs, self.size) or reductions.problem(xs[0].dtype, op)
-            said = () if problem else (xs[0].dtype, tuple(x.shape for x in xs), op)
+            said = () if problem else (xs[0].dtype, tuple(tuple(x.shape) for x in xs), op)
             self._meet("reduce_scatter", problem, ("dtype", "shapes", "op"), said)
             dtype = xs[0].dtype
             parts = self._swap(xs, [xs[self.rank].shape] * self.size)
@@ -366,9 +360,7 @@ class Communicator(ObjectOperations, ABC):
 
     def _check_open(self, operation: str) -> None:
         if self._closed:
-            raise TorchMNError(
-                f"rank {self.rank} of {self.size}: {operation} on a communicator that was finalized"
-            )
+            raise TorchMNError(f"rank {self.rank} of {self.size}: {operation} on a communicator that was finalized")
 
     # -- moving whole buffers ----------------------------------------------------------------------------------
 
@@ -397,12 +389,7 @@ class Communicator(ObjectOperations, ABC):
         if in_place and x.dtype == wide and on_host and x.is_contiguous() and not (x.is_conj() or x.is_neg()):
             total = x.detach()
         elif on_host:
-            total = (
-                x.detach()
-                .to(wide, copy=True, memory_format=torch.contiguous_format)
-                .resolve_conj()
-                .resolve_neg()
-            )
+            total = x.detach().to(wide, copy=True, memory_format=torch.contiguous_format).resolve_conj().resolve_neg()
         else:
             total = staging.to_host(x.detach()).to(wide)
         self._reduce_flat(total.view(-1), reductions.accumulating_operation(x.dtype, op))
@@ -481,9 +468,7 @@ class Communicator(ObjectOperations, ABC):
         incoming = {peer: self._room(shapes[peer], xs[peer]) for peer in others}
         self._exchange_pieces({peer: self._outgoing(xs[peer]) for peer in others}, incoming)
         mine = xs[self.rank].detach().clone()
-        return tuple(
-            mine if peer == self.rank else self._arrived(incoming[peer], mine) for peer in range(self.size)
-        )
+        return tuple(mine if peer == self.rank else self._arrived(incoming[peer], mine) for peer in range(self.size))
 
     def _exchange_pieces(self, outgoing: Mapping[int, Tensor], incoming: Mapping[int, Tensor]) -> None:
         """Swap contiguous buffers with peers, each pair in as many rounds as its buffer needs."""
@@ -535,9 +520,7 @@ class Communicator(ObjectOperations, ABC):
         """Fill `whole` with all ranks' `flat`, of `counts[rank]` elements."""
 
     @abstractmethod
-    def _subgroup(
-        self, members_of: Mapping[int, list[int]], color: int | None, name: str
-    ) -> Communicator | None:
+    def _subgroup(self, members_of: Mapping[int, list[int]], color: int | None, name: str) -> Communicator | None:
         """The communicator of this rank's color; every rank of this one calls it."""
 
     def _undelivered(self) -> list[int]:

@@ -45,9 +45,7 @@ def tensor_problem(x: object) -> str | None:
     if not isinstance(x, Tensor):
         return f"expected a tensor, got {describe(x)}"
     if x.layout is not torch.strided:
-        return (
-            f"expected a dense tensor, got layout {x.layout} (send its indices and values, or x.to_dense())"
-        )
+        return f"expected a dense tensor, got layout {x.layout} (send its indices and values, or x.to_dense())"
     if x.dtype not in wire.DTYPE_CODES:
         return f"expected a dtype that can travel, got {x.dtype}"
     if x.device.type not in ("cpu", "cuda"):
@@ -59,9 +57,7 @@ def sequence_problem(xs: object, size: int) -> str | None:
     """Why `xs` is not one dense tensor per rank (a sequence, or a tensor whose first dim is the size)."""
     if isinstance(xs, Tensor):
         if xs.dim() == 0 or xs.shape[0] != size:
-            return (
-                f"expected a tensor whose first dim is {size}, one part per rank, got shape {tuple(xs.shape)}"
-            )
+            return f"expected a tensor whose first dim is {size}, one part per rank, got shape {tuple(xs.shape)}"
         return tensor_problem(xs)
     if not isinstance(xs, list | tuple):
         return f"expected {size} tensors, one per rank, got {describe(xs)}"
@@ -121,13 +117,9 @@ def raise_disagreement(statements: Sequence[Statement], rank: int) -> None:
     size = len(statements)
     wrong = [(culprit, s) for culprit, s in enumerate(statements) if s.problem]
     if wrong:
-        lines = [
-            f"rank {culprit} of {size}: {s.operation}: {s.problem}  (at {s.where})" for culprit, s in wrong
-        ]
+        lines = [f"rank {culprit} of {size}: {s.operation}: {s.problem}  (at {s.where})" for culprit, s in wrong]
         if all(culprit != rank for culprit, _ in wrong):
-            lines.append(
-                f"(raised on rank {rank} too, because its {statements[rank].operation} needs that rank)"
-            )
+            lines.append(f"(raised on rank {rank} too, because its {statements[rank].operation} needs that rank)")
         raise ArgumentError("\n".join(lines))
     first = statements[0]
     if all((s.operation, s.must_agree) == (first.operation, first.must_agree) for s in statements):
@@ -136,15 +128,11 @@ def raise_disagreement(statements: Sequence[Statement], rank: int) -> None:
     for speaker, statement in enumerate(statements):
         texts.setdefault(statement.text(), []).append(speaker)
     what = (
-        "call different operations"
-        if len({s.operation for s in statements}) > 1
-        else f"disagree in {first.operation}"
+        "call different operations" if len({s.operation for s in statements}) > 1 else f"disagree in {first.operation}"
     )
     lines = [f"rank {rank} of {size}: ranks {what}; nothing was sent:"]
     lines += [f"  rank{'s' * (len(ranks) > 1)} {ranks_text(ranks)}: {text}" for text, ranks in texts.items()]
-    lines.append(
-        "All ranks of a communicator must call the same operation, in the same order, with these alike."
-    )
+    lines.append("All ranks of a communicator must call the same operation, in the same order, with these alike.")
     raise MismatchError("\n".join(lines))
 
 

@@ -16,11 +16,15 @@ from torchmn.errors import ArgumentError, LaunchError, nearest
 
 # What a user may ask for -> the transport. The second group is ChainerMN's names.
 NAMES = {
-    **{"auto": "auto", "mpi": "mpi", "gloo": "gloo", "nccl": "nccl", "threads": "threads", "solo": "solo"},
-    **{"naive": "mpi", "flat": "mpi"},
-    **dict.fromkeys(
-        ("pure_nccl", "hierarchical", "two_dimensional", "single_node", "non_cuda_aware"), "nccl"
-    ),
+    "auto": "auto",
+    "mpi": "mpi",
+    "gloo": "gloo",
+    "nccl": "nccl",
+    "threads": "threads",
+    "solo": "solo",
+    "naive": "mpi",
+    "flat": "mpi",
+    **dict.fromkeys(("pure_nccl", "hierarchical", "two_dimensional", "single_node", "non_cuda_aware"), "nccl"),
 }
 _created = 0
 _KEYWORDS = ("mpi_comm", "device", "grad_dtype", "timeout")
@@ -38,9 +42,7 @@ def create_communicator(name: str = "auto", **options: Any) -> Communicator:
     """
     for keyword in options:
         if keyword not in _KEYWORDS:
-            raise UnknownKeyword(
-                f"create_communicator: unknown keyword {keyword!r}. {nearest(keyword, _KEYWORDS)}"
-            )
+            raise UnknownKeyword(f"create_communicator: unknown keyword {keyword!r}. {nearest(keyword, _KEYWORDS)}")
     if name not in NAMES:
         raise ArgumentError(f"create_communicator: unknown communicator {name!r}. {nearest(name, NAMES)}")
     settings = _settings(options)
@@ -49,13 +51,9 @@ def create_communicator(name: str = "auto", **options: Any) -> Communicator:
     if transport == "auto":
         transport = {"mpi": "mpi", "torch": _torch_backend(), "solo": "solo"}[launch.transport]
     if options.get("mpi_comm") is not None and transport != "mpi":
-        raise ArgumentError(
-            f"create_communicator: mpi_comm goes with the mpi transport, not with {transport!r}"
-        )
+        raise ArgumentError(f"create_communicator: mpi_comm goes with the mpi transport, not with {transport!r}")
     if transport == "threads":
-        raise ArgumentError(
-            "create_communicator: ranks that are threads are started by torchmn.run_threads(fn, size)"
-        )
+        raise ArgumentError("create_communicator: ranks that are threads are started by torchmn.run_threads(fn, size)")
     if transport == "nccl" and not torch.cuda.is_available():
         raise ArgumentError(
             f"create_communicator: {name!r} needs a GPU that torch can see, and there is none. "
@@ -127,9 +125,7 @@ def _mpi(settings: Settings, mpi_comm: Any) -> Communicator:
         point_to_point = (mpi_comm or MPI.COMM_WORLD).Dup()
         hosts = point_to_point.allgather(MPI.Get_processor_name())
         rank, size = point_to_point.rank, point_to_point.size
-        world = MPICommunicator(
-            point_to_point, hosts, Watch(rank, hosts[rank]), range(size), _next_name(), settings
-        )
+        world = MPICommunicator(point_to_point, hosts, Watch(rank, hosts[rank]), range(size), _next_name(), settings)
         job.guard(world, end_job)
     return world
 

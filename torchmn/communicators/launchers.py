@@ -63,9 +63,7 @@ def _world_row(name: str, title: str, prefix: str) -> Launcher:
 
 
 def _hydra_row(name: str, title: str, markers: tuple[str, ...] = ()) -> Launcher:
-    return Launcher(
-        name, title, "mpi", "PMI_RANK", ("PMI_SIZE",), ("MPI_LOCALRANKID", "SLURM_LOCALID"), markers
-    )
+    return Launcher(name, title, "mpi", "PMI_RANK", ("PMI_SIZE",), ("MPI_LOCALRANKID", "SLURM_LOCALID"), markers)
 
 
 # The first row that applies wins, so the order says which launcher is the innermost one.
@@ -186,8 +184,7 @@ def _number(launcher: Launcher, name: str, environ: Mapping[str, str]) -> int:
     text = environ[name]
     if not (text.isascii() and text.isdecimal()):
         raise LaunchError(
-            f"{launcher.title}: {name} must be a whole number, 0 or larger, but is {text!r}."
-            " Correct it or unset it."
+            f"{launcher.title}: {name} must be a whole number, 0 or larger, but is {text!r}. Correct it or unset it."
         )
     return int(text)
 

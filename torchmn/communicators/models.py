@@ -29,9 +29,7 @@ def bcast_data(comm: Communicator, model: nn.Module) -> None:
     named = [*model.named_parameters(), *model.named_buffers()]
     lazy = [name for name, x in named if is_lazy(x)]
     problem = (
-        f"expected initialised parameters, got lazy {', '.join(lazy)}: run one forward pass first"
-        if lazy
-        else None
+        f"expected initialised parameters, got lazy {', '.join(lazy)}: run one forward pass first" if lazy else None
     )
     signature = tuple((name, x.dtype, tuple(x.shape)) for name, x in named) if problem is None else ()
     told = comm._meet("bcast_data", problem, may_differ=signature)
@@ -51,9 +49,7 @@ def multi_node_mean_grad(comm: Communicator, model: nn.Module, zero_fill: bool) 
         named = [(name, p) for name, p in named if p.grad is not None]
     sparse = [name for name, p in named if p.grad is not None and p.grad.layout is not torch.strided]
     problem = f"expected dense gradients, got a sparse one of {', '.join(sparse)}" if sparse else None
-    signature = tuple(
-        (name, p.dtype if p.grad is None else p.grad.dtype, tuple(p.shape)) for name, p in named
-    )
+    signature = tuple((name, p.dtype if p.grad is None else p.grad.dtype, tuple(p.shape)) for name, p in named)
     told = comm._meet("multi_node_mean_grad", problem, may_differ=signature)
     if told:
         _raise_difference(comm, "multi_node_mean_grad", "gradient", told)
@@ -124,14 +120,13 @@ def _raise_difference(comm: Communicator, operation: str, what: str, told: Seque
     for rank, signature in enumerate(told):
         for entry in signature:
             holders.setdefault(entry, []).append(rank)
-    lines = [
-        f"rank {comm.rank} of {comm.size}: {operation}: ranks do not have the same {what}s; nothing was sent:"
-    ]
+    lines = [f"rank {comm.rank} of {comm.size}: {operation}: ranks do not have the same {what}s; nothing was sent:"]
     for (name, dtype, shape), ranks in holders.items():
         if len(ranks) < comm.size:
             without = [rank for rank in range(comm.size) if rank not in ranks]
             lines.append(
-                f"  {what} of {name!r} ({dtype}, {tuple(shape)}): on rank {ranks_text(ranks)}, not on rank {ranks_text(without)}"
+                f"  {what} of {name!r} ({dtype}, {tuple(shape)}): on rank {ranks_text(ranks)}, "
+                f"not on rank {ranks_text(without)}"
             )
     if len(lines) == 1:
         lines.append("  they have the same ones, but in another order")

@@ -89,9 +89,7 @@ class Monitor:
             reason = None if alarm else self._complaint()
             if reason:
                 # In a thread of its own, because this one must go on listening to the answers.
-                alarm = threading.Thread(
-                    target=self._raise_alarm, args=(reason,), name="torchmn alarm", daemon=True
-                )
+                alarm = threading.Thread(target=self._raise_alarm, args=(reason,), name="torchmn alarm", daemon=True)
                 alarm.start()
 
     def _listen(self) -> None:
@@ -157,9 +155,7 @@ class Monitor:
         self._say(kind="ask")
         expected = set(range(self.size)) - set(self.departures)
         with self._heard:
-            self._heard.wait_for(
-                lambda: expected <= set(self._states), timeout=_PATIENCE if self._line else 0
-            )
+            self._heard.wait_for(lambda: expected <= set(self._states), timeout=_PATIENCE if self._line else 0)
         sys.stderr.write("\n" + watchdog.table(self._all_states(), reason) + "\n")
         self.end_job(STUCK_STATUS)
 
@@ -175,8 +171,6 @@ class Monitor:
 def fate(departure: dict[str, Any]) -> str:
     """A few words on what became of a rank."""
     how = (
-        "left (its script ended or called sys.exit)"
-        if departure["kind"] == "left"
-        else "was lost (killed or crashed)"
+        "left (its script ended or called sys.exit)" if departure["kind"] == "left" else "was lost (killed or crashed)"
     )
     return f"rank {departure['rank']} {how}"

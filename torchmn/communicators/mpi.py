@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from time import perf_counter
 from typing import Any
 
@@ -106,9 +106,7 @@ class MPICommunicator(Communicator):
         if not message.private:
             ready = self._p2p.Irecv(self._nothing, dest, 2 * self.tag_limit + number)
         # A negative number asks the receiver to say when it is ready.
-        encoded = Header(
-            header.kind, header.edge, number if ready is None else -number, header.specs
-        ).encode()
+        encoded = Header(header.kind, header.edge, number if ready is None else -number, header.specs).encode()
         tensors = list(message.tensors)
         first = encoded
         if len(encoded) > INLINE_BYTES:  # thousands of tensors: the header itself follows as a payload
@@ -241,9 +239,7 @@ class MPICommunicator(Communicator):
         else:
             self._collective.Allgatherv([_memory(flat), MPI.BYTE], [_memory(whole), sizes, MPI.BYTE])
 
-    def _subgroup(
-        self, members_of: Mapping[int, list[int]], color: int | None, name: str
-    ) -> Communicator | None:
+    def _subgroup(self, members_of: Mapping[int, list[int]], color: int | None, name: str) -> Communicator | None:
         if color is None:
             self._collective.Split(MPI.UNDEFINED, 0)
             return None
@@ -256,7 +252,7 @@ class MPICommunicator(Communicator):
             self._watch,
             [self._world_ranks[member] for member in members],
             name,
-            self.settings,
+            replace(self.settings),
         )
 
     def _close(self) -> None:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from torchmn.communicators import checks, wire
+from torchmn.communicators import checks
 from torchmn.communicators.watchdog import Wait
 from torchmn.communicators.wire import Kind, Message
 from torchmn.errors import TorchMNError
@@ -94,11 +94,7 @@ class ObjectOperations:
 
     def allgather_obj(self: Communicator, obj: Any) -> list[Any]:  # type: ignore[misc]
         """The list of all ranks' objects in rank order, on every rank."""
-        with Wait(self, "allgather_obj"):
-            data, problem = try_pickled(obj)
-            self._meet("allgather_obj", problem)
-            assert data is not None
-            return self._allgather_pickled(obj, data)
+        return self._allgather_checked("allgather_obj", obj)
 
     def scatter_obj(self: Communicator, objs: Sequence[Any] | None = None, root: int = 0) -> Any:  # type: ignore[misc]
         """This rank's element of the `size` objects that `root` passes."""
@@ -119,7 +115,14 @@ class ObjectOperations:
 
     def allreduce_obj(self: Communicator, obj: Any, op: Callable[[Any, Any], Any] | None = None) -> Any:  # type: ignore[misc]
         """All ranks' objects joined in rank order by `op`, or by `+`, on every rank."""
-        return reduce(op or add, self.allgather_obj(obj))
+        return reduce(op or add, self._allgather_checked("allreduce_obj", obj))
+
+    def _allgather_checked(self: Communicator, operation: str, obj: Any) -> list[Any]:  # type: ignore[misc]
+        with Wait(self, operation):
+            data, problem = try_pickled(obj)
+            self._meet(operation, problem)
+            assert data is not None
+            return self._allgather_pickled(obj, data)
 
     def _allgather_counts(self: Communicator, count: int) -> list[int]:  # type: ignore[misc]
         counts = self._allgather_whole(torch.tensor([count]), [1] * self.size)

@@ -12,6 +12,7 @@ import queue
 import threading
 from collections import defaultdict, deque
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
@@ -105,9 +106,7 @@ class ProcessGroupCommunicator(Communicator):
         size = len(hosts)
         self._store = store
         self._patience = timedelta(seconds=2 * settings.timeout + 600)  # our watchdog is to bark first
-        self._gloo = dist.ProcessGroupGloo(
-            dist.PrefixStore(f"{name}/gloo", store), rank, size, self._patience
-        )
+        self._gloo = dist.ProcessGroupGloo(dist.PrefixStore(f"{name}/gloo", store), rank, size, self._patience)
         self._nccl = _nccl(dist.PrefixStore(f"{name}/nccl", store), rank, size) if use_nccl else None
         self._one_way: dict[tuple[int, int], Any] = {}  # nccl groups of two, by (source, dest)
         self.reads_gpu_memory = use_nccl
@@ -209,8 +208,8 @@ class ProcessGroupCommunicator(Communicator):
             wait = self._watch.longest()
             operation = wait.operation if wait else "an operation"
             raise PeerError(
-                f"rank {self.rank} of {self.size}: {operation}: lost the connection to another rank, which ended or was "
-                f"killed ({_core(error)})"
+                f"rank {self.rank} of {self.size}: {operation}: lost the connection to another rank, "
+                f"which ended or was killed ({_core(error)})"
             ) from None
 
     def _group(self, x: Tensor) -> Any:
@@ -261,9 +260,7 @@ class ProcessGroupCommunicator(Communicator):
         outgoing = dict.fromkeys(others, flat) if flat.numel() else {}
         self._exchange(outgoing, {peer: parts[peer] for peer in others if counts[peer]})
 
-    def _subgroup(
-        self, members_of: Mapping[int, list[int]], color: int | None, name: str
-    ) -> Communicator | None:
+    def _subgroup(self, members_of: Mapping[int, list[int]], color: int | None, name: str) -> Communicator | None:
         if color is None:
             return None
         members = members_of[color]
@@ -273,7 +270,7 @@ class ProcessGroupCommunicator(Communicator):
             self._watch,
             [self._world_ranks[member] for member in members],
             name,
-            self.settings,
+            replace(self.settings),
             self._store,
             self._nccl is not None,
         )
@@ -304,9 +301,7 @@ def create(backend: str, settings: Settings, launch: Launch, host: str, name: st
     store.set(f"host/{rank}", host)
     hosts = [store.get(f"host/{peer}").decode() for peer in range(size)]
     with job.limited(patience.total_seconds()):
-        world = ProcessGroupCommunicator(
-            rank, hosts, Watch(rank, host), range(size), name, settings, store, use_nccl
-        )
+        world = ProcessGroupCommunicator(rank, hosts, Watch(rank, host), range(size), name, settings, store, use_nccl)
         job.guard(world, _end_nothing)
     return world
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -21,10 +22,8 @@ class SoloCommunicator(Communicator):
         host = watch.host if watch else socket.gethostname()
         super().__init__(0, [host], watch or Watch(0, host), [0], name, settings)
 
-    def _subgroup(
-        self, members_of: Mapping[int, list[int]], color: int | None, name: str
-    ) -> Communicator | None:
-        return None if color is None else SoloCommunicator(self.settings, name, self._watch)
+    def _subgroup(self, members_of: Mapping[int, list[int]], color: int | None, name: str) -> Communicator | None:
+        return None if color is None else SoloCommunicator(replace(self.settings), name, self._watch)
 
     def _same_everywhere(self, number: int) -> bool:
         return True

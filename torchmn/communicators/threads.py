@@ -10,6 +10,7 @@ import threading
 from collections import defaultdict, deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from typing import Any, TypeVar
 
 import torch
@@ -72,9 +73,7 @@ class ThreadWorld:
                     continue
                 limit = wait.communicator.settings.timeout
                 if watchdog.monotonic() - wait.since > limit:
-                    reason = (
-                        f"rank {watch.rank} has waited for {limit:g} s in {wait.operation}; the job is ended"
-                    )
+                    reason = f"rank {watch.rank} has waited for {limit:g} s in {wait.operation}; the job is ended"
                     self.fail(watchdog.table(self.states(), reason), timed_out=True)
                     return
 
@@ -171,9 +170,7 @@ class ThreadCommunicator(Communicator):
         for room, part in zip(whole.split(list(counts)), parts, strict=True):
             room.copy_(part)
 
-    def _subgroup(
-        self, members_of: Mapping[int, list[int]], color: int | None, name: str
-    ) -> Communicator | None:
+    def _subgroup(self, members_of: Mapping[int, list[int]], color: int | None, name: str) -> Communicator | None:
         world = self._meeting.world
         proposals = None
         if self.rank == 0:
@@ -191,7 +188,7 @@ class ThreadCommunicator(Communicator):
             self._watch,
             [self._world_ranks[member] for member in members],
             name,
-            self.settings,
+            replace(self.settings),
             meetings[color],
         )
 
@@ -237,10 +234,7 @@ def run_threads(
             errors.append((rank, error))
             world.fail(f"rank {rank} of {size} raised {type(error).__name__}: {error}")
 
-    ranks = [
-        threading.Thread(target=rank_main, args=(rank,), name=f"rank {rank}", daemon=True)
-        for rank in range(size)
-    ]
+    ranks = [threading.Thread(target=rank_main, args=(rank,), name=f"rank {rank}", daemon=True) for rank in range(size)]
     done = threading.Event()
     watcher = threading.Thread(target=world.watch, args=(done,), name="torchmn watchdog", daemon=True)
     for thread in (*ranks, watcher):

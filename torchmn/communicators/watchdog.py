@@ -34,9 +34,7 @@ class Wait:
 
     __slots__ = ("communicator", "operation", "peer", "previous", "since", "tag", "thread")
 
-    def __init__(
-        self, communicator: Communicator, operation: str, peer: int | None = None, tag: int | None = None
-    ):
+    def __init__(self, communicator: Communicator, operation: str, peer: int | None = None, tag: int | None = None):
         self.communicator = communicator
         self.operation = operation
         self.peer = peer
@@ -195,9 +193,7 @@ def table(states: Sequence[RankState], reason: str) -> str:
     rows += [_row(state, states) for state in sorted(states, key=lambda state: state.rank)]
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     lines = [f"torchmn: {reason}"]
-    lines += [
-        "  " + "  ".join(f"{cell:<{w}}" for cell, w in zip(row, widths, strict=True)).rstrip() for row in rows
-    ]
+    lines += ["  " + "  ".join(f"{cell:<{w}}" for cell, w in zip(row, widths, strict=True)).rstrip() for row in rows]
     ring = cycle(states)
     if ring:
         lines.append("deadlock: " + " waits for ".join(f"rank {rank}" for rank in ring))

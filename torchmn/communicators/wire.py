@@ -73,8 +73,7 @@ class Message:
         none = (False,) * len(self.tensors)
         flags = zip(self.on_gpu or none, self.wants_gradient or none, strict=True)
         return [
-            TensorSpec(x.dtype, tuple(x.shape), gpu, grad)
-            for x, (gpu, grad) in zip(self.tensors, flags, strict=True)
+            TensorSpec(x.dtype, tuple(x.shape), gpu, grad) for x, (gpu, grad) in zip(self.tensors, flags, strict=True)
         ]
 
 

@@ -1,0 +1,51 @@
+"""Contenders timed in turns, so that they meet the same noise: medians, and ratios of medians."""
+
+from __future__ import annotations
+
+import os
+import platform
+import statistics
+import time
+from collections.abc import Callable
+from datetime import date
+
+import torch
+
+Contenders = dict[str, Callable[[], object]]
+
+
+def take_turns(
+    contenders: Contenders, iterations: int, rounds: int, barrier: Callable[[], None]
+) -> dict[str, float]:
+    """Seconds per iteration of each contender: the median over `rounds` turns of `iterations` each."""
+    times: dict[str, list[float]] = {name: [] for name in contenders}
+    for turn in range(rounds + 1):
+        for name, run in contenders.items():
+            barrier()
+            start = time.perf_counter()
+            for _ in range(iterations):
+                run()
+            if turn:  # the first turn warms up
+                times[name].append((time.perf_counter() - start) / iterations)
+    return {name: statistics.median(values) for name, values in times.items()}
+
+
+def environment(extra: str = "") -> str:
+    """One line that dates a result."""
+    return (
+        f"{date.today()}, {os.cpu_count()} cores, Python {platform.python_version()}, torch {torch.__version__}"
+        + (f", {extra}" if extra else "")
+    )
+
+
+def size_text(nbytes: int) -> str:
+    """`1 KB`, `4 MB`."""
+    return f"{nbytes >> 20} MB" if nbytes >= 1 << 20 else f"{nbytes >> 10} KB"
+
+
+def table(header: list[str], rows: list[list[str]]) -> str:
+    """A Markdown table, aligned."""
+    widths = [max(len(row[column]) for row in [header, *rows]) for column in range(len(header))]
+    lines = ["| " + " | ".join(cell.rjust(w) for cell, w in zip(row, widths, strict=True)) + " |" for row in [header, *rows]]
+    lines.insert(1, "|" + "|".join("-" * (w + 1) + ":" for w in widths) + "|")
+    return "\n".join(lines)
