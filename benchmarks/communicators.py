@@ -192,7 +192,17 @@ def main() -> None:
     summary = mean_grad(comm, rounds)
     if comm.rank == 0:
         print(side_by_side.environment(MPI.Get_library_version().splitlines()[0].replace("\t", " ").strip()))
-        header = ["operation", "size", "ours us", "unchecked us", "raw us", "gloo us", "raw/ours", "gloo/ours", "over raw us"]
+        header = [
+            "operation",
+            "size",
+            "ours us",
+            "unchecked us",
+            "raw us",
+            "gloo us",
+            "raw/ours",
+            "gloo/ours",
+            "over raw us",
+        ]
         print(side_by_side.table(header, rows))
         print(summary)
     dist.destroy_process_group()

@@ -14,9 +14,7 @@ import torch
 Contenders = dict[str, Callable[[], object]]
 
 
-def take_turns(
-    contenders: Contenders, iterations: int, rounds: int, barrier: Callable[[], None]
-) -> dict[str, float]:
+def take_turns(contenders: Contenders, iterations: int, rounds: int, barrier: Callable[[], None]) -> dict[str, float]:
     """Seconds per iteration of each contender: the median over `rounds` turns of `iterations` each."""
     times: dict[str, list[float]] = {name: [] for name in contenders}
     for turn in range(rounds + 1):
@@ -32,9 +30,8 @@ def take_turns(
 
 def environment(extra: str = "") -> str:
     """One line that dates a result."""
-    return (
-        f"{date.today()}, {os.cpu_count()} cores, Python {platform.python_version()}, torch {torch.__version__}"
-        + (f", {extra}" if extra else "")
+    return f"{date.today()}, {os.cpu_count()} cores, Python {platform.python_version()}, torch {torch.__version__}" + (
+        f", {extra}" if extra else ""
     )
 
 
@@ -46,6 +43,8 @@ def size_text(nbytes: int) -> str:
 def table(header: list[str], rows: list[list[str]]) -> str:
     """A Markdown table, aligned."""
     widths = [max(len(row[column]) for row in [header, *rows]) for column in range(len(header))]
-    lines = ["| " + " | ".join(cell.rjust(w) for cell, w in zip(row, widths, strict=True)) + " |" for row in [header, *rows]]
+    lines = [
+        "| " + " | ".join(cell.rjust(w) for cell, w in zip(row, widths, strict=True)) + " |" for row in [header, *rows]
+    ]
     lines.insert(1, "|" + "|".join("-" * (w + 1) + ":" for w in widths) + "|")
     return "\n".join(lines)

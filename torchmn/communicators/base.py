@@ -384,27 +384,33 @@ class Communicator(ObjectOperations, ABC):
 
     def _reduce(self, x: Tensor, op: str, in_place: bool) -> Tensor:
         """The agreed reduction of `x` over all ranks."""
-        wide = reductions.accumulator(x.dtype)
-        on_host = not x.is_cuda or self.reads_gpu_memory
-        if in_place and x.dtype == wide and on_host and x.is_contiguous() and not (x.is_conj() or x.is_neg()):
-            total = x.detach()
-        elif on_host:
-            total = x.detach().to(wide, copy=True, memory_format=torch.contiguous_format).resolve_conj().resolve_neg()
+        dtype = x.dtype
+        wide = reductions.accumulator(dtype)
+        source = x.detach()
+        if source.is_conj() or source.is_neg():
+            source = source.resolve_conj().resolve_neg()
+        if source.is_cuda and not self.reads_gpu_memory:
+            total = staging.to_host(source).to(wide)
+        elif dtype != wide:
+            total = source.to(wide, memory_format=torch.contiguous_format)
+        elif in_place and source.is_contiguous():
+            total = source
         else:
-            total = staging.to_host(x.detach()).to(wide)
-        self._reduce_flat(total.view(-1), reductions.accumulating_operation(x.dtype, op))
+            total = source.clone(memory_format=torch.contiguous_format)
+        self._reduce_flat(total.view(-1), reductions.accumulating_operation(dtype, op))
         if op == "mean":
             total.div_(self.size)
         if not in_place:
-            return self._arrived(total if x.dtype == wide else total.to(x.dtype), x)
+            return self._arrived(total if dtype == wide else total.to(dtype), x)
         if total.data_ptr() != x.data_ptr():
             x.detach().copy_(total)
         return x
 
     def _reduce_flat(self, flat: Tensor, op: str) -> None:
         """Reduce a flat buffer in place, natively where the transport can, else by gathering it."""
-        for piece in wire.pieces(flat, self.max_message_bytes):
-            if self._reduces(flat.dtype, op):
+        native = self._reduces(flat.dtype, op)
+        for piece in wire.pieces(flat, self.settings.max_message_bytes):
+            if native:
                 self._allreduce_(piece, op)
             else:
                 parts = self._allgather_whole(piece, [piece.numel()] * self.size).view(self.size, -1)

@@ -48,7 +48,7 @@ def tensor_problem(x: object) -> str | None:
         return f"expected a dense tensor, got layout {x.layout} (send its indices and values, or x.to_dense())"
     if x.dtype not in wire.DTYPE_CODES:
         return f"expected a dtype that can travel, got {x.dtype}"
-    if x.device.type not in ("cpu", "cuda"):
+    if not (x.is_cpu or x.is_cuda):
         return f"expected a tensor on cpu or cuda, got one on {x.device}"
     return None
 

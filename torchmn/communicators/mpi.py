@@ -66,7 +66,7 @@ class MPICommunicator(Communicator):
 
     def __init__(
         self,
-        point_to_point: MPI.Intracomm,
+        point_to_point: MPI.Comm,
         hosts: Sequence[str],
         watch: Watch,
         world_ranks: Sequence[int],
@@ -79,7 +79,7 @@ class MPICommunicator(Communicator):
         super().__init__(point_to_point.rank, hosts, watch, world_ranks, name, settings)
         self.reads_gpu_memory = reads_gpu_memory()
         # A third of the tags each: the users', payloads that follow a header, "ready" messages.
-        self.tag_limit = (MPI.COMM_WORLD.Get_attr(MPI.TAG_UB) + 1) // 3
+        self.tag_limit = ((MPI.COMM_WORLD.Get_attr(MPI.TAG_UB) or 32767) + 1) // 3
         self._sent = [0] * self.size
         self._pending: list[_Undelivered] = []
         self._number = array("q", (0, 0))
@@ -166,7 +166,7 @@ class MPICommunicator(Communicator):
         if header.number < 0:
             self._p2p.Send(self._nothing, source, 2 * self.tag_limit + number)
         MPI.Request.Waitall(requests)
-        return self._message(header, tensors)
+        return header.message(tensors)
 
     def _irecv(self, tensors: Sequence[Tensor], source: int, number: int) -> list[MPI.Request]:
         tag = self.tag_limit + number
@@ -184,17 +184,7 @@ class MPICommunicator(Communicator):
                 _memory(x)[:] = memoryview(inbox)[start : start + spec.nbytes]
             start += spec.nbytes
             tensors.append(x)
-        return self._message(header, tensors)
-
-    @staticmethod
-    def _message(header: Header, tensors: Sequence[Tensor]) -> Message:
-        return Message(
-            header.kind,
-            tuple(tensors),
-            header.edge,
-            tuple(spec.wants_gradient for spec in header.specs),
-            tuple(spec.on_gpu for spec in header.specs),
-        )
+        return header.message(tensors)
 
     def _undelivered(self) -> list[int]:
         return [send.dest for send in self._pending]

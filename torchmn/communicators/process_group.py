@@ -106,7 +106,7 @@ class ProcessGroupCommunicator(Communicator):
         size = len(hosts)
         self._store = store
         self._patience = timedelta(seconds=2 * settings.timeout + 600)  # our watchdog is to bark first
-        self._gloo = dist.ProcessGroupGloo(dist.PrefixStore(f"{name}/gloo", store), rank, size, self._patience)
+        self._gloo: Any = dist.ProcessGroupGloo(dist.PrefixStore(f"{name}/gloo", store), rank, size, self._patience)
         self._nccl = _nccl(dist.PrefixStore(f"{name}/nccl", store), rank, size) if use_nccl else None
         self._one_way: dict[tuple[int, int], Any] = {}  # nccl groups of two, by (source, dest)
         self.reads_gpu_memory = use_nccl
@@ -162,9 +162,7 @@ class ProcessGroupCommunicator(Communicator):
                 start += x.nbytes
         else:
             self._receive(tensors, source)
-        grads = tuple(spec.wants_gradient for spec in header.specs)
-        on_gpu = tuple(spec.on_gpu for spec in header.specs)
-        return header.number, Message(header.kind, tuple(tensors), header.edge, grads, on_gpu)
+        return header.number, header.message(tensors)
 
     def _receive(self, tensors: Sequence[Tensor], source: int) -> None:
         for piece in self._pieces(tensors):

@@ -12,18 +12,25 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from torchmn.communicators import wire
+
 OPERATIONS = ("sum", "mean", "max", "min", "prod")
 
-_WIDENED = {torch.float16: torch.float32, torch.bfloat16: torch.float32, torch.complex32: torch.complex64}
+
+def _widest(dtype: torch.dtype) -> torch.dtype:
+    if dtype.is_floating_point and dtype.itemsize < 4:
+        return torch.float32
+    return {torch.bool: torch.uint8, torch.complex32: torch.complex64}.get(dtype, dtype)
+
+
+_ACCUMULATORS = {dtype: _widest(dtype) for dtype in wire.DTYPE_CODES}
 # torch stores these but hardly computes with them; NumPy does.
 _THROUGH_NUMPY = {torch.uint16, torch.uint32, torch.uint64}
 
 
 def accumulator(dtype: torch.dtype) -> torch.dtype:
     """The dtype in which values of `dtype` are reduced."""
-    if dtype.is_floating_point and dtype.itemsize == 1:
-        return torch.float32
-    return torch.uint8 if dtype == torch.bool else _WIDENED.get(dtype, dtype)
+    return _ACCUMULATORS[dtype]
 
 
 def accumulating_operation(dtype: torch.dtype, op: str) -> str:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import threading
 from collections import defaultdict, deque
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import replace
 from typing import Any, TypeVar
 
@@ -256,6 +255,6 @@ def run_threads(
 def _raise_first(errors: list[tuple[int, BaseException]], size: int) -> None:
     """Raise the error that began it, with its rank noted; errors that only follow from it stay silent."""
     rank, error = errors[0]
-    with suppress(AttributeError):  # Python 3.10 has no notes
-        error.add_note(f"(raised on rank {rank} of {size})")
+    if hasattr(error, "add_note"):  # not in Python 3.10
+        error.add_note(f"(raised on rank {rank} of {size})")  # type: ignore[attr-defined]
     raise error

@@ -160,15 +160,14 @@ def _has_joined(other: RankState | None, state: RankState) -> bool:
 
 
 def cycle(states: Sequence[RankState]) -> list[int]:
-    """Ranks that wait for each other in a ring, the first repeated at the end; [] if there is no ring."""
-    by_rank = {state.rank: state for state in states}
-    graph = {rank: waits_for(state, states) for rank, state in by_rank.items()}
+    """Ranks that wait for each other in a ring, its smallest first and again at the end; [] if there is none."""
+    graph = {state.rank: waits_for(state, states) for state in states}
     finished: set[int] = set()
-    for start in graph:
-        path: list[int] = []
-        found = _walk(graph, start, path, finished)
-        if found:
-            return found
+    for start in sorted(graph):
+        ring = _walk(graph, start, [], finished)
+        if ring:
+            smallest = ring.index(min(ring))
+            return [*ring[smallest:-1], *ring[:smallest], ring[smallest]]
     return []
 
 

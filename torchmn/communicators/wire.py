@@ -12,6 +12,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from math import prod
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -39,8 +40,10 @@ class Kind(IntEnum):
     LONG = 4  # the real header was too long for one message and follows as a payload
 
 
-@dataclass(frozen=True)
-class TensorSpec:
+_KINDS = tuple(Kind)
+
+
+class TensorSpec(NamedTuple):
     """Dtype and shape of one tensor on its way, and whether it left a GPU and wants its gradient back."""
 
     dtype: torch.dtype
@@ -57,7 +60,7 @@ class TensorSpec:
         return torch.empty(self.shape, dtype=self.dtype)
 
 
-@dataclass
+@dataclass(slots=True)
 class Message:
     """What one `send` carries: its tensors in order, and the number of the graph edge they travel on."""
 
@@ -71,20 +74,17 @@ class Message:
     def specs(self) -> list[TensorSpec]:
         """One `TensorSpec` per tensor, in order."""
         none = (False,) * len(self.tensors)
-        flags = zip(self.on_gpu or none, self.wants_gradient or none, strict=True)
-        return [
-            TensorSpec(x.dtype, tuple(x.shape), gpu, grad) for x, (gpu, grad) in zip(self.tensors, flags, strict=True)
-        ]
+        every = zip(self.tensors, self.on_gpu or none, self.wants_gradient or none, strict=True)
+        return [TensorSpec(x.dtype, x.shape, on_gpu, gradient) for x, on_gpu, gradient in every]
 
 
-@dataclass(frozen=True)
-class Header:
-    """A message without its payload. `number` tells where a payload that did not fit the header follows."""
+class Header(NamedTuple):
+    """A message without its payload. What `number` means is the transport's business."""
 
     kind: Kind
     edge: int
     number: int
-    specs: Sequence[TensorSpec]
+    specs: list[TensorSpec]
 
     @property
     def nbytes(self) -> int:
@@ -94,9 +94,8 @@ class Header:
     def encode(self) -> bytes:
         """This header as little-endian 64-bit integers, its own length first."""
         words = [0, self.kind, self.edge, self.number, len(self.specs)]
-        for spec in self.specs:
-            flags = DTYPE_CODES[spec.dtype] | spec.on_gpu << 8 | spec.wants_gradient << 9
-            words += (flags, len(spec.shape), *spec.shape)
+        for dtype, shape, on_gpu, wants_gradient in self.specs:
+            words += (DTYPE_CODES[dtype] | on_gpu << 8 | wants_gradient << 9, len(shape), *shape)
         words[0] = len(words)
         return struct.pack(f"<{len(words)}q", *words)
 
@@ -104,16 +103,20 @@ class Header:
     def decode(buffer: bytes | bytearray | memoryview) -> tuple[Header, int]:
         """The header at the start of `buffer`, and how many bytes it takes there."""
         (length,) = struct.unpack_from("<q", buffer)
-        _, kind, edge, number, count, *words = struct.unpack_from(f"<{length}q", buffer)
-        specs, at = [], 0
-        for _ in range(count):
-            flags, ndim = words[at], words[at + 1]
+        words = struct.unpack_from(f"<{length}q", buffer)
+        specs, at = [], 5
+        for _ in range(words[4]):
+            flags, end = words[at], at + 2 + words[at + 1]
             dtype = DTYPES[flags & 0xFF]
             assert dtype is not None, "a dtype that this torch does not have"
-            shape = tuple(words[at + 2 : at + 2 + ndim])
-            specs.append(TensorSpec(dtype, shape, bool(flags & 1 << 8), bool(flags & 1 << 9)))
-            at += 2 + ndim
-        return Header(Kind(kind), edge, number, specs), 8 * length
+            specs.append(TensorSpec(dtype, words[at + 2 : end], bool(flags & 1 << 8), bool(flags & 1 << 9)))
+            at = end
+        return Header(_KINDS[words[1]], words[2], words[3], specs), 8 * length
+
+    def message(self, tensors: Sequence[Tensor]) -> Message:
+        """The message that this header announced, with its payload."""
+        gradients = tuple(spec.wants_gradient for spec in self.specs)
+        return Message(self.kind, tuple(tensors), self.edge, gradients, tuple(spec.on_gpu for spec in self.specs))
 
 
 def as_bytes(x: Tensor) -> Tensor:
@@ -121,7 +124,7 @@ def as_bytes(x: Tensor) -> Tensor:
     return x.reshape(-1).view(torch.uint8)
 
 
-def from_bytes(data: bytes) -> Tensor:
+def from_bytes(data: bytes | bytearray) -> Tensor:
     """A uint8 tensor that holds `data`."""
     # bytearray: torch warns about buffers that it must not write.
     return torch.frombuffer(bytearray(data), dtype=torch.uint8) if data else torch.empty(0, dtype=torch.uint8)

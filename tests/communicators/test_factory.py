@@ -1,0 +1,94 @@
+"""create_communicator: names, keywords, and refusals that say what would work."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import torchmn
+from torchmn.communicators import factory
+
+LAUNCHER_VARIABLES = ("PMI_RANK", "PMI_SIZE", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "RANK", "WORLD_SIZE")
+
+
+@pytest.fixture(autouse=True)
+def no_launcher(monkeypatch: pytest.MonkeyPatch) -> None:
+    for variable in LAUNCHER_VARIABLES:
+        monkeypatch.delenv(variable, raising=False)
+
+
+def test_without_a_launcher_auto_is_a_world_of_one() -> None:
+    with torchmn.create_communicator() as comm:
+        assert (comm.rank, comm.size, comm.intra_rank, comm.intra_size, comm.inter_rank, comm.inter_size) == (
+            0,
+            1,
+            0,
+            1,
+            0,
+            1,
+        )
+        assert comm.device.type == ("cuda" if torch.cuda.is_available() else "cpu")
+
+
+def test_an_unknown_name_is_refused_with_the_nearest_one() -> None:
+    with pytest.raises(torchmn.ArgumentError, match=r"unknown communicator 'pure_ncll'. Did you mean 'pure_nccl'\?"):
+        torchmn.create_communicator("pure_ncll")
+
+
+def test_an_unknown_keyword_is_refused_with_the_nearest_one() -> None:
+    with pytest.raises(TypeError, match=r"unknown keyword 'time_out'. Did you mean 'timeout'\?") as caught:
+        torchmn.create_communicator(time_out=3)
+    assert isinstance(caught.value, torchmn.TorchMNError)
+
+
+@pytest.mark.parametrize(
+    "name", ["nccl", "pure_nccl", "hierarchical", "two_dimensional", "single_node", "non_cuda_aware"]
+)
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU here")
+def test_nccl_without_a_gpu_says_what_would_work(name: str) -> None:
+    with pytest.raises(torchmn.ArgumentError, match="needs a GPU.*'mpi' under mpiexec or 'gloo' under torchrun"):
+        torchmn.create_communicator(name)
+
+
+def test_chainermns_cpu_names_are_the_mpi_transport() -> None:
+    assert factory.NAMES["naive"] == factory.NAMES["flat"] == "mpi"
+
+
+def test_threads_are_started_by_run_threads() -> None:
+    with pytest.raises(torchmn.ArgumentError, match="run_threads"):
+        torchmn.create_communicator("threads")
+
+
+def test_gloo_without_a_launcher_says_how_to_start_one() -> None:
+    with pytest.raises(torchmn.ArgumentError, match="torchrun"):
+        torchmn.create_communicator("gloo")
+
+
+@pytest.mark.parametrize("grad_dtype", [torch.int32, torch.float64, "float16"])
+def test_a_grad_dtype_that_is_no_short_float_is_refused(grad_dtype: object) -> None:
+    with pytest.raises(torchmn.ArgumentError, match="grad_dtype"):
+        torchmn.create_communicator(grad_dtype=grad_dtype)
+
+
+@pytest.mark.parametrize("timeout", [0, -1, "3", True])
+def test_a_timeout_that_is_no_duration_is_refused(timeout: object) -> None:
+    with pytest.raises(torchmn.ArgumentError, match="timeout"):
+        torchmn.create_communicator(timeout=timeout)
+
+
+def test_the_timeout_comes_from_the_environment_unless_given(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TORCHMN_TIMEOUT", "17")
+    assert torchmn.create_communicator().settings.timeout == 17
+    assert torchmn.create_communicator(timeout=5).settings.timeout == 5
+
+
+def test_finalize_twice_is_fine_and_afterwards_operations_are_refused() -> None:
+    comm = torchmn.create_communicator()
+    comm.finalize()
+    comm.finalize()
+    with pytest.raises(torchmn.TorchMNError, match="finalized"):
+        comm.allreduce(torch.ones(1))
+
+
+def test_a_device_can_be_chosen() -> None:
+    assert torchmn.create_communicator(device="cpu").device == torch.device("cpu")

@@ -1,0 +1,155 @@
+"""A rank that raises, leaves, dies or is stuck ends the job at once, and says why: fresh jobs of processes."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from tests.worlds.jobs import JobResult, run_job
+
+START = """
+import os, signal, sys, time
+import torch, torchmn
+comm = torchmn.create_communicator()
+x = torch.ones(4)
+comm.barrier()
+"""
+
+PROCESSES = ("mpi", "openmpi", "gloo")
+
+
+def job(body: str, n: int = 3, transport: str = "mpi", **env: str) -> JobResult:
+    """A job of `n` ranks that runs `body` after all of them have met."""
+    result = run_job(START + body, n, transport, env=env)
+    assert not result.timed_out, result.output
+    assert not result.survivors, f"left behind: {result.survivors}"
+    return result
+
+
+@pytest.mark.parametrize("transport", PROCESSES)
+def test_a_rank_that_raises_ends_the_job_with_its_traceback_once(transport: str) -> None:
+    result = job("if comm.rank == 1: raise RuntimeError('the reason')\ncomm.barrier()", transport=transport)
+    assert result.returncode != 0
+    assert "rank 1 of 3 raised; the job is ended" in result.output
+    assert result.output.count("RuntimeError: the reason") == 1
+
+
+@pytest.mark.parametrize("transport", PROCESSES)
+@pytest.mark.parametrize("leave", ["sys.exit(3)", "sys.exit(0)", "pass"])
+def test_a_rank_that_leaves_while_others_wait_ends_the_job(transport: str, leave: str) -> None:
+    body = f"if comm.rank == 1:\n    {leave}\nelse:\n    comm.recv(1, tag=5)"
+    result = job(body, transport=transport, TORCHMN_TIMEOUT="40")
+    assert result.returncode != 0
+    assert "rank 1 left" in result.output
+    assert "recv" in result.output
+
+
+@pytest.mark.parametrize("transport", PROCESSES)
+def test_a_rank_that_is_killed_ends_the_job(transport: str) -> None:
+    result = job(
+        "if comm.rank == 1: os.kill(os.getpid(), signal.SIGKILL)\ncomm.barrier()",
+        transport=transport,
+        TORCHMN_TIMEOUT="40",
+    )
+    assert result.returncode != 0
+
+
+def test_without_the_abort_hook_an_exception_is_left_to_the_launcher() -> None:
+    body = "if comm.rank == 1: raise RuntimeError('the reason')"
+    result = job(body, n=2, TORCHMN_ABORT="0")
+    assert "RuntimeError: the reason" in result.output
+    assert "the job is ended" not in result.output
+
+
+@pytest.mark.parametrize("transport", PROCESSES)
+def test_two_ranks_that_both_receive_are_named_as_a_deadlock_once(transport: str) -> None:
+    result = job("comm.recv(1 - comm.rank, tag=3)", n=2, transport=transport, TORCHMN_TIMEOUT="2")
+    assert result.returncode != 0
+    assert result.output.count("has waited for 2 s in recv; the job is ended") == 1
+    assert "deadlock: rank 0 waits for rank 1 waits for rank 0" in result.output
+    for rank in range(2):
+        assert re.search(
+            rf"{rank} +\S+ +recv +rank {1 - rank} +3 +\d\.\d +\S*script\.py:\d+ in <module>", result.output
+        )
+
+
+def test_a_broadcast_that_one_rank_never_joins_names_that_rank() -> None:
+    result = job("comm.bcast(x) if comm.rank != 1 else comm.recv(0, tag=7)", TORCHMN_TIMEOUT="2")
+    assert "deadlock: rank 0 waits for rank 1 waits for rank 0" in result.output
+    assert re.search(r"0 +\S+ +bcast +all", result.output)
+    assert re.search(r"1 +\S+ +recv +rank 0 +7", result.output)
+
+
+def test_a_rank_asleep_in_user_code_is_shown_with_its_line() -> None:
+    body = "def nap():\n    time.sleep(60)\nif comm.rank == 1: nap()\ncomm.allreduce(x)"
+    result = job(body, TORCHMN_TIMEOUT="2")
+    assert "the others wait for rank 1" in result.output
+    assert re.search(r"1 +\S+ +user code +\S*script\.py:\d+ in nap", result.output)
+
+
+def test_ranks_that_call_different_collectives_get_an_error_that_names_both() -> None:
+    result = job("comm.allreduce(x) if comm.rank else comm.bcast(x)", TORCHMN_TIMEOUT="20")
+    assert "ranks call different operations" in result.output
+    assert "rank 0: bcast(root 0)" in result.output
+    assert "ranks 1-2: allreduce(dtype torch.float32, shape (4,), op sum)" in result.output
+
+
+def test_different_collectives_with_the_checks_off_end_in_the_table() -> None:
+    body = "comm.barrier() if comm.rank else comm.recv(1)"
+    result = job(body, n=2, TORCHMN_TIMEOUT="2", TORCHMN_CHECKS="0")
+    assert "deadlock: rank 0 waits for rank 1 waits for rank 0" in result.output
+
+
+@pytest.mark.parametrize("transport", PROCESSES)
+def test_a_message_that_nobody_receives_is_an_error_at_the_end(transport: str) -> None:
+    body = "if comm.rank == 0: comm.send(torch.ones(1 << 20), 1, tag=9)"
+    result = job(body, n=2, transport=transport, TORCHMN_TIMEOUT="40")
+    assert result.returncode != 0
+    assert "rank 1" in result.output
+    assert "9" in result.output
+
+
+@pytest.mark.parametrize("transport", PROCESSES)
+def test_messages_still_on_their_way_at_the_end_are_delivered(transport: str) -> None:
+    body = """
+if comm.rank == 0:
+    for tag in range(3): comm.send(torch.full((1 << 18,), float(tag)), 1, tag)
+else:
+    time.sleep(1)
+    for tag in (2, 0, 1): assert comm.recv(0, tag).eq(tag).all()
+    print("ALL RECEIVED")
+"""
+    result = job(body, n=2, transport=transport)
+    assert result.returncode == 0, result.output
+    assert "ALL RECEIVED" in result.stdout
+
+
+def test_a_rank_that_leaves_early_does_not_disturb_ranks_that_do_not_need_it() -> None:
+    body = """
+if comm.rank != 0:
+    time.sleep(3)
+    other = 3 - comm.rank
+    comm.send(x, other)
+    comm.recv(other)
+    print("WENT ON")
+"""
+    for transport in ("mpi", "gloo"):
+        result = job(body, transport=transport)
+        assert result.returncode == 0, result.output
+        assert result.stdout.count("WENT ON") == 2
+
+
+def test_a_rank_that_never_creates_its_communicator_does_not_leave_the_others_waiting() -> None:
+    script = """
+import os, time
+rank = int(os.environ["PMI_RANK"])
+if rank == 1:
+    time.sleep(60)
+import torchmn
+torchmn.create_communicator()
+"""
+    result = run_job(script, 2, "mpi", env={"TORCHMN_TIMEOUT": "3"})
+    assert not result.timed_out
+    assert result.returncode != 0
+    assert "create_communicator" in result.output
