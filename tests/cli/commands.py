@@ -1,0 +1,157 @@
+"""The torchmn command as its users run it: in a process of its own, of which nothing outlives the test."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import textwrap
+import time
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tests.worlds.launch import LABEL, OPENMPI_PREFIX, ROOT, clean_environment
+
+# Every way in which `torchmn run` starts ranks: its arguments, and its environment.
+TRANSPORTS = {
+    "mpich": (["--transport", "mpi"], {}),
+    "openmpi": (["--transport", "mpi"], {"TORCHMN_MPIEXEC": str(OPENMPI_PREFIX / "bin" / "mpirun")}),
+    "gloo": (["--transport", "gloo"], {}),
+}
+
+every_transport = pytest.mark.parametrize("transport", TRANSPORTS)
+
+# A rank's number without importing anything: these scripts are about processes, not about communication.
+RANK = """
+import os, signal, sys, time
+rank = int(next(os.environ[name] for name in ("PMI_RANK", "OMPI_COMM_WORLD_RANK", "RANK") if name in os.environ))
+"""
+
+# Longer than any test may last: a rank that sleeps so long has to be ended.
+FOREVER = 600
+
+
+@dataclass(frozen=True)
+class Result:
+    """How a command ended, and the processes that it left behind."""
+
+    status: int
+    out: str
+    err: str
+    survivors: list[str]
+
+
+class Command:
+    """A running torchmn command."""
+
+    def __init__(self, arguments: list[str], directory: Path, env: dict[str, str], python: str, **streams):
+        self.directory, self.label = directory, uuid.uuid4().hex
+        self.process = subprocess.Popen(
+            [python, "-m", "torchmn.cli.main", *arguments],
+            cwd=directory,
+            env={**clean_environment(), "PYTHONPATH": str(ROOT), **env, LABEL: self.label},
+            stdin=streams.get("stdin", subprocess.DEVNULL),
+            stdout=streams.get("stdout") or (directory / "out").open("wb"),
+            stderr=streams.get("stderr") or (directory / "err").open("wb"),
+            start_new_session=True,
+            # The test run itself may be in the background of a shell, where Ctrl-C is ignored, and so here.
+            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
+        )
+
+    @property
+    def out(self) -> str:
+        return (self.directory / "out").read_text(errors="replace")
+
+    @property
+    def err(self) -> str:
+        return (self.directory / "err").read_text(errors="replace")
+
+    def until_printed(self, text: str, times: int, patience: float = 60) -> None:
+        """Returns when `text` has been printed so often; fails the test when it is not."""
+        deadline = time.monotonic() + patience
+        while self.out.count(text) < times:
+            if time.monotonic() > deadline or self.process.poll() is not None:
+                pytest.fail(f"{text!r} was not printed {times} times:\n{self.out}\n{self.err}")
+            time.sleep(0.02)
+
+    def end(self, timeout: float = 60, last_breath: float = 2) -> Result:
+        """The result, once the command has ended by itself; fails the test when it does not."""
+        try:
+            status = self.process.wait(timeout)
+        except subprocess.TimeoutExpired:
+            pytest.fail(f"still running after {timeout} s:\n{self.out}\n{self.err}")
+        deadline = time.monotonic() + last_breath
+        while (left := self.family()) and time.monotonic() < deadline:
+            time.sleep(0.02)
+        return Result(status, self.out, self.err, [" ".join(process.cmdline()) for process in left])
+
+    def family(self) -> list[psutil.Process]:
+        """Every living process that came from this command, found by the label that it inherited."""
+        found = []
+        for process in psutil.process_iter():
+            with suppress(psutil.Error):
+                if process.environ().get(LABEL) == self.label and process.status() != psutil.STATUS_ZOMBIE:
+                    found.append(process)
+        return found
+
+    def kill(self) -> None:
+        for process in self.family():
+            with suppress(psutil.Error):
+                process.kill()
+        self.process.wait()
+
+
+@contextmanager
+def started(
+    *arguments: str, env: dict[str, str] | None = None, python: str = sys.executable, **streams
+) -> Iterator[Command]:
+    """The command while it runs; killed with all that it started when the block is left."""
+    with tempfile.TemporaryDirectory(prefix="torchmn-cli-") as directory:
+        command = Command(list(arguments), Path(directory), env or {}, python, **streams)
+        try:
+            yield command
+        finally:
+            command.kill()
+
+
+def torchmn(*arguments: str, **options) -> Result:
+    """The result of `torchmn` with these arguments."""
+    with started(*arguments, **options) as command:
+        return command.end()
+
+
+def script(directory: Path, text: str, name: str = "script.py") -> str:
+    """The path of a script in which `rank` is known."""
+    path = directory / name
+    path.write_text(RANK + textwrap.dedent(text))
+    return str(path)
+
+
+def on(transport: str) -> tuple[list[str], dict[str, str]]:
+    """The arguments and environment for a transport; skips the test where its launcher is not installed."""
+    arguments, env = TRANSPORTS[transport]
+    if transport == "openmpi" and not os.path.exists(env["TORCHMN_MPIEXEC"]):
+        pytest.skip(f"Open MPI is not at {OPENMPI_PREFIX}")
+    return arguments, env
+
+
+@contextmanager
+def running(transport: str, size: int, *command: str, env: dict[str, str] | None = None) -> Iterator[Command]:
+    """`torchmn run` of `command` on `size` ranks of `transport`, while it runs."""
+    arguments, environment = on(transport)
+    with started("run", "-n", str(size), *arguments, *command, env=environment | (env or {})) as running_command:
+        yield running_command
+
+
+def run(transport: str, size: int, *command: str, env: dict[str, str] | None = None) -> Result:
+    """The result of `torchmn run` of `command` on `size` ranks of `transport`."""
+    with running(transport, size, *command, env=env) as running_command:
+        return running_command.end()

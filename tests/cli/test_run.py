@@ -1,0 +1,243 @@
+"""`torchmn run`: ranks that know their place, lines that stay whole, errors that say what to do."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.cli.commands import every_transport, on, run, script, started, torchmn
+from torchmn.communicators.launchers import RUN_MARKER
+
+
+@every_transport
+def test_ranks_know_their_place_and_get_all_that_follows_the_script(transport, tmp_path):
+    path = script(
+        tmp_path,
+        """
+        from torchmn.communicators.launchers import detect
+        place = detect()
+        print("place", place.rank, place.size, place.local_rank, place.transport, sys.argv[1:])
+        """,
+    )
+    result = run(transport, 3, path, "--raw", "-n", "7", "--", "-m")
+    kind = "torch" if transport == "gloo" else "mpi"
+    expected = [f"[{rank}] place {rank} 3 {rank} {kind} ['--raw', '-n', '7', '--', '-m']" for rank in range(3)]
+    assert sorted(result.out.splitlines()) == expected
+    assert (result.status, result.err, result.survivors) == (0, "", [])
+
+
+@every_transport
+def test_ranks_reach_each_other(transport, tmp_path):
+    path = script(
+        tmp_path,
+        """
+        import torch, torchmn
+        with torchmn.create_communicator() as comm:
+            print("sum", comm.allreduce(torch.tensor([comm.rank + 1.0])).item(), "of", comm.size)
+        """,
+    )
+    result = run(transport, 2, path)
+    assert sorted(result.out.splitlines()) == ["[0] sum 3.0 of 2", "[1] sum 3.0 of 2"]
+    assert (result.status, result.survivors) == (0, [])
+
+
+def test_a_module_runs_as_python_runs_it(tmp_path):
+    package = tmp_path / "greeting"
+    package.mkdir()
+    (package / "__init__.py").touch()
+    (package / "loud.py").write_text("import sys\nprint(__name__, __package__, sys.argv[1:])\n")
+    with started("run", "-n", "2", "--transport", "gloo", "-m", "greeting.loud", "--volume", "11",
+                 env={"PYTHONPATH": os.pathsep.join([str(tmp_path), str(Path.cwd())])}) as command:  # fmt: skip
+        result = command.end()
+    assert sorted(result.out.splitlines()) == [f"[{rank}] __main__ greeting ['--volume', '11']" for rank in range(2)], (
+        result.err
+    )
+
+
+@every_transport
+def test_lines_stay_whole_and_in_order_however_long_and_however_written(transport, tmp_path):
+    # Pieces that end anywhere, lines longer than a pipe holds, both streams at once.
+    path = script(
+        tmp_path,
+        """
+        lines = [f"{n}:" + chr(97 + rank) * (n * n % 9973) + ";" for n in range(400)]
+        lines[200] = "200:" + chr(97 + rank) * 300_000 + ";"
+        text = "".join(line + "\\n" for line in lines).encode()
+        for begin in range(0, len(text), 4999):
+            os.write(1, text[begin : begin + 4999])
+            os.write(2, b"note\\n")
+        os.write(1, b"no end of line")
+        """,
+    )
+    result = run(transport, 3, path)
+    by_rank: dict[int, list[str]] = {0: [], 1: [], 2: []}
+    for line in result.out.splitlines():
+        match = re.fullmatch(r"\[(\d)\] (.*)", line)
+        assert match, f"a torn line: {line[:80]}"
+        by_rank[int(match[1])].append(match[2])
+    for rank, lines in by_rank.items():
+        letter = chr(97 + rank)
+        expected = [f"{n}:{letter * (300_000 if n == 200 else n * n % 9973)};" for n in range(400)]
+        assert lines == [*expected, "no end of line"]
+    assert set(result.err.splitlines()) == {"[0] note", "[1] note", "[2] note"}
+
+
+def test_a_progress_bar_leaves_one_line_in_a_file(tmp_path):
+    path = script(
+        tmp_path,
+        """
+        for step in range(1, 101):
+            print(f"\\rstep {step}", end="", file=sys.stderr)
+        print(file=sys.stderr)
+        """,
+    )
+    result = run("gloo", 2, path)
+    assert sorted(result.err.splitlines()) == ["[0] step 100", "[1] step 100"]
+
+
+def test_raw_output_has_no_prefixes(tmp_path):
+    path = script(tmp_path, 'print("from", rank)')
+    result = run("gloo", 2, "--raw", path)
+    assert sorted(result.out.splitlines()) == ["from 0", "from 1"]
+
+
+@every_transport
+def test_ranks_read_an_empty_input(transport, tmp_path):
+    path = script(tmp_path, "print(repr(sys.stdin.read()))")
+    arguments, env = on(transport)
+    with started("run", "-n", "2", *arguments, path, env=env, stdin=subprocess.PIPE) as command:
+        result = command.end()  # our end of the pipe is still open: a rank that read it would wait
+    assert sorted(result.out.splitlines()) == ["[0] ''", "[1] ''"]
+
+
+def test_one_rank_runs_in_place_without_a_launcher(tmp_path):
+    path = tmp_path / "script.py"
+    path.write_text(
+        "import os, sys\n"
+        "from torchmn.communicators.launchers import detect\n"
+        "print(input(), detect().name, os.environ['OMP_NUM_THREADS'])\n"
+        "sys.exit(7)\n"
+    )
+    env = {"PMI_RANK": "3", "PMI_SIZE": "4", "OMP_NUM_THREADS": "5"}
+    with started("run", "-n", "1", str(path), env=env, stdin=subprocess.PIPE) as command:
+        command.process.communicate(b"typed\n", timeout=60)
+        result = command.end()
+    assert (result.status, result.out) == (7, "typed none 5\n")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "env", "expected"),
+    [
+        ([], {}, str(max(1, len(os.sched_getaffinity(0)) // 2))),
+        ([], {"OMP_NUM_THREADS": "3"}, "3"),
+        (["--threads", "2"], {"OMP_NUM_THREADS": "3"}, "2"),
+    ],
+)
+def test_threads_per_rank(arguments, env, expected, tmp_path):
+    env = {"OMP_NUM_THREADS": "", **env}
+    result = run("gloo", 2, *arguments, script(tmp_path, "print(os.environ['OMP_NUM_THREADS'])"), env=env)
+    assert sorted(result.out.splitlines()) == [f"[0] {expected}", f"[1] {expected}"]
+
+
+@every_transport
+def test_ranks_start_here_inside_a_slurm_allocation_and_inside_other_ranks(transport, tmp_path):
+    allocation = {
+        "SLURM_JOB_ID": "77",
+        "SLURM_JOB_NODELIST": "node[1-2]",
+        "SLURM_NODELIST": "node[1-2]",
+        "SLURM_NNODES": "2",
+        "SLURM_NTASKS": "8",
+        "SLURM_TASKS_PER_NODE": "4(x2)",
+        "SLURM_JOB_CPUS_PER_NODE": "4(x2)",
+        "SLURM_PROCID": "0",
+        "SLURM_STEP_ID": "0",
+    }
+    inner = script(tmp_path, "print('inner', rank, os.environ['SLURM_JOB_ID'])", name="inner.py")
+    arguments, env = on(transport)
+    outer = script(
+        tmp_path,
+        f"""
+        import subprocess
+        command = [sys.executable, "-m", "torchmn.cli.main", "run", "-n", "2", *{arguments!r}, {inner!r}]
+        sys.exit(subprocess.run(command).returncode if rank == 1 else 0)
+        """,
+        name="outer.py",
+    )
+    result = run(transport, 2, outer, env={**env, **allocation})
+    assert sorted(result.out.splitlines()) == ["[1] [0] inner 0 77", "[1] [1] inner 1 77"], result.err
+    assert result.status == 0
+
+
+@pytest.fixture
+def python_without_mpi(tmp_path) -> str:
+    """A virtual environment with all packages of this one, but neither mpiexec nor an MPI library."""
+    home = tmp_path / "no-mpi"
+    packages = home / "lib" / f"python{sys.version_info.major}.{sys.version_info.minor}"
+    (home / "bin").mkdir(parents=True)
+    packages.mkdir(parents=True)
+    (home / "bin" / "python").symlink_to(Path(sys.executable).resolve())
+    (packages / "site-packages").symlink_to(
+        Path(os.__file__ if sys.prefix == sys.base_prefix else pytest.__file__).parents[1]
+    )
+    (home / "pyvenv.cfg").write_text(f"home = {Path(sys.executable).resolve().parent}\n")
+    return str(home / "bin" / "python")
+
+
+def test_without_mpi_the_ranks_talk_over_gloo_and_the_user_is_told(python_without_mpi, tmp_path):
+    path = script(tmp_path, f"print(os.environ[{RUN_MARKER!r}])")
+    result = torchmn("run", "-n", "2", path, python=python_without_mpi, env={"PATH": "/usr/bin:/bin"})
+    assert sorted(result.out.splitlines()) == ["[0] gloo", "[1] gloo"], result.err
+    assert "over gloo, because" in result.err and "torchmn doctor" in result.err
+    assert result.status == 0
+
+    refused = torchmn(
+        "run", "-n", "2", "--transport", "mpi", path, python=python_without_mpi, env={"PATH": "/usr/bin:/bin"}
+    )
+    assert refused.status == 2 and refused.out == ""
+    assert "mpiexec" in refused.err and "--transport gloo" in refused.err
+
+
+def test_a_launcher_and_a_library_that_do_not_fit_are_refused(tmp_path):
+    _, env = on("openmpi")
+    library = Path(sys.prefix) / "lib" / "libmpi.so.12"
+    if not library.exists():
+        pytest.skip("MPICH's library is not in this environment")
+    path = script(tmp_path, "print('never')")
+    result = torchmn("run", "-n", "2", path, env={**env, "MPI4PY_LIBMPI": str(library)})
+    assert result.status == 2 and result.out == ""
+    for words in ("Open MPI", "MPICH", str(library), "world of one"):
+        assert words in result.err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["script.py"], ["how many ranks", "-n"]),
+        (["-n", "0", "script.py"], ["-n", "at least 1", "'0'"]),
+        (["-n", "two", "script.py"], ["-n", "at least 1", "'two'"]),
+        (["-n", "2"], ["which script"]),
+        (["-n", "2", "-m"], ["which script"]),
+        (["-n", "2", "scrpt.py"], ["'scrpt.py'", "Did you mean 'script.py'"]),
+        (["-n", "2", "-m", "no_such_module.part"], ["'no_such_module'"]),
+        (["-n", "2", "--transprt", "mpi", "script.py"], ["'--transprt'", "Did you mean '--transport'"]),
+        (["-n", "2", "--transport", "glo", "script.py"], ["'glo'", "Did you mean 'gloo'"]),
+        (["-n", "2", "--threads", "0", "script.py"], ["--threads", "at least 1"]),
+        (["-n", "2", "--thr", "1", "script.py"], ["'--thr'", "Did you mean '--threads'"]),
+    ],
+)
+def test_a_wrong_command_line_is_refused_with_the_way_out(arguments, words, tmp_path, monkeypatch, capsys):
+    from torchmn.cli.main import main
+
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "script.py").touch()
+    with pytest.raises(SystemExit) as ended:
+        main(["run", *arguments])
+    assert ended.value.code == 2
+    message = capsys.readouterr().err
+    assert message.startswith("torchmn run: ")
+    assert [word for word in words if word not in message] == []

@@ -1,0 +1,1 @@
+"""The `torchmn` command: one file per sub-command, and what they stand on in sub-packages."""

@@ -1,0 +1,172 @@
+"""Which MPI is on this machine: its launcher, the library beside it, and the library that mpi4py loads."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+import sysconfig
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from torchmn.communicators.launchers import cleared
+from torchmn.errors import LaunchError
+
+MPIEXEC_VARIABLE = "TORCHMN_MPIEXEC"
+LIBRARY_VARIABLE = "MPI4PY_LIBMPI"
+
+
+@dataclass(frozen=True)
+class Flavour:
+    """A family of MPI implementations: how its launcher and its library introduce themselves."""
+
+    name: str
+    title: str
+    launcher_says: str
+    library_says: str
+    libraries: tuple[str, ...]
+    rank_variable: str
+
+
+# MPICH and Intel MPI share launcher and binary interface, so that one can start ranks of the other.
+HYDRA_LIBRARIES = ("libmpi.so.12", "libmpich.so.12", "libmpi.12.dylib")
+OPEN_MPI_LIBRARIES = ("libmpi.so.40", "libmpi.40.dylib")
+FLAVOURS = (
+    Flavour("openmpi", "Open MPI", "Open ?MPI|OpenRTE", "Open MPI", OPEN_MPI_LIBRARIES, "OMPI_COMM_WORLD_RANK"),
+    Flavour("intelmpi", "Intel MPI", r"Intel\(R\) MPI", "MPICH|Intel", HYDRA_LIBRARIES, "PMI_RANK"),
+    Flavour("mpich", "MPICH", "HYDRA", "MPICH|Intel|MVAPICH", HYDRA_LIBRARIES, "PMI_RANK"),
+)
+
+
+@dataclass(frozen=True)
+class Installation:
+    """A launcher, and the library beside it where we know it."""
+
+    mpiexec: Path
+    flavour: Flavour
+    version: str
+    library: Path | None
+
+    @property
+    def title(self) -> str:
+        return f"{self.flavour.title} {self.version}".strip()
+
+
+def find_mpiexec(environ: Mapping[str, str] = os.environ) -> Path | None:
+    """The launcher to use: the one named, or the one beside the library named, this Python, or on the PATH."""
+    named = environ.get(MPIEXEC_VARIABLE)
+    if named:
+        found = shutil.which(named)
+        if found is None:
+            raise LaunchError(f"{MPIEXEC_VARIABLE}={named} is no program")
+        return Path(found)
+    library = environ.get(LIBRARY_VARIABLE)
+    beside_library = [str(Path(library).parent.parent / "bin")] if library else []
+    for directory in (*beside_library, str(Path(sys.executable).parent), environ.get("PATH", os.defpath)):
+        for name in ("mpiexec", "mpirun", "mpiexec.hydra"):
+            if found := shutil.which(name, path=directory):
+                return Path(found)
+    return None
+
+
+def identify(mpiexec: Path) -> Installation:
+    """The installation to which a launcher belongs, from what it says of itself."""
+    try:
+        result = subprocess.run(
+            [mpiexec, "--version"],
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=20,
+            env=cleared(),
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise LaunchError(f"{mpiexec} --version failed: {error}") from error
+    said = result.stdout + result.stderr
+    for flavour in FLAVOURS:
+        if re.search(flavour.launcher_says, said):
+            version = re.search(r"\d+\.\d+(\.\d+)*\w*", said)
+            return Installation(mpiexec, flavour, version.group() if version else "", _library(mpiexec, flavour))
+    raise LaunchError(f"{mpiexec} is no launcher that we know: {said.strip()[:200] or 'it says nothing'}")
+
+
+def _library(mpiexec: Path, flavour: Flavour) -> Path | None:
+    return next((path for path in _library_places(mpiexec, flavour) if path.exists()), None)
+
+
+def _library_places(mpiexec: Path, flavour: Flavour) -> Iterator[Path]:
+    multiarch = sysconfig.get_config_var("MULTIARCH") or ""
+    for launcher in (mpiexec, mpiexec.resolve()):
+        for directory in ("lib", f"lib/{multiarch}", "lib64", "lib/release"):
+            for name in flavour.libraries:
+                yield launcher.parent.parent / directory / name
+
+
+def library_environment(installation: Installation, environ: Mapping[str, str] = os.environ) -> dict[str, str]:
+    """What makes mpi4py load the launcher's own library, where the user has not named another."""
+    if installation.library is None or environ.get(LIBRARY_VARIABLE):
+        return {}
+    return {LIBRARY_VARIABLE: str(installation.library)}
+
+
+ASK_MPI4PY = """
+import mpi4py, sys
+mpi4py.rc.initialize = False
+from mpi4py import MPI
+paths = {line.split()[-1] for line in open("/proc/self/maps")} if sys.platform == "linux" else set()
+print(mpi4py.__version__)
+print(min((path for path in paths if "/libmpi" in path), default=""))
+print(MPI.Get_library_version())
+"""
+
+
+@dataclass(frozen=True)
+class LoadedLibrary:
+    """The MPI library that mpi4py loads: what it says of itself, and its path where the system tells."""
+
+    mpi4py: str
+    path: str
+    version: str
+
+
+def loaded_library(environ: Mapping[str, str]) -> LoadedLibrary:
+    """The library that mpi4py loads in a process with this environment; LaunchError where it can not."""
+    try:
+        result = subprocess.run(
+            [sys.executable, "-c", ASK_MPI4PY],
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=60,
+            env=dict(environ),
+        )
+    except subprocess.TimeoutExpired as error:
+        raise LaunchError("mpi4py did not load within 60 s") from error
+    if result.returncode:
+        reason = result.stderr.strip().splitlines() or [f"exit status {result.returncode}"]
+        raise LaunchError(f"mpi4py can not load an MPI library ({reason[-1]})")
+    version, path, description, *_ = result.stdout.splitlines()
+    return LoadedLibrary(version, path, " ".join(description.partition(",")[0].split()))
+
+
+def usable(environ: Mapping[str, str] = os.environ) -> Installation:
+    """The installation whose launcher and library fit each other; LaunchError, saying why, where none does."""
+    mpiexec = find_mpiexec(environ)
+    if mpiexec is None:
+        raise LaunchError("there is no mpiexec beside this Python or on the PATH")
+    installation = identify(mpiexec)
+    loaded = loaded_library({**cleared(environ), **library_environment(installation, environ)})
+    if not fits(installation, loaded):
+        raise LaunchError(
+            f"{mpiexec} belongs to {installation.title}, but mpi4py loads {loaded.version!r}"
+            f" from {loaded.path or 'its own place'}: each rank would be a world of one"
+        )
+    return installation
+
+
+def fits(installation: Installation, loaded: LoadedLibrary) -> bool:
+    """Whether ranks that this launcher starts find each other with this library."""
+    return re.search(installation.flavour.library_says, loaded.version) is not None

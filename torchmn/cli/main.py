@@ -1,0 +1,53 @@
+"""The `torchmn` command. Imports a sub-command only when it is asked for."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Sequence
+
+from torchmn import __version__
+from torchmn.cli.parser import Parser
+from torchmn.errors import TorchMNError, nearest
+
+COMMANDS = {
+    "run": "start a script on several ranks of this machine, over MPI or gloo",
+    "doctor": "check this machine (or --hosts) step by step, and say what to do",
+}
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """The exit status of `torchmn` with `arguments`, by default those of this process."""
+    arguments = sys.argv[1:] if arguments is None else list(arguments)
+    parser = _parser()
+    if not arguments:
+        parser.print_help()
+        return 2
+    name, *rest = arguments
+    if name.startswith("-"):
+        parser.parse(arguments)  # ends the program for --help, --version and what is unknown
+    if name not in COMMANDS:
+        parser.error(f"there is no command {name!r}. {nearest(name, COMMANDS)}")
+    try:
+        return importlib.import_module(f"torchmn.cli.{name}").main(rest)
+    except TorchMNError as error:
+        print(f"torchmn {name}: {error}", file=sys.stderr)
+        return 2
+
+
+def _parser() -> Parser:
+    width = max(map(len, COMMANDS))
+    parser = Parser(
+        "torchmn",
+        "PyTorch across processes and machines, with the same numbers at any number of ranks.",
+        "commands:\n"
+        + "".join(f"  {name:{width}}  {purpose}\n" for name, purpose in COMMANDS.items())
+        + "\n`torchmn COMMAND --help` explains a command.",
+    )
+    parser.usage = "torchmn COMMAND ..."
+    parser.add_argument("--version", action="version", version=f"torchmn {__version__}")
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())
