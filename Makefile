@@ -21,7 +21,7 @@ help: ## this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' Makefile
 
 demo: $(INSTALLED) ## train a small convnet on real MNIST on 2 MPI ranks (RANKS=n for another number)
-	$(BIN)/mpiexec -n $(RANKS) $(BIN)/python examples/demo_mnist.py
+	$(BIN)/torchmn run --raw --transport mpi -n $(RANKS) examples/demo_mnist.py
 
 test: $(INSTALLED) $(OPENMPI) ## the whole test suite (PYTEST_ARGS="-k name" for a part)
 	$(BIN)/python -m pytest $(PYTEST_ARGS)
@@ -37,7 +37,7 @@ format: $(INSTALLED) ## apply the formatter and the linter's safe fixes
 	$(BIN)/ruff format .
 
 bench: $(INSTALLED) ## our communicators beside raw mpi4py and gloo, on 2 ranks
-	$(BIN)/mpiexec -n 2 $(BIN)/python benchmarks/communicators.py
+	$(BIN)/torchmn run --raw --transport mpi -n 2 benchmarks/communicators.py
 
 clean: ## remove everything that was built, .venv too
 	rm -rf .venv .openmpi demo-report build dist .pytest_cache .ruff_cache .hypothesis .import_linter_cache

@@ -1,7 +1,7 @@
 """Train a small convnet on real MNIST digits; each rank computes its share of every batch.
 
-    mpiexec -n 2 python examples/demo_mnist.py
-    python examples/demo_mnist.py                  # one process, the same numbers
+    torchmn run --raw -n 2 examples/demo_mnist.py     # or: mpiexec -n 2 python examples/demo_mnist.py
+    python examples/demo_mnist.py                     # one process, the same numbers
 
 Ends with status 1 if the test accuracy is lower than expected.
 """

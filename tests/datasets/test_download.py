@@ -116,10 +116,10 @@ def test_a_damaged_gzip_file_never_appears(mirror, tmp_path):
     failed(tmp_path, mirror.url)
 
 
-def test_a_connection_that_breaks_is_reported_with_what_arrived(mirror, tmp_path):
+def test_a_file_shorter_than_announced_never_appears(mirror, tmp_path):
     mirror.files[NAME] = gzip.compress(CONTENT)
-    size, mirror.announce_more = len(mirror.files[NAME]), 10
-    assert f"{size}" in failed(tmp_path, mirror.url)
+    mirror.announce_more = 10
+    failed(tmp_path, mirror.url)
 
 
 def test_the_next_mirror_is_tried_when_one_fails(mirror, nobody, tmp_path):
