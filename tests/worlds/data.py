@@ -99,6 +99,7 @@ def odd_layouts(*seed: int) -> dict[str, Tensor]:
         "strided": matrix[::2, 1::3],
         "expanded": matrix[:, :1].expand(6, 3),
         "flipped offset": matrix[3:, 2:],
+        "empty, as NumPy makes it": torch.from_numpy(np.empty(0)),
         "channels last": image.to(memory_format=torch.channels_last),
         "conjugate view": torch.complex(matrix, matrix + 1).conj(),
         "negative view": torch.complex(matrix, matrix + 1).conj().imag,

@@ -68,6 +68,7 @@ def test_gradients_are_compressed_over_mpi(comm):
             check_compression(compressing, half)
             part = compressing.split(0, -compressing.rank)
             check_compression(part, half)
+            assert part is not None
             part.finalize()
     assert comm.allreduce(torch.ones(1)).item() == comm.size
 
@@ -79,6 +80,7 @@ def test_gradients_are_compressed_over_gloo(comm):
             check_compression(compressing, half)
             part = compressing.split(0, -compressing.rank)
             check_compression(part, half)
+            assert part is not None
             part.finalize()
     assert comm.allreduce(torch.ones(1)).item() == comm.size
 
