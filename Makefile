@@ -37,7 +37,7 @@ format: $(INSTALLED) ## apply the formatter and the linter's safe fixes
 	$(BIN)/ruff format .
 
 bench: $(INSTALLED) ## our communicators beside raw mpi4py and gloo, on 2 ranks
-	$(BIN)/torchmn run --raw --transport mpi -n 2 benchmarks/communicators.py
+	$(BIN)/mpiexec -n 2 $(BIN)/python benchmarks/communicators.py
 
 clean: ## remove everything that was built, .venv too
 	rm -rf .venv .openmpi demo-report build dist .pytest_cache .ruff_cache .hypothesis .import_linter_cache
