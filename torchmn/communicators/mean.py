@@ -1,0 +1,85 @@
+"""The mean over ranks of many tensors at once: few messages, few copies."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from torchmn.communicators import reductions
+
+if TYPE_CHECKING:
+    from torchmn.communicators.base import Communicator
+
+# A tensor of this size is worth a message of its own: copying it into a flat buffer would cost more than the
+# few microseconds that a message saves.
+LARGE_BYTES = 1 << 20
+BUCKET_BYTES = 64 << 20
+
+
+def mean_in_place(comm: Communicator, tensors: Sequence[Tensor], share: float, wire_dtype: torch.dtype | None) -> None:
+    """Replace tensors, of which all ranks have the same, by their means, in which this rank counts `share`.
+
+    Large ones are reduced where they lie, the others together through one flat buffer per dtype.
+    """
+    small = []
+    for x in tensors:
+        x = x.detach()
+        if x.nbytes >= LARGE_BYTES and x.is_contiguous():
+            _mean_flat(comm, x.view(-1), share, wire_dtype)
+        else:
+            small.append(x)
+    for bucket in buckets(small):
+        flat = torch.cat([x.reshape(-1) for x in bucket])
+        _mean_flat(comm, flat, share, wire_dtype)
+        unpack(flat, bucket)
+
+
+def _mean_flat(comm: Communicator, flat: Tensor, share: float, wire_dtype: torch.dtype | None) -> None:
+    wide = reductions.accumulator(flat.dtype)
+    compressed = wire_dtype is not None and flat.is_floating_point() and wire_dtype.itemsize < flat.dtype.itemsize
+    if compressed and comm.size > 1:
+        _mean_compressed(comm, flat, share, wire_dtype)  # type: ignore[arg-type]
+    elif share * comm.size == 1.0:
+        comm._reduce(flat, "mean", in_place=True)
+    elif flat.dtype != wide:
+        weighted = flat.to(wide).mul_(share)
+        flat.copy_(comm._reduce(weighted, "sum", in_place=True))
+    else:
+        comm._reduce(flat.mul_(share), "sum", in_place=True)
+
+
+def _mean_compressed(comm: Communicator, flat: Tensor, share: float, wire_dtype: torch.dtype) -> None:
+    """The mean with fewer bytes: each rank gathers its part from all, sums it in float32, hands the mean out.
+
+    No transport sums 16-bit floats without rounding at every step; this rounds once before and once after.
+    """
+    factor = share * comm.size
+    counts = [len(part) for part in torch.empty(flat.numel(), device="meta").tensor_split(comm.size)]
+    outgoing = (flat if factor == 1.0 else flat * factor).to(wire_dtype)
+    received = comm._swap(list(outgoing.split(counts)), [(counts[comm.rank],)] * comm.size)
+    total = reductions.reduce_in_order([part.to(torch.float32) for part in received], "sum")
+    mean = comm._outgoing(total.div_(comm.size).to(wire_dtype))
+    flat.copy_(comm._allgather_whole(mean, counts))
+
+
+def buckets(tensors: Iterable[Tensor]) -> list[list[Tensor]]:
+    """Tensors of one dtype and device together, at most about 64 MB of them, so that packing stays small."""
+    found: list[list[Tensor]] = []
+    latest: dict[tuple[torch.dtype, torch.device], tuple[list[Tensor], int]] = {}
+    for x in tensors:
+        bucket, size = latest.get((x.dtype, x.device), ([], 0))
+        if not bucket or size + x.nbytes > BUCKET_BYTES:
+            bucket, size = [], 0
+            found.append(bucket)
+        bucket.append(x)
+        latest[x.dtype, x.device] = (bucket, size + x.nbytes)
+    return found
+
+
+def unpack(flat: Tensor, tensors: Sequence[Tensor]) -> None:
+    """Copy the parts of a flat buffer into the tensors that were packed into it."""
+    parts = flat.split([x.numel() for x in tensors])
+    torch._foreach_copy_(list(tensors), [part.view(x.shape) for part, x in zip(parts, tensors, strict=True)])

@@ -1,0 +1,35 @@
+"""create_multi_node_optimizer: the line that makes a training script distributed."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+from torch.optim import Optimizer
+
+from torchmn.communicators.base import Communicator
+from torchmn.errors import ArgumentError
+from torchmn.optim.double_buffering import DoubleBufferingOptimizer
+from torchmn.optim.multi_node import MultiNodeOptimizer, check_optimizer
+
+
+def create_multi_node_optimizer(
+    actual_optimizer: Optimizer,
+    comm: Communicator,
+    *,
+    model: nn.Module | None = None,
+    double_buffering: bool = False,
+    zero_fill: bool = True,
+    grad_dtype: torch.dtype | None = None,
+) -> MultiNodeOptimizer:
+    """`actual_optimizer`, stepping with the mean of all ranks' gradients. Every rank must call it.
+
+    Rank 0's parameters reach all ranks now, and with `model` its buffers too.
+    double_buffering: step k applies the gradients of step k-1 while those of k travel; `flush()` at the end.
+    zero_fill: a gradient that only some ranks have counts as zeros on the others; False makes it an error.
+    grad_dtype: torch.float16 or torch.bfloat16 to send gradients compressed; they are summed in float32.
+    """
+    check_optimizer(actual_optimizer)
+    if not isinstance(comm, Communicator):
+        raise ArgumentError(f"create_multi_node_optimizer: expected a communicator, got {type(comm).__name__}")
+    kind = DoubleBufferingOptimizer if double_buffering else MultiNodeOptimizer
+    return kind(actual_optimizer, comm, model, zero_fill, grad_dtype)

@@ -1,0 +1,113 @@
+"""The mean of all ranks' gradients: which there are, how much each rank's counts, and how they travel."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from torchmn.communicators.base import Communicator
+from torchmn.communicators.mean import mean_in_place
+from torchmn.communicators.watchdog import Wait, ranks_text
+from torchmn.errors import MismatchError
+from torchmn.optim.sparse import mean_of_sparse
+
+ABSENT, DENSE, SPARSE = 0, 1, 2
+
+
+@dataclass
+class Gradient:
+    """A parameter's gradient, which may be taken away from it while it travels, and the name errors call it by."""
+
+    name: str
+    parameter: Tensor
+    value: Tensor | None
+
+    def kind(self) -> int:
+        """Whether there is one here, and of which layout."""
+        if self.value is None:
+            return ABSENT
+        return DENSE if self.value.layout is torch.strided else SPARSE
+
+    def put_back(self) -> None:
+        self.parameter.grad = self.value
+
+
+@dataclass(frozen=True)
+class Agreement:
+    """What all ranks know before gradients travel: the kind of each gradient, and this rank's share of the mean."""
+
+    kinds: tuple[int, ...]
+    share: float
+
+
+def agree(
+    comm: Communicator, grads: Sequence[Gradient], weight: float | None, zero_fill: bool, operation: str
+) -> Agreement:
+    """Compare gradients and weights over ranks, in one tiny message where all ranks are alike.
+
+    A gradient that no rank has stays absent, as in one process. One that only some ranks have counts as zeros on
+    the others; without `zero_fill` it is an error on every rank.
+    """
+    problem = None
+    if weight is not None and not (isinstance(weight, int | float) and 0 <= weight < float("inf")):
+        problem = f"expected weight to be a number of samples >= 0, got {weight!r}"
+    shapes = tuple((tuple(grad.parameter.shape), grad.parameter.dtype) for grad in grads)
+    kinds = tuple(grad.kind() for grad in grads)
+    told = comm._meet(
+        operation, problem, ("parameters", "weighted"), problem or (shapes, weight is not None), (kinds, weight)
+    )
+    if told is None:
+        return Agreement(kinds, 1.0 / comm.size)
+    all_kinds = [rank_kinds for rank_kinds, _ in told]
+    union = tuple(max(column) for column in zip(*all_kinds, strict=True))
+    _check(comm, operation, grads, all_kinds, union, zero_fill)
+    if weight is None:
+        return Agreement(union, 1.0 / comm.size)
+    total = sum(rank_weight for _, rank_weight in told)
+    if total == 0:
+        raise MismatchError(f"rank {comm.rank} of {comm.size}: {operation}: the weights of all ranks are 0")
+    return Agreement(union, weight / total)
+
+
+def _check(
+    comm: Communicator,
+    operation: str,
+    grads: Sequence[Gradient],
+    all_kinds: Sequence[tuple[int, ...]],
+    union: tuple[int, ...],
+    zero_fill: bool,
+) -> None:
+    """Raise on every rank alike if gradients are missing that must not be, or are dense here and sparse there."""
+    lines = []
+    for place, grad in enumerate(grads):
+        kinds = [rank_kinds[place] for rank_kinds in all_kinds]
+        without = [rank for rank, kind in enumerate(kinds) if kind == ABSENT]
+        present = {kind for kind in kinds if kind != ABSENT}
+        if len(present) > 1:
+            lines.append(f"  {grad.name}: the gradient is sparse on some ranks and dense on others")
+        elif union[place] != ABSENT and without and not zero_fill:
+            lines.append(f"  {grad.name}: no gradient on rank {ranks_text(without)}")
+    if lines:
+        lines.insert(0, f"rank {comm.rank} of {comm.size}: {operation}: ranks do not have the same gradients:")
+        lines.append("zero_fill=True counts a missing gradient as zeros.")
+        raise MismatchError("\n".join(lines))
+
+
+def take_mean(
+    comm: Communicator, grads: Sequence[Gradient], agreement: Agreement, wire_dtype: torch.dtype | None
+) -> None:
+    """Replace every gradient by its weighted mean over ranks."""
+    with Wait(comm, "gradient mean"):
+        dense: list[Tensor] = []
+        for grad, kind in zip(grads, agreement.kinds, strict=True):
+            if kind == SPARSE:
+                grad.value = mean_of_sparse(comm, grad.value, grad.parameter, agreement.share)
+            elif kind == DENSE:
+                if grad.value is None or agreement.share == 0:
+                    # With no samples the mean loss of a rank is 0/0: its gradient must not count, nor its NaNs.
+                    grad.value = torch.zeros_like(grad.parameter)
+                dense.append(grad.value)
+        mean_in_place(comm, dense, agreement.share, wire_dtype)

@@ -1,0 +1,255 @@
+"""MultiNodeOptimizer: an optimizer that steps with the mean of all ranks' gradients."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from torchmn.communicators.base import Communicator
+from torchmn.communicators.models import bcast_tensors
+from torchmn.errors import ArgumentError, TorchMNError
+from torchmn.optim import gradients
+from torchmn.optim.gradients import Gradient
+
+
+class MultiNodeOptimizer(Optimizer):
+    """Behaves as the optimizer that it wraps, on the mean of the gradients of all ranks.
+
+    `step()` takes the mean and lets the wrapped optimizer step. Between `backward` and `step`, whoever wants to
+    see the mean (clipping, a GradScaler) calls `synchronize()` first. Everything else is the wrapped optimizer's:
+    `param_groups`, `state`, `state_dict`, hooks, learning rates.
+    """
+
+    # GradScaler then calls step on every rank, and leaves to it what an overflow means.
+    _step_supports_amp_scaling = True
+
+    def __init__(
+        self,
+        actual_optimizer: Optimizer,
+        comm: Communicator,
+        model: nn.Module | None = None,
+        zero_fill: bool = True,
+        grad_dtype: torch.dtype | None = None,
+    ):
+        # Optimizer.__init__ would make param_groups of its own; those of the wrapped optimizer are the ones.
+        self.actual_optimizer = actual_optimizer
+        self.comm = comm
+        self.zero_fill = zero_fill
+        self.grad_dtype = grad_dtype if grad_dtype is not None else comm.settings.grad_dtype
+        self._names = {id(p): name for name, p in model.named_parameters()} if model is not None else {}
+        self._holding = False  # inside no_sync
+        self._synchronized = False
+        self._watching: list[Any] = []
+        if model is not None:
+            comm.bcast_data(model)
+        self._bcast_parameters(self._gradients())
+        self._trainable = self._trainable_now()
+
+    # -- the wrapped optimizer, seen from outside --------------------------------------------------------------
+
+    @property
+    def param_groups(self) -> list[dict[str, Any]]:  # type: ignore[override]
+        return self.actual_optimizer.param_groups
+
+    @param_groups.setter
+    def param_groups(self, value: list[dict[str, Any]]) -> None:
+        self.actual_optimizer.param_groups = value
+
+    @property
+    def state(self) -> Any:  # type: ignore[override]
+        return self.actual_optimizer.state
+
+    @state.setter
+    def state(self, value: Any) -> None:
+        self.actual_optimizer.state = value
+
+    @property
+    def defaults(self) -> dict[str, Any]:  # type: ignore[override]
+        return self.actual_optimizer.defaults
+
+    @defaults.setter
+    def defaults(self, value: dict[str, Any]) -> None:
+        self.actual_optimizer.defaults = value
+
+    def __getattr__(self, name: str) -> Any:
+        # Only called for what this object does not have itself.
+        if name == "actual_optimizer":
+            raise AttributeError(name)
+        return getattr(self.actual_optimizer, name)
+
+    def __repr__(self) -> str:
+        return f"MultiNodeOptimizer({self.actual_optimizer!r}, {self.comm!r})"
+
+    def state_dict(self) -> dict[str, Any]:
+        return self.actual_optimizer.state_dict()
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self.actual_optimizer.load_state_dict(state_dict)
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Add a group, on every rank; its parameters become rank 0's at once."""
+        self.actual_optimizer.add_param_group(param_group)
+        count = len(self.param_groups[-1]["params"])
+        self._bcast_parameters(self._gradients()[-count:])
+        self._trainable = self._trainable_now()
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        self._forget_synchronization()
+        self.actual_optimizer.zero_grad(set_to_none=set_to_none)
+
+    def register_step_pre_hook(self, hook: Callable) -> Any:
+        return self.actual_optimizer.register_step_pre_hook(hook)
+
+    def register_step_post_hook(self, hook: Callable) -> Any:
+        return self.actual_optimizer.register_step_post_hook(hook)
+
+    def register_state_dict_pre_hook(self, hook: Callable, prepend: bool = False) -> Any:
+        return self.actual_optimizer.register_state_dict_pre_hook(hook, prepend)
+
+    def register_state_dict_post_hook(self, hook: Callable, prepend: bool = False) -> Any:
+        return self.actual_optimizer.register_state_dict_post_hook(hook, prepend)
+
+    def register_load_state_dict_pre_hook(self, hook: Callable, prepend: bool = False) -> Any:
+        return self.actual_optimizer.register_load_state_dict_pre_hook(hook, prepend)
+
+    def register_load_state_dict_post_hook(self, hook: Callable, prepend: bool = False) -> Any:
+        return self.actual_optimizer.register_load_state_dict_post_hook(hook, prepend)
+
+    # -- stepping ----------------------------------------------------------------------------------------------
+
+    def step(self, closure: Callable[[], Any] | None = None, *, weight: float | None = None) -> Any:  # type: ignore[override]
+        """Take the mean of the gradients over ranks, unless `synchronize` did, and step.
+
+        weight: the number of samples in this rank's batch, where ranks may have different numbers; the mean is
+        then the gradient of the mean loss over all samples. Every rank gives one, or none does.
+        With a `closure` (LBFGS), its loss is averaged over ranks too, so that all ranks search the same line.
+        """
+        if self._holding:
+            raise ArgumentError(f"rank {self.comm.rank} of {self.comm.size}: step inside no_sync: leave it first")
+        if closure is not None:
+            return self.actual_optimizer.step(self._averaging(closure, weight))
+        if self._asked_by_scaler():
+            return self._step_scaled()
+        if not self._synchronized:
+            self.synchronize(weight)
+        self._forget_synchronization()
+        return self.actual_optimizer.step()
+
+    def synchronize(self, weight: float | None = None) -> None:
+        """Replace every gradient by its mean over ranks now; the next `step` does not do it again.
+
+        A `backward` after this adds this rank's own gradients, and the next `step` takes the mean once more,
+        which leaves what was a mean already as it is.
+        """
+        grads = self._gradients()
+        agreement = gradients.agree(self.comm, grads, weight, self.zero_fill, "optimizer step")
+        self._bcast_unfrozen(grads)
+        gradients.take_mean(self.comm, grads, agreement, self.grad_dtype)
+        for grad in grads:
+            grad.put_back()
+        self._remember_synchronization(grads)
+
+    @contextmanager
+    def no_sync(self) -> Iterator[None]:
+        """A block in which `backward` only adds up this rank's gradients, and `step` is a mistake."""
+        self._holding = True
+        try:
+            yield
+        finally:
+            self._holding = False
+
+    def _averaging(self, closure: Callable[[], Any], weight: float | None) -> Callable[[], Any]:
+        def averaged() -> Any:
+            with torch.enable_grad():
+                loss = closure()
+            if not self._synchronized:
+                self.synchronize(weight)
+            self._forget_synchronization()
+            value = loss.detach() if isinstance(loss, Tensor) else torch.tensor(float(loss))
+            if weight is None:
+                return self.comm.allreduce(value, "mean")
+            pair = self.comm.allreduce(
+                torch.stack([value.double() * weight, torch.tensor(float(weight), dtype=torch.float64)])
+            )
+            return (pair[0] / pair[1]).to(value.dtype)
+
+        return averaged
+
+    def _asked_by_scaler(self) -> bool:
+        """Whether a GradScaler calls: it leaves `grad_scale` and `found_inf` here, and takes them away again."""
+        return "found_inf" in self.__dict__
+
+    def _step_scaled(self) -> Any:
+        """A step that a GradScaler asked for: undo its scale, and skip if a gradient overflowed."""
+        scale, found_inf = self.__dict__["grad_scale"], self.__dict__["found_inf"]
+        problem = None
+        if not self._synchronized:
+            # The scaler has looked for overflows already, at this rank's gradients only: ranks would part ways.
+            problem = "call optimizer.synchronize() between backward and scaler.unscale_ or scaler.step"
+        self.comm._meet("optimizer step with a GradScaler", problem)
+        self._forget_synchronization()
+        if found_inf.item():
+            return None
+        if scale is not None:
+            values = [grad.value for grad in self._gradients() if grad.value is not None]
+            torch._foreach_mul_(values, float(scale.double().reciprocal()))
+        return self.actual_optimizer.step()
+
+    # -- what this rank knows ----------------------------------------------------------------------------------
+
+    def _gradients(self) -> list[Gradient]:
+        """The gradient of every parameter of every group, in the order that all ranks share."""
+        return [
+            Gradient(self._names.get(id(p)) or f"param_groups[{group}]['params'][{place}]", p, p.grad)
+            for group, values in enumerate(self.param_groups)
+            for place, p in enumerate(values["params"])
+        ]
+
+    def _trainable_now(self) -> set[int]:
+        return {id(p) for group in self.param_groups for p in group["params"] if p.requires_grad}
+
+    def _bcast_parameters(self, grads: list[Gradient]) -> None:
+        bcast_tensors(self.comm, [(grad.name, grad.parameter) for grad in grads], "create_multi_node_optimizer")
+
+    def _bcast_unfrozen(self, grads: list[Gradient]) -> None:
+        """Rank 0's values of parameters that were frozen before: they may have been changed meanwhile."""
+        now = self._trainable_now()
+        appeared = [grad for grad in grads if id(grad.parameter) in now - self._trainable]
+        if appeared:
+            self._bcast_parameters(appeared)
+        self._trainable = now
+
+    def _remember_synchronization(self, grads: list[Gradient]) -> None:
+        """Note that the gradients are means, until a backward adds to one of them."""
+        self._forget_synchronization()
+        self._synchronized = True
+        for grad in grads:
+            if grad.parameter.requires_grad:
+                self._watching.append(grad.parameter.register_post_accumulate_grad_hook(self._touched))
+
+    def _touched(self, _: Tensor) -> None:
+        self._synchronized = False
+
+    def _forget_synchronization(self) -> None:
+        self._synchronized = False
+        for handle in self._watching:
+            handle.remove()
+        self._watching.clear()
+
+    def flush(self) -> None:
+        """Apply what is still on its way: nothing here, the last gradients with double buffering."""
+
+
+def check_optimizer(optimizer: object) -> None:
+    """Raise if `optimizer` can not be wrapped."""
+    if isinstance(optimizer, MultiNodeOptimizer):
+        raise TorchMNError("create_multi_node_optimizer: this optimizer is a multi-node optimizer already")
+    if not isinstance(optimizer, Optimizer):
+        raise ArgumentError(
+            f"create_multi_node_optimizer: expected a torch.optim.Optimizer, got {type(optimizer).__name__}"
+        )
