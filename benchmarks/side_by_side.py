@@ -17,8 +17,12 @@ Contenders = dict[str, Callable[[], object]]
 def take_turns(contenders: Contenders, iterations: int, rounds: int, barrier: Callable[[], None]) -> dict[str, float]:
     """Seconds per iteration of each contender: the median over `rounds` turns of `iterations` each."""
     times: dict[str, list[float]] = {name: [] for name in contenders}
+    names = list(contenders)
     for turn in range(rounds + 1):
-        for name, run in contenders.items():
+        # Another order each time: whoever runs after a heavy one finds the caches full of its data.
+        for name in names[turn % len(names) :] + names[: turn % len(names)]:
+            run = contenders[name]
+            run()
             barrier()
             start = time.perf_counter()
             for _ in range(iterations):

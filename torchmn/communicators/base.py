@@ -7,6 +7,7 @@ dtypes are reduced, what becomes of GPU tensors, in which pieces large buffers t
 
 from __future__ import annotations
 
+import struct
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from math import prod
@@ -59,6 +60,7 @@ class Communicator(ObjectOperations, ABC):
         self._splits = 0
         self._closed = False
         self._block = torch.zeros(BLOCK_BYTES, dtype=torch.uint8)
+        self._block_view = memoryview(self._block.numpy())
         watch.communicators.add(self)
 
     # -- what a user asks of a communicator --------------------------------------------------------------------
@@ -397,32 +399,33 @@ class Communicator(ObjectOperations, ABC):
             total = source
         else:
             total = source.clone(memory_format=torch.contiguous_format)
-        self._reduce_flat(total.view(-1), reductions.accumulating_operation(dtype, op))
-        if op == "mean":
-            total.div_(self.size)
+        self._reduce_flat(
+            total.view(-1), reductions.accumulating_operation(dtype, op), 1 / self.size if op == "mean" else 1.0
+        )
         if not in_place:
             return self._arrived(total if dtype == wide else total.to(dtype), x)
         if total.data_ptr() != x.data_ptr():
             x.detach().copy_(total)
         return x
 
-    def _reduce_flat(self, flat: Tensor, op: str) -> None:
-        """Reduce a flat buffer in place, natively where the transport can, else by gathering it."""
+    def _reduce_flat(self, flat: Tensor, op: str, scale: float = 1.0) -> None:
+        """Reduce a flat buffer in place and scale the result: natively where the transport can, else by gathering."""
         native = self._reduces(flat.dtype, op)
         for piece in wire.pieces(flat, self.settings.max_message_bytes):
             if native:
-                self._allreduce_(piece, op)
-            else:
-                parts = self._allgather_whole(piece, [piece.numel()] * self.size).view(self.size, -1)
-                piece.copy_(reductions.reduce_in_order(list(parts.unbind()), op))
+                self._allreduce_(piece, op, scale)
+                continue
+            parts = self._allgather_whole(piece, [piece.numel()] * self.size).view(self.size, -1)
+            piece.copy_(reductions.reduce_in_order(list(parts.unbind()), op))
+            scale_(piece, scale)
 
     def _bcast_tensor(self, x: Tensor | None, on_gpu: bool, root: int) -> Tensor:
         """The contiguous tensor of `root`: one message where header and payload fit a block, else two."""
         if x is not None:
-            spec = wire.TensorSpec(x.dtype, tuple(x.shape), on_gpu)
+            spec = wire.TensorSpec(x.dtype, x.shape, on_gpu)
             data = wire.Header(Kind.TENSOR, 0, 0, [spec]).encode()
-            inline = len(data) + x.nbytes <= BLOCK_BYTES - 8 and not x.is_cuda
-            self._bcast_bytes(data + wire.to_bytes(wire.as_bytes(x)) if inline else data, root)
+            inline = x.nbytes <= BLOCK_BYTES - 8 - len(data) and not x.is_cuda
+            self._bcast_bytes(data + wire.read_memory(x) if inline else data, root)
             if not inline:
                 self._bcast_flat(x.view(-1), root)
             return x
@@ -431,23 +434,23 @@ class Communicator(ObjectOperations, ABC):
         spec = header.specs[0]
         received = self._room(spec.shape, spec)
         if len(data) == start + spec.nbytes and not received.is_cuda:
-            wire.as_bytes(received).copy_(wire.from_bytes(data[start:]))
+            wire.write_memory(received, data, start)
         else:
             self._bcast_flat(received.view(-1), root)
         return received.to(self.device) if spec.on_gpu else received
 
     def _bcast_bytes(self, data: Any, root: int) -> bytes:
         """The bytes of `root`, on every rank: in one block if they fit, else in two broadcasts."""
-        block = self._block
+        block = self._block_view
         if self.rank == root:
             length = len(data)
-            block[:8].view(torch.int64)[0] = length
-            if 0 < length <= BLOCK_BYTES - 8:
-                block[8 : 8 + length] = wire.from_buffer(data)
-        self._bcast_(block, root)
-        length = int(block[:8].view(torch.int64)[0])
+            struct.pack_into("<q", block, 0, length)
+            if length <= BLOCK_BYTES - 8:
+                block[8 : 8 + length] = data if isinstance(data, bytes) else wire.to_bytes(data)
+        self._bcast_(self._block, root)
+        (length,) = struct.unpack_from("<q", block)
         if length <= BLOCK_BYTES - 8:
-            return wire.to_bytes(block[8 : 8 + length])
+            return bytes(block[8 : 8 + length])
         rest = wire.from_buffer(data) if self.rank == root else torch.empty(length, dtype=torch.uint8)
         self._bcast_flat(rest, root)
         return data if self.rank == root else wire.to_bytes(rest)
@@ -518,8 +521,8 @@ class Communicator(ObjectOperations, ABC):
         """Whether `_allreduce_` can do this pair."""
 
     @abstractmethod
-    def _allreduce_(self, flat: Tensor, op: str) -> None:
-        """Reduce `flat` over ranks, in place; op is sum, max, min or prod."""
+    def _allreduce_(self, flat: Tensor, op: str, scale: float = 1.0) -> None:
+        """Reduce `flat` over ranks, in place, and multiply it by `scale`; op is sum, max, min or prod."""
 
     @abstractmethod
     def _allgather_(self, flat: Tensor, whole: Tensor, counts: Sequence[int]) -> None:
@@ -540,3 +543,9 @@ class Communicator(ObjectOperations, ABC):
     @abstractmethod
     def _close(self) -> None:
         """Give back what the transport holds."""
+
+
+def scale_(x: Tensor, scale: float) -> None:
+    """Multiply in place, unless by one."""
+    if scale != 1.0:
+        x.mul_(scale)

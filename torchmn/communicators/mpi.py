@@ -19,14 +19,17 @@ from mpi4py import MPI
 from torch import Tensor
 
 from torchmn.communicators import wire
-from torchmn.communicators.base import Communicator
+from torchmn.communicators.base import Communicator, scale_
 from torchmn.communicators.mpi_library import reads_gpu_memory
 from torchmn.communicators.settings import Settings
 from torchmn.communicators.watchdog import Wait, Watch
 from torchmn.communicators.wire import Header, Kind, Message, TensorSpec
 
-INLINE_BYTES = 16384
+INLINE_BYTES = 68 << 10  # 64 KB and its header
+_COPIED_BYTES = 512 << 10  # below this a copy is cheaper than asking whether the receiver is ready
 _COPY_BYTES_PER_SECOND = 10e9  # how long to look for a "ready": about as long as the copy would take
+_OWN_ALLREDUCE_BYTES = 1 << 20
+_CHUNK_BYTES = 2 << 20
 _OPERATIONS = {"sum": MPI.SUM, "max": MPI.MAX, "min": MPI.MIN, "prod": MPI.PROD}
 _DATATYPES = {
     torch.float32: MPI.FLOAT,
@@ -84,6 +87,8 @@ class MPICommunicator(Communicator):
         self._pending: list[_Undelivered] = []
         self._number = array("q", (0, 0))
         self._number_buffer = [self._number, 2, MPI.INT64_T]
+        self._scratch: dict[torch.dtype, Tensor] = {}
+        self._inboxes: list[bytearray] = []
         self._nothing = [bytearray(1), 0, MPI.BYTE]
 
     # -- point to point ----------------------------------------------------------------------------------------
@@ -91,23 +96,29 @@ class MPICommunicator(Communicator):
     def _post(self, message: Message, dest: int, tag: int) -> None:
         if self._pending:
             self._pending = [send for send in self._pending if not MPI.Request.Testall(send.requests)]
+        tensors = message.tensors
         header = Header(message.kind, message.edge, 0, message.specs())
         encoded = header.encode()
-        if len(encoded) + header.nbytes <= INLINE_BYTES and not any(x.is_cuda for x in message.tensors):
-            data = b"".join((encoded, *(_memory(x) for x in message.tensors if x.numel())))
-            self._keep(dest, tag, [self._p2p.Isend([data, MPI.BYTE], dest, tag)], data)
+        if len(encoded) + sum([x.nbytes for x in tensors]) <= INLINE_BYTES and not any([x.is_cuda for x in tensors]):
+            data = b"".join([encoded, *[_memory(x) for x in tensors if x.nbytes]])
+            request = self._p2p.Isend([data, MPI.BYTE], dest, tag)
+            if not request.Test():
+                self._pending.append(_Undelivered(dest, tag, [request], data))
         else:
             self._post_large(message, header, dest, tag)
 
     def _post_large(self, message: Message, header: Header, dest: int, tag: int) -> None:
         self._sent[dest] += 1
         number = self._sent[dest] % (self.tag_limit - 1) + 1
+        tensors, nbytes = list(message.tensors), header.nbytes
+        if not message.private and nbytes <= _COPIED_BYTES:
+            tensors = [x.clone() for x in tensors]
+            message.private = True
         ready = None
         if not message.private:
             ready = self._p2p.Irecv(self._nothing, dest, 2 * self.tag_limit + number)
         # A negative number asks the receiver to say when it is ready.
         encoded = Header(header.kind, header.edge, number if ready is None else -number, header.specs).encode()
-        tensors = list(message.tensors)
         first = encoded
         if len(encoded) > INLINE_BYTES:  # thousands of tensors: the header itself follows as a payload
             length = TensorSpec(torch.uint8, (len(encoded),))
@@ -116,7 +127,7 @@ class MPICommunicator(Communicator):
         requests = [self._p2p.Isend([first, MPI.BYTE], dest, tag)]
         if ready is None:
             requests += self._isend(tensors, dest, number)
-        elif self._becomes_ready(ready, header.nbytes):
+        elif self._becomes_ready(ready, nbytes):
             MPI.Request.Waitall(requests + self._isend(tensors, dest, number))
             return
         else:
@@ -133,7 +144,7 @@ class MPICommunicator(Communicator):
 
     @staticmethod
     def _becomes_ready(ready: MPI.Request, nbytes: int) -> bool:
-        deadline = perf_counter() + 20e-6 + nbytes / _COPY_BYTES_PER_SECOND
+        deadline = perf_counter() + 50e-6 + nbytes / _COPY_BYTES_PER_SECOND
         while not ready.Test():
             if perf_counter() > deadline:
                 return False
@@ -144,11 +155,13 @@ class MPICommunicator(Communicator):
             self._pending.append(_Undelivered(dest, tag, requests, buffers))
 
     def _take(self, source: int, tag: int) -> Message:
-        inbox = bytearray(INLINE_BYTES)
+        inbox = self._inboxes.pop() if self._inboxes else bytearray(INLINE_BYTES)  # two threads may receive at once
         self._p2p.Recv([inbox, MPI.BYTE], source, tag)
         header, start = Header.decode(inbox)
         if header.number == 0:
-            return self._unpack(header, inbox, start)
+            message = self._unpack(header, inbox, start)
+            self._inboxes.append(inbox)
+            return message
         number = abs(header.number)
         if header.kind == Kind.LONG:
             # The header is no reason to be "ready": it goes ahead of the tensors it describes.
@@ -180,9 +193,9 @@ class MPICommunicator(Communicator):
         tensors = []
         for spec in header.specs:
             x = spec.empty()
-            if spec.nbytes:
-                _memory(x)[:] = memoryview(inbox)[start : start + spec.nbytes]
-            start += spec.nbytes
+            if x.nbytes:
+                _memory(x)[:] = memoryview(inbox)[start : start + x.nbytes]
+            start += x.nbytes
             tensors.append(x)
         return header.message(tensors)
 
@@ -219,8 +232,36 @@ class MPICommunicator(Communicator):
     def _reduces(self, dtype: torch.dtype, op: str) -> bool:
         return dtype in _DATATYPES
 
-    def _allreduce_(self, flat: Tensor, op: str) -> None:
-        self._collective.Allreduce(MPI.IN_PLACE, [_memory(flat), _DATATYPES[flat.dtype]], _OPERATIONS[op])
+    def _allreduce_(self, flat: Tensor, op: str, scale: float = 1.0) -> None:
+        if flat.nbytes < _OWN_ALLREDUCE_BYTES or op != "sum" or flat.is_cuda:
+            self._collective.Allreduce(MPI.IN_PLACE, [_memory(flat), _DATATYPES[flat.dtype]], _OPERATIONS[op])
+            scale_(flat, scale)
+        else:
+            for chunk in flat.split(_CHUNK_BYTES // flat.element_size()):
+                self._sum_by_parts(chunk, scale)
+
+    def _sum_by_parts(self, chunk: Tensor, scale: float) -> None:
+        """Each rank sums and scales its part of the chunk, then all hand their parts out.
+
+        The bytes are those of MPI's best algorithm, but the room for other ranks' parts is used again and again:
+        MPI libraries allocate it anew for every call, and the kernel's page faults then cost more than the sum.
+        """
+        parts = chunk.tensor_split(self.size)
+        mine = parts[self.rank]
+        others = [peer for peer in range(self.size) if peer != self.rank]
+        scratch = self._scratch_for(chunk.dtype, len(others) * mine.numel())
+        room = dict(zip(others, scratch.view(len(others), -1), strict=True))
+        self._exchange({peer: parts[peer] for peer in others}, room)
+        for peer in others:
+            mine.add_(room[peer])
+        scale_(mine, scale)
+        self._exchange(dict.fromkeys(others, mine), {peer: parts[peer] for peer in others})
+
+    def _scratch_for(self, dtype: torch.dtype, count: int) -> Tensor:
+        scratch = self._scratch.get(dtype)
+        if scratch is None or scratch.numel() < count:
+            scratch = self._scratch[dtype] = torch.empty(count, dtype=dtype)
+        return scratch[:count]
 
     def _allgather_(self, flat: Tensor, whole: Tensor, counts: Sequence[int]) -> None:
         sizes = [count * flat.element_size() for count in counts]

@@ -21,7 +21,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from torchmn.communicators import job, wire
-from torchmn.communicators.base import Communicator
+from torchmn.communicators.base import Communicator, scale_
 from torchmn.communicators.launchers import Launch
 from torchmn.communicators.settings import Settings
 from torchmn.communicators.watchdog import Wait, Watch
@@ -242,10 +242,11 @@ class ProcessGroupCommunicator(Communicator):
     def _reduces(self, dtype: torch.dtype, op: str) -> bool:
         return dtype in _REDUCIBLE
 
-    def _allreduce_(self, flat: Tensor, op: str) -> None:
+    def _allreduce_(self, flat: Tensor, op: str, scale: float = 1.0) -> None:
         options = dist.AllreduceOptions()
         options.reduceOp = _OPERATIONS[op]  # type: ignore[assignment]
         self._finish(self._group(flat).allreduce([flat], options))
+        scale_(flat, scale)
 
     def _allgather_(self, flat: Tensor, whole: Tensor, counts: Sequence[int]) -> None:
         parts = [wire.as_bytes(part) for part in whole.split(list(counts))]

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from torchmn.communicators import reductions, watchdog
-from torchmn.communicators.base import Communicator
+from torchmn.communicators.base import Communicator, scale_
 from torchmn.communicators.settings import Settings
 from torchmn.communicators.watchdog import RankState, Watch
 from torchmn.communicators.wire import Message
@@ -161,8 +161,9 @@ class ThreadCommunicator(Communicator):
     def _reduces(self, dtype: torch.dtype, op: str) -> bool:
         return True
 
-    def _allreduce_(self, flat: Tensor, op: str) -> None:
+    def _allreduce_(self, flat: Tensor, op: str, scale: float = 1.0) -> None:
         flat.copy_(reductions.reduce_in_order(self._meeting.all_values(self.rank, flat.clone()), op))
+        scale_(flat, scale)
 
     def _allgather_(self, flat: Tensor, whole: Tensor, counts: Sequence[int]) -> None:
         parts = self._meeting.all_values(self.rank, flat.clone())

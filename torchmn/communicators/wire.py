@@ -7,6 +7,7 @@ sender waits for a gradient.
 
 from __future__ import annotations
 
+import ctypes
 import struct
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -117,6 +118,17 @@ class Header(NamedTuple):
         """The message that this header announced, with its payload."""
         gradients = tuple(spec.wants_gradient for spec in self.specs)
         return Message(self.kind, tuple(tensors), self.edge, gradients, tuple(spec.on_gpu for spec in self.specs))
+
+
+def read_memory(x: Tensor) -> bytes:
+    """A copy of the memory of a contiguous tensor on the host."""
+    return ctypes.string_at(x.data_ptr(), x.nbytes)
+
+
+def write_memory(x: Tensor, data: bytes | memoryview, start: int = 0) -> None:
+    """Fill a contiguous tensor on the host from `data`, beginning at byte `start` there."""
+    if x.nbytes:
+        memoryview((ctypes.c_char * x.nbytes).from_address(x.data_ptr())).cast("B")[:] = data[start : start + x.nbytes]
 
 
 def as_bytes(x: Tensor) -> Tensor:
