@@ -36,7 +36,9 @@ rank = int(next(os.environ[name] for name in ("PMI_RANK", "OMPI_COMM_WORLD_RANK"
 """
 
 # Longer than any test may last: a rank that sleeps so long has to be ended.
-FOREVER = 600
+FOREVER = 1000
+# Seconds until a command that should have ended counts as hanging, also on a machine that is busy.
+PATIENCE = 100.0
 
 
 @dataclass(frozen=True)
@@ -54,17 +56,17 @@ class Command:
 
     def __init__(self, arguments: list[str], directory: Path, env: dict[str, str], python: str, **streams):
         self.directory, self.label = directory, uuid.uuid4().hex
-        self.process = subprocess.Popen(
-            [python, "-m", "torchmn.cli.main", *arguments],
-            cwd=directory,
-            env={**clean_environment(), "PYTHONPATH": str(ROOT), **env, LABEL: self.label},
-            stdin=streams.get("stdin", subprocess.DEVNULL),
-            stdout=streams.get("stdout") or (directory / "out").open("wb"),
-            stderr=streams.get("stderr") or (directory / "err").open("wb"),
-            start_new_session=True,
-            # The test run itself may be in the background of a shell, where Ctrl-C is ignored, and so here.
-            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
-        )
+        # Files, not pipes: a process left behind would keep a pipe open, and us waiting for its end.
+        with (directory / "out").open("wb") as out, (directory / "err").open("wb") as err:
+            self.process = subprocess.Popen(
+                [python, "-m", "torchmn.cli.main", *arguments],
+                cwd=directory,
+                env={**clean_environment(), "PYTHONPATH": str(ROOT), **env, LABEL: self.label},
+                start_new_session=True,
+                # The test run itself may be in the background of a shell, where Ctrl-C is ignored, and so here.
+                preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
+                **{"stdin": subprocess.DEVNULL, "stdout": out, "stderr": err, **streams},
+            )
 
     @property
     def out(self) -> str:
@@ -74,7 +76,7 @@ class Command:
     def err(self) -> str:
         return (self.directory / "err").read_text(errors="replace")
 
-    def until_printed(self, text: str, times: int, patience: float = 60) -> None:
+    def until_printed(self, text: str, times: int, patience: float = PATIENCE) -> None:
         """Returns when `text` has been printed so often; fails the test when it is not."""
         deadline = time.monotonic() + patience
         while self.out.count(text) < times:
@@ -82,7 +84,7 @@ class Command:
                 pytest.fail(f"{text!r} was not printed {times} times:\n{self.out}\n{self.err}")
             time.sleep(0.02)
 
-    def end(self, timeout: float = 60, last_breath: float = 2) -> Result:
+    def end(self, timeout: float = PATIENCE, last_breath: float = 2) -> Result:
         """The result, once the command has ended by itself; fails the test when it does not."""
         try:
             status = self.process.wait(timeout)
@@ -122,10 +124,10 @@ def started(
             command.kill()
 
 
-def torchmn(*arguments: str, **options) -> Result:
+def torchmn(*arguments: str, timeout: float = PATIENCE, **options) -> Result:
     """The result of `torchmn` with these arguments."""
     with started(*arguments, **options) as command:
-        return command.end()
+        return command.end(timeout)
 
 
 def script(directory: Path, text: str, name: str = "script.py") -> str:

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.cli.commands import every_transport, on, run, script, started, torchmn
+from torchmn.cli.launch.job import rank_environment, usable_cores
 from torchmn.communicators.launchers import RUN_MARKER
 
 
@@ -24,9 +25,10 @@ def test_ranks_know_their_place_and_get_all_that_follows_the_script(transport, t
         print("place", place.rank, place.size, place.local_rank, place.transport, sys.argv[1:])
         """,
     )
-    result = run(transport, 3, path, "--raw", "-n", "7", "--", "-m")
+    arguments = ["--raw", "-n", "7", "--", "-m", ":", "", "two words", "it's", '"$HOME"', "*", "ünï"]
+    result = run(transport, 3, path, *arguments)
     kind = "torch" if transport == "gloo" else "mpi"
-    expected = [f"[{rank}] place {rank} 3 {rank} {kind} ['--raw', '-n', '7', '--', '-m']" for rank in range(3)]
+    expected = [f"[{rank}] place {rank} 3 {rank} {kind} {arguments}" for rank in range(3)]
     assert sorted(result.out.splitlines()) == expected
     assert (result.status, result.err, result.survivors) == (0, "", [])
 
@@ -106,7 +108,7 @@ def test_raw_output_has_no_prefixes(tmp_path):
     assert sorted(result.out.splitlines()) == ["from 0", "from 1"]
 
 
-@every_transport
+@pytest.mark.parametrize("transport", ["mpich", "gloo"])
 def test_ranks_read_an_empty_input(transport, tmp_path):
     path = script(tmp_path, "print(repr(sys.stdin.read()))")
     arguments, env = on(transport)
@@ -125,23 +127,29 @@ def test_one_rank_runs_in_place_without_a_launcher(tmp_path):
     )
     env = {"PMI_RANK": "3", "PMI_SIZE": "4", "OMP_NUM_THREADS": "5"}
     with started("run", "-n", "1", str(path), env=env, stdin=subprocess.PIPE) as command:
-        command.process.communicate(b"typed\n", timeout=60)
+        command.process.communicate(b"typed\n", timeout=100)
         result = command.end()
     assert (result.status, result.out) == (7, "typed none 5\n")
 
 
 @pytest.mark.parametrize(
-    ("arguments", "env", "expected"),
+    ("size", "threads", "environ", "expected"),
     [
-        ([], {}, str(max(1, len(os.sched_getaffinity(0)) // 2))),
-        ([], {"OMP_NUM_THREADS": "3"}, "3"),
-        (["--threads", "2"], {"OMP_NUM_THREADS": "3"}, "2"),
+        (1, None, {}, usable_cores()),
+        (2, None, {}, max(1, usable_cores() // 2)),
+        (1000, None, {}, 1),
+        (2, None, {"OMP_NUM_THREADS": ""}, max(1, usable_cores() // 2)),
+        (2, None, {"OMP_NUM_THREADS": "3"}, 3),
+        (2, 5, {"OMP_NUM_THREADS": "3"}, 5),
     ],
 )
-def test_threads_per_rank(arguments, env, expected, tmp_path):
-    env = {"OMP_NUM_THREADS": "", **env}
-    result = run("gloo", 2, *arguments, script(tmp_path, "print(os.environ['OMP_NUM_THREADS'])"), env=env)
-    assert sorted(result.out.splitlines()) == [f"[0] {expected}", f"[1] {expected}"]
+def test_ranks_share_the_cores_unless_the_user_says_otherwise(size, threads, environ, expected):
+    assert rank_environment(size, threads, environ)["OMP_NUM_THREADS"] == str(expected)
+
+
+def test_threads_of_the_command_line_reach_the_ranks(tmp_path):
+    result = run("gloo", 2, "--threads", "2", script(tmp_path, "print(os.environ['OMP_NUM_THREADS'])"))
+    assert sorted(result.out.splitlines()) == ["[0] 2", "[1] 2"]
 
 
 @every_transport
@@ -171,21 +179,6 @@ def test_ranks_start_here_inside_a_slurm_allocation_and_inside_other_ranks(trans
     result = run(transport, 2, outer, env={**env, **allocation})
     assert sorted(result.out.splitlines()) == ["[1] [0] inner 0 77", "[1] [1] inner 1 77"], result.err
     assert result.status == 0
-
-
-@pytest.fixture
-def python_without_mpi(tmp_path) -> str:
-    """A virtual environment with all packages of this one, but neither mpiexec nor an MPI library."""
-    home = tmp_path / "no-mpi"
-    packages = home / "lib" / f"python{sys.version_info.major}.{sys.version_info.minor}"
-    (home / "bin").mkdir(parents=True)
-    packages.mkdir(parents=True)
-    (home / "bin" / "python").symlink_to(Path(sys.executable).resolve())
-    (packages / "site-packages").symlink_to(
-        Path(os.__file__ if sys.prefix == sys.base_prefix else pytest.__file__).parents[1]
-    )
-    (home / "pyvenv.cfg").write_text(f"home = {Path(sys.executable).resolve().parent}\n")
-    return str(home / "bin" / "python")
 
 
 def test_without_mpi_the_ranks_talk_over_gloo_and_the_user_is_told(python_without_mpi, tmp_path):

@@ -9,7 +9,7 @@ import textwrap
 
 import pytest
 
-from tests.cli.commands import FOREVER, every_transport, on, run, running, script, started
+from tests.cli.commands import FOREVER, TRANSPORTS, every_transport, on, run, running, script, started
 
 # Rank 1 fails; the others would sleep on, if nobody ended them.
 FAILS = f"""
@@ -20,14 +20,14 @@ FAILS = f"""
 """
 
 
-@every_transport
+EXITS = ("sys.exit(3)", 3)
+IS_KILLED = ("os.kill(os.getpid(), signal.SIGKILL)", 137)
+CRASHES = ("import ctypes; ctypes.string_at(0)", 139)
+
+
 @pytest.mark.parametrize(
-    ("ending", "status"),
-    [
-        ("sys.exit(3)", 3),
-        ("os.kill(os.getpid(), signal.SIGKILL)", 137),
-        ("import ctypes; ctypes.string_at(0)", 139),
-    ],
+    ("transport", "ending", "status"),
+    [(transport, *ending) for transport in TRANSPORTS for ending in (EXITS, IS_KILLED)] + [("mpich", *CRASHES)],
 )
 def test_the_first_failing_rank_ends_all_and_gives_its_status(transport, ending, status, tmp_path):
     result = run(transport, 3, script(tmp_path, FAILS % ending))
@@ -53,7 +53,7 @@ def test_mpi_abort_gives_its_status(transport, tmp_path):
     assert (result.status, result.survivors) == (5, [])
 
 
-@every_transport
+@pytest.mark.parametrize("transport", ["mpich", "gloo"])
 def test_later_failures_do_not_change_the_status(transport, tmp_path):
     path = script(
         tmp_path,
@@ -117,8 +117,9 @@ def test_ctrl_c_reaches_every_rank_and_leaves_no_process(transport, tmp_path):
     assert result.err.count("KeyboardInterrupt") == 3
 
 
-@every_transport
-@pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGHUP])
+@pytest.mark.parametrize(
+    ("transport", "signum"), [*((transport, signal.SIGTERM) for transport in TRANSPORTS), ("gloo", signal.SIGHUP)]
+)
 def test_other_signals_that_end_us_end_every_rank(transport, signum, tmp_path):
     with running(transport, 2, script(tmp_path, INTERRUPTIBLE % "")) as command:
         command.until_printed("up", times=2)
@@ -161,7 +162,7 @@ def test_a_killed_wrapper_ends_the_job_too(victim, tmp_path):
     assert f"rank {victim} was ended by SIGKILL" in result.err
 
 
-@every_transport
+@pytest.mark.parametrize("transport", ["mpich", "gloo"])
 def test_ranks_end_when_nobody_reads_their_output(transport, tmp_path):
     arguments, env = on(transport)
     path = script(tmp_path, "while True: print('x' * 1000)")
@@ -169,6 +170,6 @@ def test_ranks_end_when_nobody_reads_their_output(transport, tmp_path):
         assert command.process.stdout is not None
         assert command.process.stdout.readline()
         command.process.stdout.close()
-        status = command.process.wait(timeout=60)
+        status = command.process.wait(timeout=100)
         assert status == 128 + signal.SIGPIPE
         assert command.family() == []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import socket
 import sys
@@ -28,11 +29,13 @@ class Job:
     starts: Sequence[tuple[Sequence[str], Mapping[str, str]]]
     held: AbstractContextManager = field(default_factory=nullcontext)
 
-    def commands(self, pipes: Path) -> list[tuple[list[str], dict[str, str]]]:
-        """What to start, with every rank wrapped in its rank_process."""
+    def commands(self, directory: Path) -> list[tuple[list[str], dict[str, str]]]:
+        """What to start, so that in every rank `rank_process` runs our command with the pipes in `directory`."""
+        text = json.dumps(list(self.command), ensure_ascii=False)
+        (directory / "command").write_text(text, encoding="utf-8", errors="surrogateescape")
         # -I -S: the wrapper loads nothing of the user's; his own interpreter follows, with all of it.
-        wrapper = [sys.executable, "-I", "-S", rank_process.__file__, str(pipes), self.rank_variable]
-        return [([*start, *wrapper, *self.command], dict(environment)) for start, environment in self.starts]
+        wrapper = [sys.executable, "-I", "-S", rank_process.__file__, str(directory), self.rank_variable]
+        return [([*start, *wrapper], dict(environment)) for start, environment in self.starts]
 
 
 def rank_environment(size: int, threads: int | None, environ: Mapping[str, str] = os.environ) -> dict[str, str]:
@@ -70,9 +73,14 @@ def mpiexec_options(installation: Installation) -> tuple[list[str], dict[str, st
     # the hosts of a batch system; since version 5 that part (PRRTE) has settings of its own.
     family = "OMPI" if installation.version.startswith(("1.", "2.", "3.", "4.")) else "PRTE"
     settings = {f"{family}_MCA_ras": "^slurm", f"{family}_MCA_plm": "^slurm"}
-    if hasattr(os, "geteuid") and os.geteuid() == 0:  # containers; the ranks stay on this machine
-        settings |= {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
-    return ["--oversubscribe", "--bind-to", "none"], settings
+    return ["--oversubscribe", "--bind-to", "none"], settings | allow_root()
+
+
+def allow_root() -> dict[str, str]:
+    """What lets Open MPI run for root, as whom everything runs in most containers."""
+    if hasattr(os, "geteuid") and os.geteuid() == 0:
+        return {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
+    return {}
 
 
 def gloo_job(size: int, command: Sequence[str], environment: Mapping[str, str]) -> Job:

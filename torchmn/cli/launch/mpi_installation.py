@@ -80,7 +80,7 @@ def identify(mpiexec: Path) -> Installation:
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,
-            timeout=20,
+            timeout=60,
             env=cleared(),
         )
     except (OSError, subprocess.TimeoutExpired) as error:

@@ -1,16 +1,18 @@
 """The process around one rank: sends its output into the launcher's pipes, reports its end, outlives nobody.
 
-    python -I -S rank_process.py DIRECTORY RANK_VARIABLE COMMAND...
+    python -I -S rank_process.py DIRECTORY RANK_VARIABLE
 
 `torchmn run` starts every rank through this file, by its path and with the standard library alone, so that it
-takes no time and reads nothing of the rank's own environment. In DIRECTORY are pipes made by the launcher:
-`events`, and `<rank>.out` and `<rank>.err` for the two streams. mpiexec would tear lines, and lose the status of
-a rank that a signal ended; past it, both transports behave alike.
+takes no time and reads nothing of the rank's own environment. In DIRECTORY are the rank's `command`, as JSON, and
+pipes made by the launcher: `events`, and `<rank>.out` and `<rank>.err` for the two streams. All of this goes past
+mpiexec, which would tear lines, lose the status of a rank that a signal ended, and take a lone ":" among the
+script's arguments for its own. So both transports behave alike.
 """
 
 from __future__ import annotations
 
 import ctypes
+import json
 import os
 import signal
 import sys
@@ -34,9 +36,11 @@ def die_with(parent: int, signum: int = signal.SIGKILL) -> None:
 
 
 def main() -> None:
-    directory, rank_variable, *command = sys.argv[1:]
+    directory, rank_variable = sys.argv[1:]
     rank = os.environ[rank_variable]
     die_with(os.getppid())
+    with open(f"{directory}/command", encoding="utf-8", errors="surrogateescape") as file:
+        command = json.load(file)
     events = open_pipe(f"{directory}/events")
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     os.dup2(open_pipe(f"{directory}/{rank}.out"), 1)

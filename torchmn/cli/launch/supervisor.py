@@ -16,8 +16,9 @@ from torchmn.cli.launch.rank_output import Screen
 from torchmn.cli.launch.rank_pipes import RankPipes, rank_pipes
 from torchmn.cli.launch.rank_process import die_with
 
-# Seconds. In sum below the 5 s within which a failed rank ends its job.
-OTHERS_MAY_FAIL_TOO = 1.0  # most failures have an echo on the other ranks: let it be printed
+# Seconds. After a failure they stay below 5 in sum, after a signal below 4.
+OTHERS_MAY_FAIL_TOO = 2.0  # most failures have an echo on the other ranks, which says more: let it be printed
+RANKS_MAY_END_THEMSELVES = 1.0
 RANKS_MAY_CLEAN_UP = 2.0
 LAUNCHER_MAY_CLEAN_UP = 1.0
 TICK = 0.05
@@ -88,13 +89,13 @@ class Supervisor:
             if self.failure:
                 self._say(f"{self.failure}{'; ending the others' if self.running else ''}")
                 self._wait(OTHERS_MAY_FAIL_TOO, self._all_ended)
-                self._end(signal.SIGTERM)
+                self._end(signal.SIGTERM, RANKS_MAY_END_THEMSELVES)
             return self._status()
         except Interrupted as interrupted:
-            self._end(interrupted.signum)
+            self._end(interrupted.signum, RANKS_MAY_CLEAN_UP)
             return 128 + interrupted.signum
         except BrokenPipeError:  # who read our output is gone, as after `| head`
-            self._end(signal.SIGTERM)
+            self._end(signal.SIGTERM, RANKS_MAY_CLEAN_UP)
             return 128 + signal.SIGPIPE
 
     def _start(self) -> None:
@@ -151,15 +152,15 @@ class Supervisor:
                     return Failure(rank, as_shells_count(status))
         return None
 
-    def _end(self, signum: int) -> None:
-        """Ends every rank with `signum`, and what started them if that was not enough."""
+    def _end(self, signum: int, patience: float) -> None:
+        """Ends every rank with `signum`, and what started them if that was not enough within `patience`."""
         self.ending = signum
         self.pipes.ignore_launcher()
         for pid in self.running.values():
             send(pid, signum)
         # Before its ranks have begun, a launcher is told itself.
         if self.running:
-            self._wait(RANKS_MAY_CLEAN_UP, self._all_ended)
+            self._wait(patience, self._all_ended)
         for process in self.processes:
             if process.poll() is None:
                 process.terminate()

@@ -1,0 +1,66 @@
+"""The `torchmn` command itself."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+import torchmn
+from tests.worlds.launch import ROOT
+from torchmn.cli.main import COMMANDS, main
+
+
+def ended(capsys, *arguments: str) -> tuple[int | str | None, str, str]:
+    with pytest.raises(SystemExit) as end:
+        main(arguments)
+    captured = capsys.readouterr()
+    return end.value.code, captured.out, captured.err
+
+
+def test_version(capsys):
+    assert ended(capsys, "--version") == (0, f"torchmn {torchmn.__version__}\n", "")
+
+
+def test_help_names_every_command_and_each_has_its_own(capsys):
+    status, text, _ = ended(capsys, "--help")
+    assert status == 0
+    for name, purpose in COMMANDS.items():
+        assert f"  {name} " in text and purpose in text
+        status, own, _ = ended(capsys, name, "--help")
+        assert status == 0 and f"torchmn {name}" in own
+
+
+def test_without_a_command_the_help_is_shown_and_the_status_is_that_of_an_error(capsys):
+    assert main([]) == 2
+    assert "torchmn COMMAND" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["rnu", "-n", "2", "x.py"], ["'rnu'", "Did you mean 'run'"]),
+        (["docter"], ["'docter'", "Did you mean 'doctor'"]),
+        (["--verison"], ["'--verison'", "Did you mean '--version'"]),
+        (["doctor", "--host", "a"], ["'--host'", "Did you mean '--hosts'"]),
+    ],
+)
+def test_an_unknown_name_is_answered_with_the_nearest(arguments, words, capsys):
+    status, out, message = ended(capsys, *arguments)
+    assert (status, out) == (2, "")
+    assert [word for word in words if word not in message] == []
+
+
+def test_the_commands_themselves_load_neither_torch_nor_mpi():
+    # The package's own __init__ is left out: whether it loads torch is its affair.
+    code = (
+        "import sys, types\n"
+        "package = types.ModuleType('torchmn')\n"
+        f"package.__path__, package.__version__ = [{str(ROOT / 'torchmn')!r}], '0'\n"
+        "sys.modules['torchmn'] = package\n"
+        "import torchmn.cli.main, torchmn.cli.run, torchmn.cli.doctor\n"
+        "print(*{'torch', 'numpy', 'mpi4py'} & set(sys.modules))\n"
+    )
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=100)
+    assert (result.returncode, result.stdout, result.stderr) == (0, "\n", "")

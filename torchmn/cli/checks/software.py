@@ -1,0 +1,149 @@
+"""Rungs about what is installed: Python, torch, an MPI launcher, the MPI library that mpi4py loads, GPUs."""
+
+from __future__ import annotations
+
+import json
+import platform
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from torchmn.cli.checks.finding import Finding, fail, ok, warn
+from torchmn.cli.launch.mpi_installation import (
+    LIBRARY_VARIABLE,
+    Installation,
+    LoadedLibrary,
+    find_mpiexec,
+    fits,
+    identify,
+    library_environment,
+    loaded_library,
+)
+from torchmn.communicators.launchers import cleared
+from torchmn.errors import LaunchError
+
+OLDEST_PYTHON = (3, 10)
+INSTALL_MPI = "pip install 'torchmn[mpich]' brings one; until then `torchmn run` uses gloo"
+
+# In a process of its own: a broken torch may end the process that imports it.
+ASK_TORCH = """
+import json, torch
+import torch.distributed as dist
+cuda = torch.cuda.is_available()
+print(json.dumps({
+    "version": torch.__version__,
+    "gloo": dist.is_available() and dist.is_gloo_available(),
+    "nccl": dist.is_available() and dist.is_nccl_available(),
+    "cuda": torch.version.cuda,
+    "gpus": [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())] if cuda else [],
+}))
+"""
+
+
+def python() -> Finding:
+    """Which Python runs this."""
+    found = f"{platform.python_version()} at {sys.executable}"
+    if sys.version_info < OLDEST_PYTHON:
+        return fail("python", found, "TorchMN needs Python 3.10 or newer")
+    return ok("python", found)
+
+
+def torch(facts: dict[str, Any]) -> Finding:
+    """Whether torch can be imported, and with gloo."""
+    if "error" in facts:
+        return fail(
+            "torch", f"import torch fails: {facts['error']}", "reinstall it: pip install --force-reinstall torch"
+        )
+    if not facts["gloo"]:
+        return warn("torch", f"{facts['version']} without gloo", "ranks can use MPI only; a usual wheel has gloo")
+    return ok("torch", f"{facts['version']}, with gloo")
+
+
+def gpu(facts: dict[str, Any]) -> Finding:
+    """The GPUs that torch sees, and whether they can use nccl."""
+    if facts.get("gpus"):
+        names = ", ".join(sorted(set(facts["gpus"])))
+        found = f"{len(facts['gpus'])} ({names}), CUDA {facts['cuda']}"
+        if facts["nccl"]:
+            return ok("gpu", f"{found}, with nccl")
+        return warn(
+            "gpu", f"{found}, without nccl", "ranks with GPUs would talk through the CPU: install a torch with nccl"
+        )
+    if facts.get("cuda"):
+        return warn(
+            "gpu",
+            f"none visible, though torch is built for CUDA {facts['cuda']}",
+            "nvidia-smi and CUDA_VISIBLE_DEVICES tell why",
+        )
+    return ok("gpu", "none, and torch is built for CPUs: ranks use mpi or gloo")
+
+
+def torch_facts() -> dict[str, Any]:
+    """What torch says of itself, or an `error`."""
+    try:
+        result = subprocess.run(
+            [sys.executable, "-c", ASK_TORCH],
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=120,
+            env=cleared(),
+        )
+        return json.loads(result.stdout.splitlines()[-1])
+    except subprocess.TimeoutExpired:
+        return {"error": "no answer within 120 s"}
+    except (IndexError, json.JSONDecodeError):
+        return {"error": (result.stderr.strip().splitlines() or [f"exit status {result.returncode}"])[-1]}
+
+
+class MPI:
+    """The rungs about MPI, each on the one before. `installation` is what stands at the end, if all hold."""
+
+    def __init__(self) -> None:
+        self.installation: Installation | None = None
+
+    def climb(self) -> Iterator[Finding]:
+        """The findings, up to the first that does not hold."""
+        try:
+            installation = self._launcher()
+        except LaunchError as error:
+            yield warn("mpiexec", str(error), INSTALL_MPI)
+            return
+        yield ok("mpiexec", f"{installation.title} at {installation.mpiexec}")
+        try:
+            loaded = loaded_library({**cleared(), **library_environment(installation)})
+        except LaunchError as error:
+            advice = f"set {LIBRARY_VARIABLE} to the library of {installation.title}, or reinstall mpi4py"
+            yield fail("mpi4py", str(error), advice)
+            return
+        yield ok("mpi4py", f"{loaded.mpi4py} loads {loaded.version}" + (f" from {loaded.path}" if loaded.path else ""))
+        match = self._match(installation, loaded)
+        yield match
+        if match.level != "FAIL":
+            self.installation = installation
+
+    def _launcher(self) -> Installation:
+        mpiexec = find_mpiexec()
+        if mpiexec is None:
+            raise LaunchError("there is none beside this Python or on the PATH")
+        return identify(mpiexec)
+
+    def _match(self, installation: Installation, loaded: LoadedLibrary) -> Finding:
+        rung = "mpiexec fits mpi4py"
+        if not fits(installation, loaded):
+            return fail(
+                rung,
+                f"the launcher is {installation.title}, the library {loaded.version}: each rank would be alone",
+                f"install one MPI only; or name the launcher's own library in {LIBRARY_VARIABLE}; or, where mpi4py"
+                f" was built for one MPI, rebuild it: pip install --force-reinstall --no-binary mpi4py mpi4py",
+            )
+        library = installation.library
+        if library and loaded.path and library.resolve() != Path(loaded.path).resolve():
+            return warn(
+                rung,
+                f"{loaded.path} is not the library beside the launcher, {library}",
+                f"two copies of {installation.flavour.title}: unset {LIBRARY_VARIABLE}, or remove one",
+            )
+        return ok(rung, f"both are {installation.flavour.title}")
