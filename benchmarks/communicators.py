@@ -9,13 +9,11 @@ a round trip). `raw/ours` is our bandwidth as a share of raw mpi4py's; `gloo/our
 from __future__ import annotations
 
 import argparse
-import os
-import socket
-from datetime import timedelta
 
 import side_by_side
 import torch
 import torch.distributed as dist
+from gloo import start_gloo
 from mpi4py import MPI
 from torch import nn
 
@@ -24,20 +22,6 @@ import torchmn
 KB, MB = 1 << 10, 1 << 20
 SIZES = (KB, 64 * KB, MB, 4 * MB, 16 * MB, 64 * MB)
 RAW = MPI.COMM_WORLD
-
-
-def gloo_group() -> dist.ProcessGroup:
-    """torch.distributed over gloo between the same two processes."""
-    port = None
-    if RAW.rank == 0:
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            port = free.getsockname()[1]
-    store = dist.TCPStore("127.0.0.1", RAW.bcast(port), RAW.size, RAW.rank == 0, timeout=timedelta(seconds=60))
-    dist.init_process_group("gloo", store=store, rank=RAW.rank, world_size=RAW.size)
-    group = dist.group.WORLD
-    assert group is not None
-    return group
 
 
 def memory(x: torch.Tensor) -> MPI.memory:
@@ -185,8 +169,7 @@ def main() -> None:
     comm = torchmn.create_communicator("mpi")
     if comm.size != 2:
         raise SystemExit("benchmarks/communicators.py runs on 2 ranks: mpiexec -n 2 python benchmarks/communicators.py")
-    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
-    gloo_group()
+    start_gloo()
     plain = unchecked(comm)
     rows = operations(comm, plain, rounds)
     summary = mean_grad(comm, rounds)

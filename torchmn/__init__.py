@@ -1,5 +1,6 @@
 """TorchMN: PyTorch across processes and machines, with the same numbers at any number of ranks."""
 
+from torchmn import datasets, optim
 from torchmn.communicators.base import Communicator
 from torchmn.communicators.factory import create_communicator
 from torchmn.communicators.threads import run_threads
@@ -11,6 +12,7 @@ from torchmn.errors import (
     TorchMNError,
     WaitTimeout,
 )
+from torchmn.optim import create_multi_node_optimizer
 
 __version__ = "0.1.0"
 
@@ -24,5 +26,8 @@ __all__ = [
     "WaitTimeout",
     "__version__",
     "create_communicator",
+    "create_multi_node_optimizer",
+    "datasets",
+    "optim",
     "run_threads",
 ]
