@@ -15,7 +15,8 @@ from tests.worlds.launch import Launch
 from tests.worlds.marks import World
 from tests.worlds.worker import STACK_SIGNAL, Hello, Outcome, Run
 
-START_SECONDS = 60.0
+# Long: on a busy machine, importing torch on every rank takes a minute.
+START_SECONDS = 180.0
 # How long the other ranks may take once one has failed; they most likely wait for it.
 GRACE_SECONDS = 3.0
 # A rank that waits too long is ended by the library's own watchdog, whose table says more than we can.
