@@ -34,9 +34,7 @@ def convnet() -> nn.Module:
     )  # fmt: skip
 
 
-def train_on(
-    comm: torchmn.Communicator, model: nn.Module, optimizer, data: ImageSet, batch: Tensor
-) -> Tensor:
+def train_on(comm: torchmn.Communicator, model: nn.Module, optimizer, data: ImageSet, batch: Tensor) -> Tensor:
     """One step on the images that `batch` numbers; returns this rank's part of the batch's mean loss."""
     share = batch[comm.rank :: comm.size]
     loss = cross_entropy(model(data.images[share]), data.labels[share], reduction="sum") / len(batch)
@@ -67,9 +65,7 @@ def write_report(folder: Path, ranks: int, epochs: list[dict], losses: list[floa
     except ImportError:
         return [folder / "report.json"]
     figure = Figure(figsize=(7, 4), layout="constrained")
-    axes = figure.add_subplot(
-        xlabel="step", ylabel="loss of the batch", title=f"MNIST sample, {ranks} rank(s)"
-    )
+    axes = figure.add_subplot(xlabel="step", ylabel="loss of the batch", title=f"MNIST sample, {ranks} rank(s)")
     axes.semilogy(losses, linewidth=0.8)
     figure.savefig(folder / "loss.png", dpi=120)
     return [folder / "report.json", folder / "loss.png"]

@@ -36,8 +36,7 @@ def fetch(name: str, sha256: str, folder: Path, mirrors: Sequence[str]) -> Path:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise DatasetError(
-            f"can not make the folder {str(folder)!r} for {name} ({error.strerror}). "
-            f"Name a root that you may write to."
+            f"can not make the folder {str(folder)!r} for {name} ({error.strerror}). Name a root that you may write to."
         ) from error
     target = folder / name
     failures = []

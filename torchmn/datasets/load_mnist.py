@@ -84,8 +84,7 @@ def load(name: str, files: MnistSplit, root: Path) -> ImageSet:
     labels = read_idx(labels_path, dims=1)
     if images.shape[1:] != (SIDE, SIDE):
         raise DatasetError(
-            f"{images_path}: expected images of {SIDE} x {SIDE}, "
-            f"got {' x '.join(map(str, images.shape[1:]))}."
+            f"{images_path}: expected images of {SIDE} x {SIDE}, got {' x '.join(map(str, images.shape[1:]))}."
         )
     if len(images) != len(labels):
         raise DatasetError(
@@ -94,8 +93,7 @@ def load(name: str, files: MnistSplit, root: Path) -> ImageSet:
         )
     if labels.size and labels.max() >= CLASSES:
         raise DatasetError(
-            f"{labels_path}: expected labels from 0 to {CLASSES - 1}, got {labels.max()} at position "
-            f"{labels.argmax()}."
+            f"{labels_path}: expected labels from 0 to {CLASSES - 1}, got {labels.max()} at position {labels.argmax()}."
         )
     # A copy of each: NumPy's arrays stand on read-only bytes, and a tensor must be writable.
     pixels = torch.from_numpy(images.copy()).to(torch.float32).div_(255).unsqueeze(1)
