@@ -1,0 +1,124 @@
+"""Logger: what is shown and written, once."""
+
+import io
+import json
+import math
+
+import numpy as np
+import pytest
+import torch
+from rich.console import Console
+
+from tests.worlds import ranks
+from torchmn.training import Logger
+
+
+def plain_console() -> tuple[Console, io.StringIO]:
+    text = io.StringIO()
+    return Console(file=text, force_terminal=False, width=40), text
+
+
+def test_the_table_has_one_header_and_aligned_rows_and_never_wraps():
+    console, text = plain_console()
+    with Logger(console=console, formats={"accuracy": ".1%", "loss": ".8f"}) as log:
+        log.epoch(epoch=1, loss=torch.tensor(2.5), accuracy=np.float64(0.25), a_column_with_a_long_name=3)
+        log.epoch(epoch=10, loss=12.5, accuracy=1.0, a_column_with_a_long_name=4)
+        log.print("[not markup]")
+        log.epoch(epoch=11, other=1e-7)
+    assert text.getvalue().splitlines() == [
+        "   epoch        loss  accuracy  a_column_with_a_long_name",
+        "       1  2.50000000     25.0%                          3",
+        "      10  12.50000000    100.0%                          4",
+        "[not markup]",
+        "",
+        "   epoch     other",
+        "      11     1e-07",
+    ]
+
+
+def test_the_file_has_a_json_object_per_line_also_for_numbers_that_json_lacks(tmp_path):
+    path = tmp_path / "deep" / "log.jsonl"
+    console, _ = plain_console()
+    with Logger(console=console, json=path, json_steps=2) as log:
+        for step in range(5):
+            log.step(loss=torch.tensor(float(step)))
+        log.epoch(epoch=1, loss=float("nan"), per_class=torch.tensor([1.0, math.inf]), note=None, when=console)
+        lines = path.read_text().splitlines()  # whole before the file is closed
+    values = [json.loads(line, parse_constant=pytest.fail) for line in lines]
+    assert values[:2] == [{"step": 2, "loss": 1.0}, {"step": 4, "loss": 3.0}]
+    assert values[2].pop("elapsed") >= 0 and isinstance(values[2].pop("when"), str)
+    assert values[2] == {"step": 5, "epoch": 1, "loss": "nan", "per_class": [1.0, "inf"], "note": None}
+    with Logger(console=console, json=path, append=True) as log:
+        log.epoch(epoch=2)
+    assert len(path.read_text().splitlines()) == 4
+    with Logger(console=console, json=path) as log:
+        log.epoch(epoch=3)
+    assert [json.loads(line)["epoch"] for line in path.read_text().splitlines()] == [3]
+
+
+@ranks(3, on="threads")
+def test_only_rank_0_speaks_and_writes(comm):
+    console, text = plain_console()
+    folder = comm.bcast_obj(None if comm.rank else __import__("tempfile").mkdtemp())
+    path = f"{folder}/{comm.rank}.jsonl"
+    with Logger(comm, 2, json=path, console=console) as log:
+        log.step(loss=1.0)
+        log.epoch(epoch=1)
+        log.print("hello")
+    comm.barrier()
+    if comm.rank == 0:
+        assert "hello" in text.getvalue() and "epoch" in text.getvalue()
+        with open(path) as file:
+            assert len(file.readlines()) == 1
+    else:
+        assert text.getvalue() == ""
+        with pytest.raises(FileNotFoundError):
+            open(path)  # noqa: SIM115
+
+
+def test_without_a_terminal_there_is_no_bar_but_a_line_now_and_then():
+    console, text = plain_console()
+    with Logger(None, 3, console=console, line_seconds=0.0) as log:
+        for step in range(3):
+            log.step(loss=step / 8)
+    lines = text.getvalue().splitlines()
+    assert len(lines) == 3 and "\x1b" not in text.getvalue()
+    assert lines[1].startswith("step 2 of 3  ") and lines[1].endswith("steps/s  loss 0.125")
+    console, text = plain_console()
+    with Logger(None, 3, console=console, line_seconds=1e9) as log:
+        log.step(loss=1.0)
+    assert text.getvalue() == ""
+
+
+def test_on_a_terminal_a_bar_shows_the_step_and_its_values_and_leaves_only_the_table():
+    text = io.StringIO()
+    console = Console(file=text, force_terminal=True, width=100, legacy_windows=False)
+    log = Logger(None, 4, console=console)
+    with log:
+        log.step(loss=0.5)
+        log.step(loss=0.25)
+        assert log._bar is not None
+        log._bar.refresh()
+        assert "2/4" in text.getvalue() and "loss 0.25" in text.getvalue()
+        log.epoch(epoch=1, loss=0.25)
+    _, _, after_the_bar = text.getvalue().rpartition("\x1b[?25h")  # shows the cursor again
+    assert "\x1b[?25l" not in after_the_bar and "\x1b[2K" in after_the_bar, "the line of the bar is erased"
+    log.close()
+
+
+def test_an_exception_passes_through_and_leaves_the_terminal_and_the_file_whole(tmp_path):
+    text = io.StringIO()
+    console = Console(file=text, force_terminal=True, width=100, legacy_windows=False)
+    log = Logger(None, 4, console=console, json=tmp_path / "log")
+
+    def training():
+        with log:
+            log.step(loss=0.5)
+            log.epoch(epoch=1)
+            raise KeyError("the user's")
+
+    with pytest.raises(KeyError, match="the user's"):
+        training()
+    assert "\x1b[?25l" in text.getvalue() and "\x1b[?25h" in text.getvalue(), "the cursor is hidden, then shown"
+    assert log._bar is None and log._file is None
+    assert json.loads((tmp_path / "log").read_text())["epoch"] == 1

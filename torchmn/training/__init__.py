@@ -1,0 +1,21 @@
+"""What stands around a training loop: evaluation, early stopping, statistics, what is shown and written."""
+
+from torchmn.training.allreduce_persistent import AllreducePersistent
+from torchmn.training.early_stopping import MultiNodeEarlyStopping
+from torchmn.training.evaluator import create_multi_node_evaluator
+from torchmn.training.exact_data import without_repeats
+from torchmn.training.generic_evaluator import GenericMultiNodeEvaluator
+from torchmn.training.logger import Logger
+from torchmn.training.metrics import Sum
+from torchmn.training.observation import ObservationAggregator
+
+__all__ = [
+    "AllreducePersistent",
+    "GenericMultiNodeEvaluator",
+    "Logger",
+    "MultiNodeEarlyStopping",
+    "ObservationAggregator",
+    "Sum",
+    "create_multi_node_evaluator",
+    "without_repeats",
+]

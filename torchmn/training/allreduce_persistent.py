@@ -1,0 +1,116 @@
+"""AllreducePersistent: the running statistics of all ranks become one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from math import isfinite
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from torchmn.communicators import models
+from torchmn.communicators.base import Communicator
+from torchmn.communicators.watchdog import Wait
+from torchmn.errors import ArgumentError
+from torchmn.nn.moments import Moments, union
+
+
+class AllreducePersistent:
+    """Makes the buffers of `model` equal on all ranks, by joining what each of them has seen; call it on every rank.
+
+        synchronize_buffers = AllreducePersistent(model, comm)
+        ...
+        synchronize_buffers()    # before an evaluation or a checkpoint
+        evaluate(model, loader)
+
+    Ordinary BatchNorm layers track the statistics of their own rank's batches. Joined, with a weight for each rank:
+
+    - running mean: the weighted mean;
+    - running variance: that of the union, so the weighted mean of variances *plus* that of the squared distances
+      of the ranks' means from the common mean;
+    - num_batches_tracked: the largest, which is what one process would have counted.
+
+    The weights are each layer's num_batches_tracked, so that a rank that saw nothing counts for nothing. Pass
+    `weight=number of samples` to the call instead where ranks saw batches of different sizes.
+
+    Other floating-point buffers become their plain mean. Integers and bools stay as they are, and so do buffers that
+    are not in `state_dict`.
+    """
+
+    def __init__(self, model: nn.Module, comm: Communicator):
+        if not isinstance(model, nn.Module) or not isinstance(comm, Communicator):
+            raise ArgumentError(f"AllreducePersistent: expected a module and a communicator, got {model!r}, {comm!r}")
+        self.model, self.comm = model, comm
+
+    @torch.no_grad()
+    def __call__(self, weight: float | None = None) -> None:
+        named = dict(_persistent_floats(self.model))
+        layers = [m for m in self.model.modules() if isinstance(m, _BatchNorm) and m.running_mean is not None]
+        statistics = {id(x) for layer in layers for x in (layer.running_mean, layer.running_var)}
+        with Wait(self.comm, "AllreducePersistent"):
+            self._check(named, weight)
+        _join_statistics(self.comm, layers, weight)
+        _average(self.comm, [x for x in named.values() if id(x) not in statistics])
+
+    def _check(self, named: dict[str, Tensor], weight: float | None) -> None:
+        problem = None
+        if weight is not None and not (isinstance(weight, int | float) and isfinite(weight) and weight >= 0):
+            problem = f"expected weight to be a number of samples >= 0, got {weight!r}"
+        signature = tuple((name, x.dtype, tuple(x.shape)) for name, x in named.items())
+        told = self.comm._meet("AllreducePersistent", problem, ("weighted",), (weight is not None,), signature)
+        if told:
+            models._raise_difference(self.comm, "AllreducePersistent", "buffer", told)
+
+
+def _persistent_floats(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    """The floating-point and complex buffers that `state_dict` has, each once."""
+    seen = set()
+    for path, module in model.named_modules():
+        for name, x in module.named_buffers(recurse=False):
+            inexact = x.is_floating_point() or x.is_complex()
+            if inexact and name not in module._non_persistent_buffers_set and id(x) not in seen:
+                seen.add(id(x))
+                yield f"{path}.{name}" if path else name, x
+
+
+def _join_statistics(comm: Communicator, layers: list[_BatchNorm], weight: float | None) -> None:
+    """Give every layer the running statistics of the union of what the ranks' layers saw; one message."""
+    mine = [torch.cat([_packed(layer, weight), _tracked(layer)]) for layer in layers]
+    if not mine:
+        return
+    sizes = [len(part) for part in mine]
+    everyone = [flat.split(sizes) for flat in comm.allgather(torch.cat(mine))]
+    for place, layer in enumerate(layers):
+        assert layer.running_mean is not None and layer.running_var is not None
+        told = [parts[place] for parts in everyone]
+        whole = union([Moments.unpacked(part[:-1]) for part in told])
+        if whole.count > 0:  # else no rank has seen anything, and the layer is as it was made
+            layer.running_mean.copy_(whole.mean)
+            layer.running_var.copy_(whole.squares / whole.count)
+        if layer.num_batches_tracked is not None:
+            layer.num_batches_tracked.fill_(int(max(part[-1] for part in told)))
+
+
+def _packed(layer: _BatchNorm, weight: float | None) -> Tensor:
+    """What this rank's layer saw, as moments of as many values as it has weight."""
+    assert layer.running_mean is not None and layer.running_var is not None
+    tracked = float(_tracked(layer))
+    count = tracked if weight is None or tracked == 0 else float(weight)
+    return Moments(count, layer.running_mean.double(), layer.running_var.double() * count).packed()
+
+
+def _tracked(layer: _BatchNorm) -> Tensor:
+    assert layer.running_mean is not None
+    number = 1 if layer.num_batches_tracked is None else layer.num_batches_tracked
+    return torch.as_tensor(number, dtype=torch.float64, device=layer.running_mean.device).reshape(1)
+
+
+def _average(comm: Communicator, tensors: list[Tensor]) -> None:
+    """Replace tensors by their means over ranks; one message."""
+    if not tensors:
+        return
+    wide = [(torch.view_as_real(x) if x.is_complex() else x).double().reshape(-1) for x in tensors]
+    means = comm.allreduce(torch.cat([x.to(wide[0].device) for x in wide]), "mean")
+    for x, mean in zip(tensors, means.split([len(part) for part in wide]), strict=True):
+        x.copy_((torch.complex(*mean.view(-1, 2).unbind(1)) if x.is_complex() else mean).view(x.shape))

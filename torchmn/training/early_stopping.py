@@ -1,0 +1,106 @@
+"""MultiNodeEarlyStopping: all ranks stop at the same check, because one of them decides."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from math import isnan
+from typing import Any
+
+from torchmn.communicators.base import Communicator
+from torchmn.errors import ArgumentError, nearest
+from torchmn.training.agreement import decided_on_rank_0
+from torchmn.training.observation import mean_of_all, plain
+
+MODES = ("auto", "max", "min")
+
+
+class MultiNodeEarlyStopping:
+    """Says True, on every rank at the same check, when the monitored metric has stopped to improve.
+
+        stop = MultiNodeEarlyStopping(comm, monitor="loss", patience=3)
+        for epoch in range(100):
+            ...
+            if stop(evaluate(model, loader)):
+                break
+
+    monitor: the entry of the metrics to look at. Its mean over ranks counts, so that each rank may pass its own;
+        pairs (mean, number of samples) are weighted. Ranks may lack it, or pass None; not all of them.
+    patience: how many checks in a row may pass without improvement; the next one after the best of them stops when
+        there were `patience` of them.
+    mode: "min" or "max" is better; "auto": "max" if the word "accuracy" is in `monitor`.
+    min_delta: a smaller improvement is none.
+    max_checks: stop at this check in any case.
+    every: only every so-manieth call is a check; the others return False without communication.
+
+    A nan is no improvement. `best`, `checks` and `waited` can be read; `state_dict` saves them, alike on all ranks.
+    """
+
+    def __init__(
+        self,
+        comm: Communicator,
+        monitor: str = "loss",
+        patience: int = 3,
+        mode: str = "auto",
+        *,
+        min_delta: float = 0.0,
+        max_checks: int | None = None,
+        every: int = 1,
+    ):
+        problem = None
+        if mode not in MODES:
+            problem = f"expected mode to be 'auto', 'min' or 'max', got {mode!r}. {nearest(mode, MODES)}"
+        for name, value, least in (("patience", patience, 1), ("max_checks", max_checks, 1), ("every", every, 1)):
+            if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < least):
+                problem = f"expected {name} to be an int >= {least}, got {value!r}"
+        if not isinstance(min_delta, int | float) or not min_delta >= 0:
+            problem = f"expected min_delta to be a number >= 0, got {min_delta!r}"
+        names = ("monitor", "patience", "mode", "min_delta", "max_checks", "every")
+        comm._meet(type(self).__name__, problem, names, (monitor, patience, mode, min_delta, max_checks, every))
+        self.comm, self.monitor, self.patience, self.min_delta = comm, monitor, patience, min_delta
+        self.max_checks, self.every = max_checks, every
+        self.mode = ("max" if "accuracy" in monitor else "min") if mode == "auto" else mode
+        self.best: float | None = None
+        self.checks = 0
+        self.waited = 0
+        self.stopped = False
+        self._calls = 0
+
+    def __call__(self, metrics: Mapping[str, Any] | float | None = None) -> bool:
+        """Whether to stop now; `metrics` may also be the monitored value itself."""
+        self._calls += 1
+        if self._calls % self.every:
+            return False
+        known = metrics if isinstance(metrics, Mapping) else {self.monitor: metrics}
+        value, problem = known.get(self.monitor), None
+        if value is not None:
+            value, problem = plain(value)
+        told = (value, sorted(map(str, known)))
+        operation = f"{type(self).__name__}({self.monitor!r})"
+        self.best, self.waited, self.stopped = decided_on_rank_0(self.comm, operation, told, self._decide, problem)
+        self.checks += 1
+        return self.stopped
+
+    def _decide(self, everyone: list[tuple[Any, list[str]]]) -> tuple[float | None, int, bool]:
+        """(best, waited, stop) after this check."""
+        values = [value for value, _ in everyone if value is not None]
+        if not values:
+            keys = sorted({key for _, keys in everyone for key in keys} - {self.monitor})
+            raise ArgumentError(f"no rank has a metric {self.monitor!r}. {nearest(self.monitor, keys) if keys else ''}")
+        now = float(mean_of_all([values]))
+        better = not isnan(now) and (self.best is None or self._gain(now, self.best) > self.min_delta)
+        best, waited = (now, 0) if better else (self.best, self.waited + 1)
+        last = self.max_checks is not None and self.checks + 1 >= self.max_checks
+        return best, waited, last or waited >= self.patience
+
+    def _gain(self, now: float, best: float) -> float:
+        return now - best if self.mode == "max" else best - now
+
+    def state_dict(self) -> dict[str, Any]:
+        """What a resumed run needs to stop where this one would have."""
+        names = ("best", "checks", "waited", "stopped")
+        return {name: getattr(self, name) for name in names} | {"calls": self._calls}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self.best, self.checks, self.waited, self.stopped, self._calls = (
+            state[name] for name in ("best", "checks", "waited", "stopped", "calls")
+        )

@@ -1,0 +1,190 @@
+"""Logger: what a training shows and writes, once, from rank 0."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from time import monotonic
+from types import TracebackType
+from typing import IO, Any
+
+import numpy as np
+from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TaskID,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
+from torch import Tensor
+
+from torchmn.communicators.base import Communicator
+
+
+class Logger:
+    """A progress bar, a table with a row per epoch and a file of JSON lines, on rank 0; silent on other ranks.
+
+        with Logger(comm, steps=epochs * len(loader), json="log.jsonl", formats={"accuracy": ".1%"}) as log:
+            for epoch in range(epochs):
+                for batch in loader:
+                    ...
+                    log.step(loss=loss)
+                log.epoch(epoch=epoch, loss=mean_loss, accuracy=accuracy)
+
+    All ranks may call everything; nothing is communicated, so that rank 0 may also call it alone. The values shown
+    are rank 0's: make them those of all ranks first.
+
+    steps: how many steps there will be, for the bar; None: not known.
+    json: the file to write: a line for each `epoch`, and for every `json_steps`-th `step` that has values. It is
+        started anew, or continued with `append=True`.
+    formats: format specifications by name, as in `{"accuracy": ".1%"}`; other floats show six digits.
+    line_seconds: where the output is no terminal there is no bar; a line this often says how far the training is.
+    console: where to show; by default the standard output of rank 0.
+
+    An exception inside `with` passes through; the bar is taken down and the file closed before.
+    """
+
+    def __init__(
+        self,
+        comm: Communicator | None = None,
+        steps: int | None = None,
+        *,
+        json: str | Path | None = None,
+        json_steps: int = 0,
+        append: bool = False,
+        formats: Mapping[str, str] | None = None,
+        line_seconds: float = 60.0,
+        console: Console | None = None,
+    ):
+        self.enabled = comm is None or comm.rank == 0
+        self.steps, self.json_steps, self.line_seconds = steps, json_steps, line_seconds
+        self._table = _Table(dict(formats or {}))
+        self._console = console or Console(highlight=False)
+        self._step = 0
+        self._start = self._last_line = monotonic()
+        self._bar: Progress | None = None
+        self._task = TaskID(0)
+        self._file: IO[str] | None = None
+        if json is not None and self.enabled:
+            Path(json).parent.mkdir(parents=True, exist_ok=True)
+            self._file = open(json, "a" if append else "w", encoding="utf-8")  # noqa: SIM115  (closed by close)
+
+    def step(self, **values: Any) -> None:
+        """Count one step, and show its values beside the bar."""
+        if not self.enabled:
+            return
+        self._step += 1
+        if self.json_steps and values and self._step % self.json_steps == 0:
+            self._write({"step": self._step, **values})
+        if self._console.is_terminal:
+            self._advance(values)
+        elif monotonic() - self._last_line >= self.line_seconds:
+            self._last_line = monotonic()
+            rate = self._step / max(self._last_line - self._start, 1e-9)
+            of = f" of {self.steps}" if self.steps else ""
+            self.print("  ".join([f"step {self._step}{of}", f"{rate:.3g} steps/s", *self._table.pairs(values)]))
+
+    def epoch(self, **values: Any) -> None:
+        """Add a row to the table, and a line to the JSON file; the names are the columns."""
+        if not self.enabled:
+            return
+        for line in self._table.lines(values):
+            self.print(line)
+        self._write({"step": self._step, "elapsed": monotonic() - self._start, **values})
+
+    def print(self, text: str = "") -> None:
+        """Print a line, above the bar."""
+        if self.enabled:
+            self._console.print(text, soft_wrap=True, markup=False, highlight=False)
+
+    def close(self) -> None:
+        """Take the bar down and close the file. Twice is fine."""
+        bar, self._bar = self._bar, None
+        file, self._file = self._file, None
+        try:
+            if bar is not None:
+                bar.stop()
+        finally:
+            if file is not None:
+                file.close()
+
+    def __enter__(self) -> Logger:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _advance(self, values: Mapping[str, Any]) -> None:
+        if self._bar is None:
+            columns = (
+                TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(),
+                TimeRemainingColumn(), TextColumn("{task.fields[values]}", markup=False),
+            )  # fmt: skip
+            # Transient: what remains on the screen is the table.
+            self._bar = Progress(*columns, console=self._console, transient=True)
+            self._task = self._bar.add_task("steps", total=self.steps, completed=self._step - 1, values="")
+            self._bar.start()
+        if values:
+            self._bar.update(self._task, values="  ".join(self._table.pairs(values)))
+        self._bar.advance(self._task)
+
+    def _write(self, values: Mapping[str, Any]) -> None:
+        if self._file is not None:
+            # A line is whole as soon as it is written: a run that is killed leaves all of its lines but the last.
+            self._file.write(json.dumps({name: _for_json(value) for name, value in values.items()}) + "\n")
+            self._file.flush()
+
+
+class _Table:
+    """Rows under a header, aligned, printed as they come."""
+
+    def __init__(self, formats: dict[str, str]):
+        self.formats = formats
+        self.widths: dict[str, int] = {}
+
+    def lines(self, values: Mapping[str, Any]) -> list[str]:
+        """The row, with a header before it where there is none yet or the columns are others."""
+        cells = {name: self.text(name, value) for name, value in values.items()}
+        lines = []
+        if list(self.widths) != list(cells):
+            again = bool(self.widths)
+            self.widths = {name: max(len(name), len(cell), 8) for name, cell in cells.items()}
+            lines = [""] * again + ["  ".join(f"{name:>{width}}" for name, width in self.widths.items())]
+        return [*lines, "  ".join(f"{cell:>{self.widths[name]}}" for name, cell in cells.items())]
+
+    def pairs(self, values: Mapping[str, Any]) -> list[str]:
+        return [f"{name} {self.text(name, value)}" for name, value in values.items()]
+
+    def text(self, name: str, value: Any) -> str:
+        value = _number(value)
+        if name in self.formats:
+            return format(value, self.formats[name])
+        return f"{value:.6g}" if isinstance(value, float) else str(value)
+
+
+def _number(value: Any) -> Any:
+    """A tensor or NumPy value of one element as the number that it holds."""
+    if isinstance(value, Tensor | np.ndarray | np.generic):
+        return value.item() if math.prod(value.shape) == 1 else value
+    return value
+
+
+def _for_json(value: Any) -> Any:
+    """Something that every JSON reader takes: nan and the infinities, which JSON lacks, as strings."""
+    value = _number(value)
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)
+    if isinstance(value, Tensor | np.ndarray):
+        return _for_json(value.tolist())
+    if isinstance(value, Mapping):
+        return {str(name): _for_json(item) for name, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_for_json(item) for item in value]
+    return value if value is None or isinstance(value, bool | int | float | str) else str(value)
