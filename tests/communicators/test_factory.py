@@ -46,7 +46,7 @@ def test_an_unknown_keyword_is_refused_with_the_nearest_one() -> None:
 )
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU here")
 def test_nccl_without_a_gpu_says_what_would_work(name: str) -> None:
-    with pytest.raises(torchmn.ArgumentError, match="needs a GPU.*'mpi' under mpiexec or 'gloo' under torchrun"):
+    with pytest.raises(torchmn.ArgumentError, match=r"needs a GPU.*'mpi' under mpiexec or 'gloo' under torchrun"):
         torchmn.create_communicator(name)
 
 

@@ -99,7 +99,7 @@ class MPICommunicator(Communicator):
         tensors = message.tensors
         header = Header(message.kind, message.edge, 0, message.specs())
         encoded = header.encode()
-        if len(encoded) + sum([x.nbytes for x in tensors]) <= INLINE_BYTES and not any([x.is_cuda for x in tensors]):
+        if len(encoded) + sum([x.nbytes for x in tensors]) <= INLINE_BYTES and not any(x.is_cuda for x in tensors):
             data = b"".join([encoded, *[_memory(x) for x in tensors if x.nbytes]])
             request = self._p2p.Isend([data, MPI.BYTE], dest, tag)
             if not request.Test():
