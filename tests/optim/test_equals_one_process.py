@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+import torchmn
 from tests.optim.problem import OPTIMIZERS, STEPS, assert_close, batch, loss_of, make_model, serial_run, uneven
 from tests.worlds.marks import ranks
 from torchmn.optim import create_multi_node_optimizer
@@ -38,6 +39,34 @@ def test_unequal_batches_with_their_sizes_as_weights(comm, name: str) -> None:
         loss_of(model, x, y).backward()
         optimizer.step(weight=len(x))
     assert_close([p.detach() for p in model.parameters()], parameters)
+
+
+@ranks(2, 3, on=("threads", "mpi"))
+def test_unequal_batches_through_batch_norm_need_weighed_losses(comm) -> None:
+    def with_norm() -> torch.nn.Sequential:
+        return torch.nn.Sequential(make_model(), torch.nn.BatchNorm1d(2).double())
+
+    serial = with_norm()
+    inner = OPTIMIZERS["sgd"](serial.parameters())
+    model = torchmn.create_mnbn_model(with_norm(), comm)
+    optimizer = create_multi_node_optimizer(OPTIMIZERS["sgd"](model.parameters()), comm, model=model)
+    for step in range(STEPS):
+        x, y = batch(step)
+        inner.zero_grad()
+        loss_of(serial, x, y).backward()
+        inner.step()
+        mine = uneven(comm)
+        optimizer.zero_grad()
+        loss = loss_of(model, x[mine], y[mine])
+        if step == 0:
+            loss.backward(retain_graph=True)
+            with pytest.raises(torchmn.ArgumentError, match=r"gradients of 1 have crossed ranks.*optimizer.weigh"):
+                optimizer.step(weight=len(x[mine]))
+            optimizer.zero_grad()
+        optimizer.weigh(loss, len(x[mine])).backward()
+        optimizer.step()
+    for a, b in zip(model.state_dict().values(), serial.state_dict().values(), strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-10, atol=1e-12)
 
 
 @ranks(2, 3)

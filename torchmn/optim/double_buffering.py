@@ -73,8 +73,7 @@ class DoubleBufferingOptimizer(MultiNodeOptimizer):
                 "double_buffering: a GradScaler looks at this step's gradients; use double_buffering=False"
             )
         grads = self._gradients()
-        agreement = gradients.agree(self.comm, grads, weight, self.zero_fill, "optimizer step")
-        self._bcast_unfrozen(grads)
+        agreement = self._agree(grads, weight)
         arrived = self._journey.arrive() if self._journey else None
         for grad in grads:
             grad.parameter.grad = None  # the user may zero gradients in place: those under way must not change

@@ -41,6 +41,7 @@ class Agreement:
 
     kinds: tuple[int, ...]
     share: float
+    equal: bool = True  # whether all ranks count the same
 
 
 def agree(
@@ -69,7 +70,7 @@ def agree(
     total = sum(rank_weight for _, rank_weight in told)
     if total == 0:
         raise MismatchError(f"rank {comm.rank} of {comm.size}: {operation}: the weights of all ranks are 0")
-    return Agreement(union, weight / total)
+    return Agreement(union, weight / total, equal=len({rank_weight for _, rank_weight in told}) == 1)
 
 
 def _check(

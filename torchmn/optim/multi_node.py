@@ -42,6 +42,7 @@ class MultiNodeOptimizer(Optimizer):
         self.zero_fill = zero_fill
         self.grad_dtype = grad_dtype if grad_dtype is not None else comm.settings.grad_dtype
         self._names = {id(p): name for name, p in model.named_parameters()} if model is not None else {}
+        self._model = model
         self._holding = False  # inside no_sync
         self._synchronized = False
         self._watching: list[Any] = []
@@ -147,12 +148,34 @@ class MultiNodeOptimizer(Optimizer):
         which leaves what was a mean already as it is.
         """
         grads = self._gradients()
-        agreement = gradients.agree(self.comm, grads, weight, self.zero_fill, "optimizer step")
-        self._bcast_unfrozen(grads)
+        agreement = self._agree(grads, weight)
         gradients.take_mean(self.comm, grads, agreement, self.grad_dtype)
         for grad in grads:
             grad.put_back()
         self._remember_synchronization(grads)
+
+    def weigh(self, loss: Tensor, samples: float) -> Tensor:
+        """This rank's mean loss over `samples`, weighed before `backward` so that the plain `step()` is exact.
+
+        The way for unequal batches in models whose layers communicate (multi-node batch normalisation): their
+        gradients have mixed over ranks when `step(weight=...)` could weigh them. Every rank must call it.
+        """
+        total = self.comm.allreduce(torch.tensor(float(samples), dtype=torch.float64))
+        return loss * (samples * self.comm.size / total.item())
+
+    def _agree(self, grads: list[Gradient], weight: float | None) -> gradients.Agreement:
+        """What ranks must know of each other's gradients before they are averaged; also brings new parameters in."""
+        agreement = gradients.agree(self.comm, grads, weight, self.zero_fill, "optimizer step")
+        if not agreement.equal and self._model is not None:
+            crossing = [n for n, m in self._model.named_modules() if getattr(m, "gradients_cross_ranks", False)]
+            if crossing:
+                raise ArgumentError(
+                    f"rank {self.comm.rank} of {self.comm.size}: step(weight=...) with unequal weights, but the "
+                    f"gradients of {', '.join(crossing)} have crossed ranks already in backward: use "
+                    "optimizer.weigh(loss, samples).backward() and then step()"
+                )
+        self._bcast_unfrozen(grads)
+        return agreement
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:
