@@ -1,22 +1,20 @@
 """Communicator: the contract of all transports, and every meaning that they share.
 
-A transport moves flat, contiguous buffers and small messages (the abstract methods at the end of the class).
-Everything a user can see is decided here, once: which arguments are right, what all ranks must agree on, how
-dtypes are reduced, what becomes of GPU tensors, in which pieces large buffers travel.
+Everything a user can see is decided here, once: which arguments are right, what all ranks must agree on, what is
+returned. `buffers` moves whole buffers, `transport` says what each transport must provide for that.
 """
 
 from __future__ import annotations
 
-import struct
-from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from math import prod
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from torchmn.communicators import checks, models, reductions, staging, wire
+from torchmn.communicators import checks, models, reductions, wire
+from torchmn.communicators.buffers import BLOCK_BYTES, Buffers
 from torchmn.communicators.objects import ObjectOperations
 from torchmn.communicators.settings import Settings
 from torchmn.communicators.topology import Topology, groups
@@ -24,20 +22,14 @@ from torchmn.communicators.watchdog import Wait, Watch
 from torchmn.communicators.wire import Kind, Message
 from torchmn.errors import ArgumentError, PeerError, TorchMNError
 
-BLOCK_BYTES = 2048
-"""A broadcast's first message: header, and the payload too where it fits."""
 
-
-class Communicator(ObjectOperations, ABC):
+class Communicator(ObjectOperations, Buffers):
     """A group of ranks that can send to each other and act together.
 
     Operations on tensors return new, detached tensors. A wrong argument on one rank of a collective operation
     raises on every rank of it, before anything is sent. A wait longer than `timeout` ends the job with a table
     of what each rank was doing.
     """
-
-    tag_limit = 1 << 30
-    reads_gpu_memory = False  # else GPU tensors are staged through the host
 
     def __init__(
         self,
@@ -60,7 +52,7 @@ class Communicator(ObjectOperations, ABC):
         self._splits = 0
         self._closed = False
         self._block = torch.zeros(BLOCK_BYTES, dtype=torch.uint8)
-        self._block_view = memoryview(self._block.numpy())
+        self._block_view = self._block.numpy().data
         watch.communicators.add(self)
 
     # -- what a user asks of a communicator --------------------------------------------------------------------
@@ -84,11 +76,6 @@ class Communicator(ObjectOperations, ABC):
     def inter_size(self) -> int:
         """Number of hosts."""
         return self._topology.inter_size
-
-    @property
-    def device(self) -> torch.device:
-        """Where this rank computes, and where tensors that left a GPU arrive."""
-        return self.settings.device
 
     @property
     def max_message_bytes(self) -> int:
@@ -363,189 +350,3 @@ class Communicator(ObjectOperations, ABC):
     def _check_open(self, operation: str) -> None:
         if self._closed:
             raise TorchMNError(f"rank {self.rank} of {self.size}: {operation} on a communicator that was finalized")
-
-    # -- moving whole buffers ----------------------------------------------------------------------------------
-
-    def _outgoing(self, x: Tensor) -> Tensor:
-        """`x` detached and contiguous, in memory that the transport can read."""
-        x = x.detach()
-        if x.is_conj() or x.is_neg():  # lazy flags: the memory holds other numbers than the tensor shows
-            x = x.resolve_conj().resolve_neg()
-        if x.is_cuda and not self.reads_gpu_memory:
-            return staging.to_host(x)
-        return x.contiguous()
-
-    def _room(self, shape: Sequence[int], like: Tensor | wire.TensorSpec) -> Tensor:
-        """Room to receive a tensor of `shape` with the dtype of `like`."""
-        on_gpu = like.on_gpu if isinstance(like, wire.TensorSpec) else like.is_cuda
-        device = self.device if on_gpu and self.reads_gpu_memory else torch.device("cpu")
-        return torch.empty(tuple(shape), dtype=like.dtype, device=device)
-
-    def _arrived(self, received: Tensor, like: Tensor) -> Tensor:
-        return received.to(like.device) if like.is_cuda else received
-
-    def _reduce(self, x: Tensor, op: str, in_place: bool) -> Tensor:
-        """The agreed reduction of `x` over all ranks."""
-        dtype = x.dtype
-        wide = reductions.accumulator(dtype)
-        source = x.detach()
-        if source.is_conj() or source.is_neg():
-            source = source.resolve_conj().resolve_neg()
-        if source.is_cuda and not self.reads_gpu_memory:
-            total = staging.to_host(source).to(wide)
-        elif dtype != wide:
-            total = source.to(wide, memory_format=torch.contiguous_format)
-        elif in_place and source.is_contiguous():
-            total = source
-        else:
-            total = source.clone(memory_format=torch.contiguous_format)
-        self._reduce_flat(
-            total.view(-1), reductions.accumulating_operation(dtype, op), 1 / self.size if op == "mean" else 1.0
-        )
-        if not in_place:
-            return self._arrived(total if dtype == wide else total.to(dtype), x)
-        if total.data_ptr() != x.data_ptr():
-            x.detach().copy_(total)
-        return x
-
-    def _reduce_flat(self, flat: Tensor, op: str, scale: float = 1.0) -> None:
-        """Reduce a flat buffer in place and scale the result: natively where the transport can, else by gathering."""
-        native = self._reduces(flat.dtype, op)
-        for piece in wire.pieces(flat, self.settings.max_message_bytes):
-            if native:
-                self._allreduce_(piece, op, scale)
-                continue
-            parts = self._allgather_whole(piece, [piece.numel()] * self.size).view(self.size, -1)
-            piece.copy_(reductions.reduce_in_order(list(parts.unbind()), op))
-            scale_(piece, scale)
-
-    def _bcast_tensor(self, x: Tensor | None, on_gpu: bool, root: int) -> Tensor:
-        """The contiguous tensor of `root`: one message where header and payload fit a block, else two."""
-        if x is not None:
-            spec = wire.TensorSpec(x.dtype, x.shape, on_gpu)
-            data = wire.Header(Kind.TENSOR, 0, 0, [spec]).encode()
-            inline = x.nbytes <= BLOCK_BYTES - 8 - len(data) and not x.is_cuda
-            self._bcast_bytes(data + wire.read_memory(x) if inline else data, root)
-            if not inline:
-                self._bcast_flat(x.view(-1), root)
-            return x
-        data = self._bcast_bytes(None, root)
-        header, start = wire.Header.decode(data)
-        spec = header.specs[0]
-        received = self._room(spec.shape, spec)
-        if len(data) == start + spec.nbytes and not received.is_cuda:
-            wire.write_memory(received, data, start)
-        else:
-            self._bcast_flat(received.view(-1), root)
-        return received.to(self.device) if spec.on_gpu else received
-
-    def _bcast_bytes(self, data: Any, root: int) -> bytes:
-        """The bytes of `root`, on every rank: in one block if they fit, else in two broadcasts."""
-        block = self._block_view
-        if self.rank == root:
-            length = len(data)
-            struct.pack_into("<q", block, 0, length)
-            if length <= BLOCK_BYTES - 8:
-                block[8 : 8 + length] = data if isinstance(data, bytes) else wire.to_bytes(data)
-        self._bcast_(self._block, root)
-        (length,) = struct.unpack_from("<q", block)
-        if length <= BLOCK_BYTES - 8:
-            return bytes(block[8 : 8 + length])
-        rest = wire.from_buffer(data) if self.rank == root else torch.empty(length, dtype=torch.uint8)
-        self._bcast_flat(rest, root)
-        return data if self.rank == root else wire.to_bytes(rest)
-
-    def _bcast_flat(self, flat: Tensor, root: int) -> None:
-        for piece in wire.pieces(flat, self.max_message_bytes):
-            self._bcast_(piece, root)
-
-    def _allgather_whole(self, flat: Tensor, counts: Sequence[int]) -> Tensor:
-        """All ranks' flat buffers, of `counts[rank]` elements, one behind the other."""
-        whole = torch.empty(sum(counts), dtype=flat.dtype, device=flat.device)
-        if whole.nbytes <= self.max_message_bytes:
-            self._allgather_(flat, whole, counts)
-            return whole
-        parts = whole.split(list(counts))
-        parts[self.rank].copy_(flat)
-        others = [peer for peer in range(self.size) if peer != self.rank]
-        self._exchange_pieces(dict.fromkeys(others, flat), {peer: parts[peer] for peer in others})
-        return whole
-
-    def _swap(self, xs: Sequence[Tensor] | Tensor, shapes: Sequence[Sequence[int]]) -> tuple[Tensor, ...]:
-        """Give every rank its element of `xs`, and get one of `shapes[peer]` from each."""
-        others = [peer for peer in range(self.size) if peer != self.rank]
-        incoming = {peer: self._room(shapes[peer], xs[peer]) for peer in others}
-        self._exchange_pieces({peer: self._outgoing(xs[peer]) for peer in others}, incoming)
-        mine = xs[self.rank].detach().clone()
-        return tuple(mine if peer == self.rank else self._arrived(incoming[peer], mine) for peer in range(self.size))
-
-    def _exchange_pieces(self, outgoing: Mapping[int, Tensor], incoming: Mapping[int, Tensor]) -> None:
-        """Swap contiguous buffers with peers, each pair in as many rounds as its buffer needs."""
-        limit = self.max_message_bytes
-        out = {peer: list(wire.pieces(x.view(-1), limit)) for peer, x in outgoing.items() if x.numel()}
-        into = {peer: list(wire.pieces(x.view(-1), limit)) for peer, x in incoming.items() if x.numel()}
-        rounds = max((len(parts) for parts in (*out.values(), *into.values())), default=0)
-        for turn in range(rounds):
-            self._exchange(
-                {peer: parts[turn] for peer, parts in out.items() if turn < len(parts)},
-                {peer: parts[turn] for peer, parts in into.items() if turn < len(parts)},
-            )
-
-    # -- what a transport provides -----------------------------------------------------------------------------
-
-    @abstractmethod
-    def _post(self, message: Message, dest: int, tag: int) -> None:
-        """Start to send and return without waiting for the receiver; the tensors may change afterwards."""
-
-    @abstractmethod
-    def _take(self, source: int, tag: int) -> Message:
-        """Wait for the next message from `source` with `tag`."""
-
-    @abstractmethod
-    def _exchange(self, outgoing: Mapping[int, Tensor], incoming: Mapping[int, Tensor]) -> None:
-        """Send and fill flat buffers, all at once, and return when all are done; sizes match at both ends."""
-
-    @abstractmethod
-    def _same_everywhere(self, number: int) -> bool:
-        """Whether every rank passed the same 64-bit number."""
-
-    @abstractmethod
-    def _barrier(self) -> None: ...
-
-    @abstractmethod
-    def _bcast_(self, flat: Tensor, root: int) -> None:
-        """Fill `flat` with root's."""
-
-    @abstractmethod
-    def _reduces(self, dtype: torch.dtype, op: str) -> bool:
-        """Whether `_allreduce_` can do this pair."""
-
-    @abstractmethod
-    def _allreduce_(self, flat: Tensor, op: str, scale: float = 1.0) -> None:
-        """Reduce `flat` over ranks, in place, and multiply it by `scale`; op is sum, max, min or prod."""
-
-    @abstractmethod
-    def _allgather_(self, flat: Tensor, whole: Tensor, counts: Sequence[int]) -> None:
-        """Fill `whole` with all ranks' `flat`, of `counts[rank]` elements."""
-
-    @abstractmethod
-    def _subgroup(self, members_of: Mapping[int, list[int]], color: int | None, name: str) -> Communicator | None:
-        """The communicator of this rank's color; every rank of this one calls it."""
-
-    def _undelivered(self) -> list[int]:
-        """The ranks that have not received yet what was posted to them."""
-        return []
-
-    @abstractmethod
-    def _flush(self) -> None:
-        """Wait until everything posted has been received."""
-
-    @abstractmethod
-    def _close(self) -> None:
-        """Give back what the transport holds."""
-
-
-def scale_(x: Tensor, scale: float) -> None:
-    """Multiply in place, unless by one."""
-    if scale != 1.0:
-        x.mul_(scale)

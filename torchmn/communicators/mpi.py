@@ -19,7 +19,8 @@ from mpi4py import MPI
 from torch import Tensor
 
 from torchmn.communicators import wire
-from torchmn.communicators.base import Communicator, scale_
+from torchmn.communicators.base import Communicator
+from torchmn.communicators.buffers import scale_
 from torchmn.communicators.mpi_library import reads_gpu_memory
 from torchmn.communicators.settings import Settings
 from torchmn.communicators.watchdog import Wait, Watch

@@ -21,7 +21,8 @@ import torch.distributed as dist
 from torch import Tensor
 
 from torchmn.communicators import job, wire
-from torchmn.communicators.base import Communicator, scale_
+from torchmn.communicators.base import Communicator
+from torchmn.communicators.buffers import scale_
 from torchmn.communicators.launchers import Launch
 from torchmn.communicators.settings import Settings
 from torchmn.communicators.watchdog import Wait, Watch

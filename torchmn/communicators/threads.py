@@ -16,7 +16,8 @@ import torch
 from torch import Tensor
 
 from torchmn.communicators import reductions, watchdog
-from torchmn.communicators.base import Communicator, scale_
+from torchmn.communicators.base import Communicator
+from torchmn.communicators.buffers import scale_
 from torchmn.communicators.settings import Settings
 from torchmn.communicators.watchdog import RankState, Watch
 from torchmn.communicators.wire import Message

@@ -1,0 +1,80 @@
+"""What a transport provides: flat, contiguous buffers and small messages, moved between ranks.
+
+Arguments are checked, staged and cut to size before they come here; every method is called by all ranks it concerns.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from torchmn.communicators.settings import Settings
+from torchmn.communicators.wire import Message
+
+if TYPE_CHECKING:
+    from torchmn.communicators.base import Communicator
+
+
+class Transport(ABC):
+    """One rank's end of the lines to all the others."""
+
+    rank: int
+    size: int
+    settings: Settings
+    tag_limit = 1 << 30
+    reads_gpu_memory = False  # else GPU tensors are staged through the host
+
+    @abstractmethod
+    def _post(self, message: Message, dest: int, tag: int) -> None:
+        """Start to send and return without waiting for the receiver; the tensors may change afterwards."""
+
+    @abstractmethod
+    def _take(self, source: int, tag: int) -> Message:
+        """Wait for the next message from `source` with `tag`."""
+
+    @abstractmethod
+    def _exchange(self, outgoing: Mapping[int, Tensor], incoming: Mapping[int, Tensor]) -> None:
+        """Send and fill flat buffers, all at once, and return when all are done; sizes match at both ends."""
+
+    @abstractmethod
+    def _same_everywhere(self, number: int) -> bool:
+        """Whether every rank passed the same 64-bit number."""
+
+    @abstractmethod
+    def _barrier(self) -> None: ...
+
+    @abstractmethod
+    def _bcast_(self, flat: Tensor, root: int) -> None:
+        """Fill `flat` with root's."""
+
+    @abstractmethod
+    def _reduces(self, dtype: torch.dtype, op: str) -> bool:
+        """Whether `_allreduce_` can do this pair."""
+
+    @abstractmethod
+    def _allreduce_(self, flat: Tensor, op: str, scale: float = 1.0) -> None:
+        """Reduce `flat` over ranks, in place, and multiply it by `scale`; op is sum, max, min or prod."""
+
+    @abstractmethod
+    def _allgather_(self, flat: Tensor, whole: Tensor, counts: Sequence[int]) -> None:
+        """Fill `whole` with all ranks' `flat`, of `counts[rank]` elements."""
+
+    @abstractmethod
+    def _subgroup(self, members_of: Mapping[int, list[int]], color: int | None, name: str) -> Communicator | None:
+        """The communicator of this rank's color; every rank of this one calls it."""
+
+    def _undelivered(self) -> list[int]:
+        """The ranks that have not received yet what was posted to them."""
+        return []
+
+    @abstractmethod
+    def _flush(self) -> None:
+        """Wait until everything posted has been received."""
+
+    @abstractmethod
+    def _close(self) -> None:
+        """Give back what the transport holds."""
