@@ -1,0 +1,90 @@
+"""Which checkpoints stay, and that nothing else is ever touched."""
+
+import pytest
+import torch
+
+import torchmn
+from tests.worlds import ranks
+from tests.worlds.data import assert_refused
+from torchmn.training.checkpoint import CheckpointError, create_multi_node_checkpointer
+
+
+def saved(path) -> list[int]:
+    """The numbers of the saves that are there."""
+    return sorted(int(directory.name[-6:]) for directory in path.glob("run.step-*"))
+
+
+@ranks(1, 3, on="threads")
+@pytest.mark.parametrize("keep", [1, 2, 5, None])
+def test_the_newest_stay(comm, tmp_path, keep):
+    checkpointer = create_multi_node_checkpointer("run", comm, tmp_path, keep=keep)
+    for step in range(7):
+        checkpointer.save(step, extra=torch.ones(3))
+        comm.barrier()
+        expected = list(range(1, step + 2))[-(keep or 100) :]
+        assert saved(tmp_path) == expected
+        comm.barrier()
+    again = create_multi_node_checkpointer("run", comm, tmp_path, keep=keep)
+    again.save(3)
+    comm.barrier()
+    assert saved(tmp_path) == list(range(1, 9))[-(keep or 100) :]
+
+
+@ranks(2, on="threads")
+def test_other_names_and_foreign_files_are_left_alone(comm, tmp_path):
+    other = create_multi_node_checkpointer("run.step-0000000001", comm, tmp_path)
+    other.save(1)
+    foreign = (
+        "notes.txt",
+        "run.step-1.save-1",
+        ".run.step-0000000009.save-000009",
+        "run.step-0000000009.save-000009.old",
+    )
+    if comm.rank == 0:
+        for name in foreign:
+            (tmp_path / name).mkdir()
+            (tmp_path / name / "rank-0.safetensors").write_bytes(b"mine")
+    comm.barrier()
+    checkpointer = create_multi_node_checkpointer("run", comm, tmp_path, keep=1)
+    checkpointer.save(1)
+    if comm.rank == 0:
+        (tmp_path / "run.step-0000000001.save-000001" / "notes.txt").write_text("mine")
+    comm.barrier()
+    checkpointer.save(2)
+    comm.barrier()
+    for name in foreign:
+        assert (tmp_path / name / "rank-0.safetensors").read_bytes() == b"mine"
+    assert [file.name for file in (tmp_path / "run.step-0000000001.save-000001").iterdir()] == ["notes.txt"]
+    assert other.maybe_load() == 1
+    assert checkpointer.maybe_load() == 2
+
+
+@ranks(2, on="threads")
+def test_an_exception_in_training_or_in_a_save_removes_nothing(comm, tmp_path):
+    checkpointer = create_multi_node_checkpointer("run", comm, tmp_path, keep=1)
+    checkpointer.save(1, extra="good")
+    bad = {"deep": [object()]} if comm.rank == 1 else {"deep": [1]}
+    words = ("rank 1 of 2", "save", "extra/deep/0", "builtins.object")
+    assert_refused(comm, lambda: checkpointer.save(2, extra=bad), *words, kind=CheckpointError)
+    assert [path.name for path in tmp_path.iterdir()] == ["run.step-0000000001.save-000001"]
+    comm.barrier()
+    if comm.rank == 0:
+        with pytest.raises(ZeroDivisionError):
+            torchmn.run_threads(lambda comm: create_multi_node_checkpointer("run", comm, tmp_path) and 1 / 0, 1)
+    assert (checkpointer.maybe_load(), checkpointer.extra) == (1, "good")
+
+
+@ranks(2, on="threads")
+def test_what_killed_saves_left_is_removed_by_the_next_one(comm, tmp_path):
+    checkpointer = create_multi_node_checkpointer("run", comm, tmp_path)
+    left = tmp_path / ".run.step-0000000005.save-000001.partial"
+    if comm.rank == 0:
+        left.mkdir()
+        (left / "common.safetensors").write_bytes(b"half")
+    comm.barrier()
+    assert checkpointer.maybe_load() is None
+    assert left.exists()
+    comm.barrier()
+    checkpointer.save(6)
+    comm.barrier()
+    assert [path.name for path in tmp_path.iterdir()] == ["run.step-0000000006.save-000002"]

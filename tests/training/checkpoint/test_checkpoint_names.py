@@ -1,0 +1,68 @@
+"""Names of checkpoints as names of directories."""
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import torchmn
+from tests.worlds import ranks
+from tests.worlds.data import assert_refused
+from torchmn.training.checkpoint import create_multi_node_checkpointer
+from torchmn.training.checkpoint.names import Place, escaped, name_problem, partial_place_of, place_of
+
+NAMES = [
+    "plain",
+    "with.dots.v1.5",
+    "with spaces ",
+    "Ünïcödé 日本語",
+    "a/b\\c",
+    "..",
+    ".hidden",
+    "%2F",
+    "a.step-0000000001.save-000001",
+    "*?[x]",
+    "line\nbreak",
+]
+
+
+@settings(max_examples=50, deadline=None)
+@given(
+    st.text(min_size=1, max_size=12), st.text(min_size=1, max_size=12), st.integers(0, 10**12), st.integers(0, 10**7)
+)
+def test_a_directory_leads_back_to_its_name_only(name, other, step, number):
+    if name_problem(name) or name_problem(other):
+        return
+    place = Place(number, step)
+    assert place_of(place.directory(name), name) == place
+    assert partial_place_of(place.partial_directory(name), name) == place
+    assert place_of(place.partial_directory(name), name) is None
+    if other != name:
+        assert escaped(other) != escaped(name)
+        assert place_of(place.directory(name), other) is None
+
+
+def test_directories_that_are_no_checkpoints_are_not_taken_for_one():
+    for directory in ("run", "run.step-1.save-000001", "run.step-0000000001.save-000001.bak", "run.step-0000000001"):
+        assert place_of(directory, "run") is None
+        assert partial_place_of(directory, "run") is None
+    assert place_of("run.step-00000000001.save-000001", "run") is None
+
+
+@ranks(2, on="threads")
+def test_checkpoints_of_all_names_live_in_one_directory(comm, tmp_path):
+    for value, name in enumerate(NAMES):
+        create_multi_node_checkpointer(name, comm, tmp_path).save(value, extra=name)
+    for value, name in enumerate(NAMES):
+        checkpointer = create_multi_node_checkpointer(name, comm, tmp_path)
+        assert checkpointer.maybe_load() == value
+        assert checkpointer.extra == name
+    assert len(list(tmp_path.iterdir())) == len(NAMES)
+
+
+@ranks(2, on="threads")
+@pytest.mark.parametrize("name", ["", None, 3, "x" * 151, "é" * 100, "\ud800"])
+def test_names_that_can_not_be_are_refused_on_all_ranks(comm, tmp_path, name):
+    mine = name if comm.rank == 1 else "fine"
+    call = lambda: create_multi_node_checkpointer(mine, comm, tmp_path)  # noqa: E731
+    assert_refused(comm, call, "create_multi_node_checkpointer", "name", "rank 1", kind=torchmn.ArgumentError)
+    assert not list(tmp_path.iterdir())

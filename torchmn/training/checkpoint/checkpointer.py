@@ -1,0 +1,108 @@
+"""create_multi_node_checkpointer: save all ranks' state now and then, and go on from it after a stop."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from torchmn.communicators.base import Communicator
+from torchmn.communicators.watchdog import Wait
+from torchmn.errors import ArgumentError
+from torchmn.training.checkpoint import disks, entries, names
+from torchmn.training.checkpoint.library import Library
+from torchmn.training.checkpoint.loading import load_newest
+from torchmn.training.checkpoint.saving import save_step
+from torchmn.training.checkpoint.site import Site
+
+
+def create_multi_node_checkpointer(
+    name: str, comm: Communicator, path: str | os.PathLike[str], keep: int | None = 5
+) -> MultiNodeCheckpointer:
+    """A checkpointer that saves the state of all ranks of `comm` under `name` in the directory `path`.
+
+    The newest `keep` checkpoints stay (all of them with None); older ones go once a newer one is complete. Other names
+    may live in the same directory. `path` may differ between ranks, and may be a shared directory or local disks. Every
+    rank must call this; a directory that one of them can not write to is an error on all of them, here and now.
+    """
+    return MultiNodeCheckpointer(name, comm, path, keep)
+
+
+class MultiNodeCheckpointer:
+    """Saves and loads a run's state; every method must be called by all ranks.
+
+    After `maybe_load`, `extra` is what was passed as `extra` to the `save` that was loaded.
+    """
+
+    def __init__(self, name: str, comm: Communicator, path: str | os.PathLike[str], keep: int | None = 5):
+        if not isinstance(comm, Communicator):
+            raise ArgumentError(f"create_multi_node_checkpointer: expected comm to be a communicator, got {comm!r}")
+        problem = names.name_problem(name)
+        if problem is None and keep is not None and (isinstance(keep, bool) or not isinstance(keep, int) or keep < 1):
+            problem = f"expected keep to be an int >= 1, or None to keep all, got {keep!r}"
+        directory = Path()
+        try:
+            directory = Path(os.path.abspath(os.fsdecode(path)))  # a later chdir must not matter
+        except TypeError:
+            problem = problem or f"expected path to be the path of a directory, got {path!r}"
+        operation = "create_multi_node_checkpointer"
+        with Wait(comm, operation):
+            comm._meet(operation, problem, ("name", "keep"), (name, keep))
+        self.keep = keep
+        self.extra: Any = None
+        self._site = Site(comm, Library(directory, name), disks.ranks_on_my_disk(comm, operation, directory))
+
+    def __repr__(self) -> str:
+        return f"<MultiNodeCheckpointer {self._site.library.name!r} in {str(self._site.library.directory)!r}>"
+
+    def save(self, step: int, *, extra: Any = None, **objects: Any) -> None:
+        """Save the state of all ranks: the `state_dict` of each of `objects`, `extra`, and the random generators.
+
+        `objects` are models, optimizers, learning-rate schedulers, iterators, whatever has `state_dict` and
+        `load_state_dict`, by names of your choice: `save(step, model=model, optimizer=optimizer)`. `extra` is a value
+        of your own: numbers, strings, tensors, NumPy arrays, in lists, tuples and dicts. The global generators of
+        torch, NumPy and Python are saved too. What is the same on all ranks is written once.
+
+        A checkpoint is complete or does not exist. If this raises `CheckpointError` (on all ranks: a disk is full, a
+        value can not be stored), the earlier checkpoints are untouched.
+        """
+        problem = None
+        if isinstance(step, bool) or not isinstance(step, int) or step < 0:
+            problem = f"expected step to be an int >= 0, got {step!r}"
+        self._meet("save", problem or entries.objects_problem(objects, "state_dict"), step, objects)
+        save_step(self._site, self.keep, step, extra, objects)
+
+    def maybe_load(self, *, step: int | None = None, from_rank: int | None = None, **objects: Any) -> int | None:
+        """Load the newest checkpoint that is complete on all ranks, and return its step; None if there is none.
+
+        `objects` are those passed to `save`, by the same names, or some of them. Newest means saved last. `step` asks
+        for a certain one (an error if it is not there). A checkpoint that is damaged is skipped, and rank 0 says so.
+
+        On as many ranks as it was saved on, everything comes back bit for bit. On another number of ranks:
+
+        - What was the same on all ranks is loaded on all.
+        - Random generators that were not are seeded anew, differently on each rank, and always the same way.
+        - An `iterator` that was not stays as it is: its position was one in another division of the data.
+        - Anything else that was not is an error, unless `from_rank` says which saved rank's values all ranks take.
+
+        An object that does not fit (the message names the tensor) is an error on all ranks, and nothing is loaded.
+        """
+        problem = None
+        if step is not None and (isinstance(step, bool) or not isinstance(step, int)):
+            problem = f"expected step to be an int, got {step!r}"
+        if from_rank is not None and (isinstance(from_rank, bool) or not isinstance(from_rank, int) or from_rank < 0):
+            problem = f"expected from_rank to be a rank, got {from_rank!r}"
+        problem = problem or entries.objects_problem(objects, "load_state_dict")
+        self._meet("maybe_load", problem, (step, from_rank), objects)
+        loaded = load_newest(self._site, step, from_rank, objects)
+        if loaded is None:
+            return None
+        self.extra = loaded.extra
+        return loaded.step
+
+    def _meet(self, operation: str, problem: str | None, step: Any, objects: Mapping[str, Any]) -> None:
+        comm = self._site.comm
+        with Wait(comm, operation):
+            said = (step, tuple(sorted(objects)))
+            comm._meet(f"checkpointer.{operation}", problem, ("step", "objects"), said)

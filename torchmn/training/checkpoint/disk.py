@@ -1,0 +1,53 @@
+"""Files that are whole or not there: everything is on the disk before its directory gets its name."""
+
+from __future__ import annotations
+
+import errno
+import os
+from contextlib import suppress
+from pathlib import Path
+
+MANIFEST = "manifest.json"
+_TENSORS = ".safetensors"
+
+
+def write_durably(path: Path, data: bytes) -> None:
+    """Write a file, and return once it is on the disk."""
+    with path.open("xb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def sync(path: Path) -> None:
+    """Return once what was written to this file, or the names in this directory, are on the disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    except OSError as error:
+        if error.errno != errno.EINVAL:  # a file system that can not sync directories
+            raise
+    finally:
+        os.close(descriptor)
+
+
+def publish(partial: Path, final: Path) -> None:
+    """Give a directory whose files are on the disk its final name. At any moment it has the one or the other."""
+    sync(partial)
+    os.rename(partial, final)
+    sync(final.parent)
+
+
+def remove(directory: Path) -> None:
+    """Remove a checkpoint: first what makes it one, then the rest. Files that are not ours stay.
+
+    A kill in the middle leaves a directory without a manifest, which the next removal finishes.
+    """
+    with suppress(FileNotFoundError):
+        os.unlink(directory / MANIFEST)
+    with suppress(FileNotFoundError):
+        for file in sorted(os.listdir(directory)):
+            if file.endswith(_TENSORS):
+                os.unlink(directory / file)
+    with suppress(OSError):  # somebody's own file lies there
+        os.rmdir(directory)

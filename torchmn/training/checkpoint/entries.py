@@ -1,0 +1,110 @@
+"""Entries of a checkpoint: an object's `state_dict` on its way out, and back in with checks that name the tensor."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
+
+from torchmn.errors import nearest
+from torchmn.training.checkpoint import random_states
+from torchmn.training.checkpoint.tree import Flattener
+
+EXTRA = "extra"
+ITERATOR = "iterator"
+_RESERVED = ("step", "from_rank")  # of maybe_load
+_SHOWN = 5
+
+
+def objects_problem(objects: Mapping[str, Any], method: str) -> str | None:
+    """Why these keyword arguments can not be saved or loaded with `method`, or None."""
+    for name, obj in objects.items():
+        if not name.isidentifier() or name in _RESERVED:
+            return f"expected keywords that are identifiers, and none of {', '.join(_RESERVED)}, got {name!r}"
+        if not callable(getattr(obj, method, None)):
+            return (
+                f"expected {name}= to have a method {method}, got an object of type {type(obj).__name__}"
+                + (": save plain values with extra={...}" if method == "state_dict" else "")
+                + (": after loading they are in checkpointer.extra" if name == EXTRA else "")
+            )
+    return None
+
+
+def flattened(
+    objects: Mapping[str, Any], extra: Any, random: Mapping[str, Any]
+) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """The tree of each entry, and the tensors of all; raises `Unstorable`, naming the path."""
+    flattener = Flattener()
+    trees: dict[str, Any] = {}
+    for name in sorted(objects):
+        trees[name] = {"state": flattener.flatten(objects[name].state_dict(), name)}
+        shapes = parameter_shapes(objects[name])
+        if shapes is not None:
+            trees[name]["parameter shapes"] = shapes
+    for name, state in {EXTRA: extra, **random}.items():
+        trees[name] = {"state": flattener.flatten(state, name)}
+    return trees, flattener.tensors
+
+
+def parameter_shapes(obj: Any) -> list[list[list[int]]] | None:
+    """The shapes of an optimizer's parameters, by group: `load_state_dict` of torch does not compare them."""
+    groups = getattr(obj, "param_groups", None)
+    if isinstance(obj, nn.Module) or not isinstance(groups, list):
+        return None
+    return [[list(p.shape) for p in group["params"]] for group in groups]
+
+
+def is_user_entry(name: str) -> bool:
+    """Whether an entry was passed by keyword (and is no extra, no random state)."""
+    return name != EXTRA and not name.startswith(random_states.PREFIX)
+
+
+def unknown_problem(objects: Mapping[str, Any], entries: Mapping[str, Any]) -> str | None:
+    """Which of the objects to load the checkpoint does not have, or None."""
+    saved = [name for name in entries if is_user_entry(name)]
+    for name in sorted(objects):
+        if name not in saved:
+            return f"the checkpoint has no {name!r}. " + (
+                nearest(name, saved) if saved else "It has no objects at all."
+            )
+    return None
+
+
+def fit_problem(name: str, obj: Any, state: Any, tree: Mapping[str, Any]) -> str | None:
+    """Why the saved `state` can not be loaded into `obj`, tensor by tensor, or None."""
+    problems = _module_problems(obj, state) if isinstance(obj, nn.Module) else _shape_problems(obj, tree)
+    if not problems:
+        return None
+    more = [f"and {len(problems) - _SHOWN} more"] if len(problems) > _SHOWN else []
+    lines = "\n".join(f"  {problem}" for problem in problems[:_SHOWN] + more)
+    return f"{name!r} is not what was saved (nothing was loaded):\n{lines}"
+
+
+def _module_problems(module: nn.Module, state: Mapping[str, Any]) -> list[str]:
+    problems = []
+    current = module.state_dict()
+    for key, x in current.items():
+        if key not in state:
+            problems.append(f"{key}: not in the checkpoint")
+        elif isinstance(x, Tensor) and isinstance(state[key], Tensor) and not is_lazy(x):
+            here, saved = (x.dtype, tuple(x.shape)), (state[key].dtype, tuple(state[key].shape))
+            if here != saved:
+                problems.append(f"{key}: saved {saved[1]} {saved[0]}, expected here {here[1]} {here[0]}")
+    return problems + [f"{key}: in the checkpoint, but not here" for key in state if key not in current]
+
+
+def _shape_problems(obj: Any, tree: Mapping[str, Any]) -> list[str]:
+    saved, here = tree.get("parameter shapes"), parameter_shapes(obj)
+    if saved is None or here is None:
+        return []
+    if [len(group) for group in saved] != [len(group) for group in here]:
+        counts = ["+".join(str(len(group)) for group in groups) for groups in (saved, here)]
+        return [f"parameters in groups: saved {counts[0]}, expected here {counts[1]}"]
+    return [
+        f"parameter {place} of group {group}: saved {tuple(one)}, expected here {tuple(other)}"
+        for group, (ones, others) in enumerate(zip(saved, here, strict=True))
+        for place, (one, other) in enumerate(zip(ones, others, strict=True))
+        if one != other
+    ]

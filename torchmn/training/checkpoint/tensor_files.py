@@ -1,0 +1,84 @@
+"""Tensors on disk: safetensors files, and the digest by which each tensor is known."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from hashlib import blake2b
+from math import prod
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from torchmn.training.checkpoint.errors import Broken
+
+# What every release of safetensors can store. The others lie there as bytes, and the manifest knows what they are.
+_PLAIN = {
+    *(torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.bool),
+    *(torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8),
+}
+
+
+def digest(x: Tensor) -> str:
+    """What tells `x` (contiguous, on the host) from every other tensor: of dtype, shape and all bits."""
+    result = blake2b(f"{x.dtype} {tuple(x.shape)}".encode(), digest_size=16)
+    if x.numel():
+        result.update(_as_bytes(x).numpy().data)
+    return result.hexdigest()
+
+
+def write(path: Path, tensors: Mapping[str, Tensor]) -> None:
+    """Write contiguous tensors on the host to a safetensors file."""
+    stored = {name: _own_memory(x if x.dtype in _PLAIN else _as_bytes(x)) for name, x in tensors.items()}
+    try:
+        save_file(stored, path)
+    except SafetensorError as error:  # it does not say which file
+        raise OSError(f"can not write {str(path)!r}: {error}") from error
+
+
+def read(path: Path, wanted: Sequence[tuple[dict[str, Any], str]]) -> dict[str, Tensor]:
+    """The tensors with these specs and digests, by path, in memory of their own.
+
+    Raises `Broken` where the file is not what was written.
+    """
+    result: dict[str, Tensor] = {}
+    try:
+        with safe_open(path, framework="pt") as file:
+            for spec, expected in wanted:
+                name = spec["!tensor"]
+                # A copy, because the library maps the file into memory: the tensor must outlive the file.
+                x = _restored(file.get_tensor(name).clone(), spec)
+                if x is None or digest(x) != expected:
+                    raise Broken(f"{path.name}: the checksum of {name!r} is wrong")
+                result[name] = _with_layout(x, spec)
+    except (OSError, SafetensorError) as error:
+        raise Broken(f"{path.name}: {error}") from error
+    return result
+
+
+def _restored(stored: Tensor, spec: Mapping[str, Any]) -> Tensor | None:
+    """The tensor that `stored` was made from, or None if it can not be."""
+    dtype, shape = getattr(torch, spec["dtype"]), tuple(spec["shape"])
+    if stored.dtype == dtype and tuple(stored.shape) == shape:
+        return stored
+    if stored.dtype != torch.uint8 or stored.numel() != prod(shape) * dtype.itemsize:
+        return None
+    return stored.view(dtype).view(shape) if stored.numel() else torch.empty(shape, dtype=dtype)
+
+
+def _with_layout(x: Tensor, spec: Mapping[str, Any]) -> Tensor:
+    if "stride" not in spec:
+        return x
+    return torch.empty_strided(x.shape, spec["stride"], dtype=x.dtype).copy_(x)
+
+
+def _as_bytes(x: Tensor) -> Tensor:
+    return x.reshape(-1).view(torch.uint8) if x.numel() else torch.empty(0, dtype=torch.uint8)
+
+
+def _own_memory(x: Tensor) -> Tensor:
+    """`x`, copied if it is a part of something larger: the library refuses tensors that overlap."""
+    return x if x.untyped_storage().nbytes() == x.nbytes else x.clone()
