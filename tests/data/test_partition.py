@@ -1,0 +1,68 @@
+"""Who gets which items: checked against sets of integers."""
+
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from torchmn.data.partition import Window, drawn_seed, permutation
+
+totals, sizes = st.integers(0, 200), st.integers(1, 40)
+
+
+@given(totals, sizes)
+def test_equal_windows_cover_everything_with_the_fewest_repeats(total, size):
+    windows = [Window.of(total, size, rank, equal=True) for rank in range(size)]
+    length = -(-total // size)
+    assert [window.end - window.begin for window in windows] == [length] * size
+    everything = [place for window in windows for place in window.places().tolist()]
+    assert set(everything) == set(range(total))
+    repeats = sum(window.repeated for window in windows)
+    assert repeats == length * size - total <= size - 1
+    assert all(window.repeated in (0, 1) for window in windows)
+
+
+@given(totals, sizes)
+def test_each_item_is_the_own_one_of_exactly_one_rank(total, size):
+    own = []
+    for rank in range(size):
+        window = Window.of(total, size, rank, equal=True)
+        places = window.places().tolist()
+        assert sorted(places) == list(range(window.begin, window.end))
+        own += places[: len(places) - window.repeated]
+    assert sorted(own) == list(range(total))
+
+
+@given(totals, sizes)
+def test_no_item_is_repeated_much_more_often_than_another(total, size):
+    counts = [0] * total
+    for rank in range(size):
+        for place in Window.of(total, size, rank, equal=True).places().tolist():
+            counts[place] += 1
+    assert not counts or max(counts) - min(counts) <= 1
+
+
+@given(totals, sizes)
+def test_exact_windows_follow_each_other_and_differ_by_at_most_one(total, size):
+    windows = [Window.of(total, size, rank, equal=False) for rank in range(size)]
+    assert [place for window in windows for place in window.places().tolist()] == list(range(total))
+    lengths = [window.end - window.begin for window in windows]
+    assert lengths == sorted(lengths, reverse=True) and lengths[0] - lengths[-1] <= 1
+    assert all(window.repeated == 0 for window in windows)
+
+
+def test_a_permutation_follows_from_its_seed():
+    assert permutation(5, None).tolist() == [0, 1, 2, 3, 4]
+    first, again, other = permutation(50, 1), permutation(50, 1), permutation(50, 2)
+    assert sorted(first.tolist()) == list(range(50))
+    assert first.tolist() == again.tolist() != other.tolist()
+
+
+def test_a_drawn_seed_follows_from_the_random_state_and_leaves_it_alone():
+    with torch.random.fork_rng():
+        torch.manual_seed(3)
+        before = torch.get_rng_state()
+        seed = drawn_seed()
+        assert torch.equal(torch.get_rng_state(), before)
+        assert drawn_seed() == seed
+        torch.rand(1)
+        assert drawn_seed() != seed

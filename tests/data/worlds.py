@@ -1,0 +1,15 @@
+"""Where tests of data run: the logic on threads at several sizes, and once across real processes."""
+
+from tests.worlds.marks import TestBody, ranks
+
+ACROSS = ("mpi", "gloo")
+
+
+def small_worlds(body: TestBody) -> TestBody:
+    """Runs a test at 1, 2, 3 and 4 ranks as threads, and on 3 processes over MPI and over gloo."""
+    return ranks(1, 2, 3, 4, on="threads")(ranks(3, on=ACROSS)(body))
+
+
+def small_worlds_of_several(body: TestBody) -> TestBody:
+    """Runs a test as `small_worlds` does, but never alone: for what travels, and for ranks that disagree."""
+    return ranks(2, 3, 4, on="threads")(ranks(3, on=ACROSS)(body))

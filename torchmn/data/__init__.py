@@ -1,0 +1,7 @@
+"""Data sets on many ranks: each rank gets its part, or as many empty items as others have full ones."""
+
+from torchmn.data.empty import EmptyDataset, create_empty_dataset
+from torchmn.data.scatter import scatter_dataset, scatter_index
+from torchmn.data.scattered import ScatteredDataset
+
+__all__ = ["EmptyDataset", "ScatteredDataset", "create_empty_dataset", "scatter_dataset", "scatter_index"]

@@ -1,0 +1,134 @@
+"""Each rank's share of a data set."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from operator import index as as_int
+from typing import Any
+
+from torch.utils.data import IterableDataset
+
+from torchmn.communicators import checks
+from torchmn.communicators.base import Communicator
+from torchmn.communicators.watchdog import ranks_text
+from torchmn.data.delivery import deliver
+from torchmn.data.meeting import meet
+from torchmn.data.partition import Window, drawn_seed, permutation
+from torchmn.data.scattered import ScatteredDataset
+from torchmn.errors import MismatchError
+
+
+def scatter_dataset(
+    dataset: Any,
+    comm: Communicator,
+    root: int = 0,
+    shuffle: bool = False,
+    seed: int | None = None,
+    force_equal_length: bool = True,
+) -> ScatteredDataset:
+    """This rank's part of root's data set, itself a map-style data set; every rank calls it.
+
+    A rank that passes None is sent its items, and only those; root then keeps a copy of its own ones, so that the
+    whole can be freed. A rank that passes a data set reads its items from that, and only indices are dealt out: it
+    must be the same data set, in the same order, as root's.
+
+    dataset: map-style: anything with `len` and `[]`. Tensors, arrays and `TensorDataset`s travel as they are;
+        the items of others must pickle.
+    shuffle: deal the items out in the order of `seed`; without a seed, one that follows from root's
+        `torch.manual_seed`. The order does not depend on the number of ranks.
+    force_equal_length: all parts get ceil(n / size) items, as data-parallel training wants, and at most one item
+        of each part, its last, is another rank's too (`ScatteredDataset.repeated`). False: every item is on
+        exactly one rank, and lengths differ by at most one.
+
+    A wrong argument, data sets of different lengths, or an item that can not travel raise on every rank.
+    """
+    length, problem = None, checks.rank_problem(root, comm.size, "root")
+    if problem is None:
+        length, problem = _length(dataset, needed=comm.rank == root)
+    if problem is None:
+        seed, problem = _integer(seed, "seed", least=0)
+    agreed = {
+        "root": root,
+        "shuffle": bool(shuffle),
+        "seed": seed,
+        "force_equal_length": bool(force_equal_length),
+    }
+    lengths = [told for (told,) in meet(comm, "scatter_dataset", problem, agreed, may_differ=(length,))]
+    total = _agreed_number("scatter_dataset", "items", lengths, comm, root)
+    if shuffle and seed is None:
+        seed = comm.bcast_obj(drawn_seed() if comm.rank == root else None, root)
+    order = permutation(total, seed if shuffle else None)
+    windows = [Window.of(total, comm.size, rank, force_equal_length) for rank in range(comm.size)]
+    mine = windows[comm.rank]
+    indices = order[mine.places()]
+    if None not in lengths:
+        return ScatteredDataset(dataset, indices, mine.repeated, total, places=indices)
+    receives = [rank == root or lengths[rank] is None for rank in range(comm.size)]
+    sent = [order[w.places()] if wanted else order[:0] for w, wanted in zip(windows, receives, strict=True)]
+    part = deliver(dataset, sent, comm, root)
+    if receives[comm.rank]:
+        return ScatteredDataset(part, indices, mine.repeated, total)
+    return ScatteredDataset(dataset, indices, mine.repeated, total, places=indices)
+
+
+def scatter_index(
+    n: int | None, comm: Communicator, root: int = 0, *, force_equal_length: bool = True
+) -> tuple[int, int]:
+    """`(begin, end)`: this rank's share of `range(n)`, for ranks that load their own data; every rank calls it.
+
+    Ranks other than `root` may pass None. With `force_equal_length` all shares have ceil(n / size) numbers, and
+    the first of a share may be the last of the share before it, too.
+    """
+    problem = checks.rank_problem(root, comm.size, "root")
+    if problem is None:
+        n, problem = _integer(n, "n", least=0)
+    if problem is None and n is None and comm.rank == root:
+        problem = "expected n to be an int, got None on the root"
+    agreed = {"root": root, "force_equal_length": bool(force_equal_length)}
+    numbers = [told for (told,) in meet(comm, "scatter_index", problem, agreed, may_differ=(n,))]
+    total = _agreed_number("scatter_index", "n", numbers, comm, root)
+    window = Window.of(total, comm.size, comm.rank, force_equal_length)
+    return window.begin, window.end
+
+
+def _length(dataset: Any, needed: bool) -> tuple[int | None, str | None]:
+    """Length of a map-style data set, and what is wrong with it; None for None."""
+    if dataset is None:
+        return None, "expected a data set on the root, got None" if needed else None
+    if not hasattr(dataset, "__getitem__") or isinstance(dataset, IterableDataset):
+        return None, (
+            f"expected a map-style data set, with len() and [], got {type(dataset).__name__}. An iterable one can be "
+            "shared batch by batch: torchmn.iterators.create_multi_node_iterator"
+        )
+    try:
+        return len(dataset), None
+    except Exception as error:  # a user's __len__, or a torch.utils.data.Dataset without one
+        return None, f"expected a data set with a length, got {type(dataset).__name__}: {error}"
+
+
+def _integer(value: Any, name: str, least: int | None = None) -> tuple[int | None, str | None]:
+    """`value` as a plain int, NumPy's too, and what is wrong with it; None for None."""
+    if value is None:
+        return None, None
+    try:
+        number = as_int(value)
+    except TypeError:
+        return None, f"expected {name} to be an int or None, got {checks.describe(value)}"
+    if least is not None and number < least:
+        return None, f"expected {name} >= {least}, got {number}"
+    return number, None
+
+
+def _agreed_number(operation: str, what: str, told: Sequence[int | None], comm: Communicator, root: int) -> int:
+    """Root's number; raises on every rank if another one says another number. None says nothing."""
+    expected = told[root]
+    assert expected is not None
+    others = {number: [r for r, t in enumerate(told) if t == number] for number in told if number is not None}
+    if len(others) > 1:
+        lines = [f"  rank {ranks_text(ranks)}: {number} {what}" for number, ranks in others.items()]
+        raise MismatchError(
+            f"rank {comm.rank} of {comm.size}: {operation}: ranks do not have the same data; nothing was sent:\n"
+            + "\n".join(lines)
+            + f"\nPass the same on every rank, or None on all ranks but the root (rank {root})."
+        )
+    return expected
