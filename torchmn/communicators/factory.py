@@ -43,7 +43,7 @@ def create_communicator(name: str = "auto", **options: Any) -> Communicator:
     for keyword in options:
         if keyword not in _KEYWORDS:
             raise UnknownKeyword(f"create_communicator: unknown keyword {keyword!r}. {nearest(keyword, _KEYWORDS)}")
-    if name not in NAMES:
+    if not isinstance(name, str) or name not in NAMES:
         raise ArgumentError(f"create_communicator: unknown communicator {name!r}. {nearest(name, NAMES)}")
     settings = _settings(options)
     launch = launchers.detect()
@@ -89,9 +89,14 @@ def _settings(options: dict[str, Any]) -> Settings:
     settings.grad_dtype = grad_dtype
     timeout = options.get("timeout")
     if timeout is not None:
-        if isinstance(timeout, bool) or not isinstance(timeout, int | float) or timeout <= 0:
+        if isinstance(timeout, bool) or not isinstance(timeout, int | float) or not timeout > 0:
             raise ArgumentError(f"create_communicator: expected timeout to be seconds > 0, got {timeout!r}")
         settings.timeout = float(timeout)
+    if options.get("device") is not None:
+        try:
+            options["device"] = torch.device(options["device"])
+        except (RuntimeError, TypeError) as error:
+            raise ArgumentError(f"create_communicator: expected device like 'cpu' or 'cuda:0': {error}") from None
     return settings
 
 
@@ -103,7 +108,7 @@ def _placed(comm: Communicator, options: dict[str, Any]) -> Communicator:
     """`comm` with its device: the one asked for, or this rank's GPU by its place on the host, or the CPU."""
     device = options.get("device")
     if device is not None:
-        comm.settings.device = torch.device(device)
+        comm.settings.device = device
     elif torch.cuda.is_available():
         comm.settings.device = torch.device("cuda", comm.intra_rank % torch.cuda.device_count())
         torch.cuda.set_device(comm.settings.device)

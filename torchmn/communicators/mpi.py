@@ -234,7 +234,7 @@ class MPICommunicator(Communicator):
         return dtype in _DATATYPES
 
     def _allreduce_(self, flat: Tensor, op: str, scale: float = 1.0) -> None:
-        if flat.nbytes < _OWN_ALLREDUCE_BYTES or op != "sum" or flat.is_cuda:
+        if flat.nbytes < _OWN_ALLREDUCE_BYTES or op != "sum" or flat.is_cuda or self.size == 1:
             self._collective.Allreduce(MPI.IN_PLACE, [_memory(flat), _DATATYPES[flat.dtype]], _OPERATIONS[op])
             scale_(flat, scale)
         else:

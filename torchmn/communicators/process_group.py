@@ -53,7 +53,7 @@ class _Deliveries:
     """
 
     def __init__(self) -> None:
-        self._queue: queue.Queue[tuple[int, int, Any, Any]] = queue.Queue()
+        self._queue: queue.Queue[tuple[int, int, Any, Any] | None] = queue.Queue()
         self.pending: deque[tuple[int, int]] = deque()  # (dest, tag), in order
         self._thread: threading.Thread | None = None
         self._failure: BaseException | None = None
@@ -69,7 +69,10 @@ class _Deliveries:
 
     def _run(self) -> None:
         while True:
-            dest, tag, works, buffers = self._queue.get()
+            sent = self._queue.get()
+            if sent is None:
+                return
+            dest, tag, works, buffers = sent
             try:
                 for work in works:
                     work.wait()
@@ -77,9 +80,13 @@ class _Deliveries:
                 self._failure = PeerError(
                     f"rank {dest} was gone before it received a message, tag {tag} ({_core(error)})"
                 )
-            del works, buffers
+            del sent, works, buffers
             self.pending.popleft()
             self._queue.task_done()
+
+    def close(self) -> None:
+        """Let the thread end."""
+        self._queue.put(None)
 
     def finish(self) -> None:
         """Wait until everything has been received."""
@@ -276,7 +283,8 @@ class ProcessGroupCommunicator(Communicator):
         )
 
     def _close(self) -> None:
-        """The backends are given back with this object: others may still be sending through theirs."""
+        # The backends are given back with this object: others may still be sending through theirs.
+        self._deliveries.close()
 
 
 def _nccl(store: dist.Store, rank: int, size: int) -> Any:

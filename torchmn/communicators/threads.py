@@ -212,6 +212,8 @@ def run_threads(
     An exception on one rank frees the others and is raised here. `hosts` gives each rank a host name, so that
     topology can be tried without machines.
     """
+    if isinstance(size, bool) or not isinstance(size, int):
+        raise ArgumentError(f"run_threads: expected size to be an int, got {size!r}")
     hosts = ["localhost"] * size if hosts is None else list(hosts)
     if size < 1 or len(hosts) != size:
         raise ArgumentError(

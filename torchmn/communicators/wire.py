@@ -133,6 +133,8 @@ def write_memory(x: Tensor, data: bytes | memoryview, start: int = 0) -> None:
 
 def as_bytes(x: Tensor) -> Tensor:
     """The memory of a contiguous tensor as a flat uint8 tensor, without a copy."""
+    if x.numel() == 0:  # its strides may be anything, and then it can not be viewed
+        return torch.empty(0, dtype=torch.uint8, device=x.device)
     return x.reshape(-1).view(torch.uint8)
 
 
