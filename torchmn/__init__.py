@@ -1,18 +1,21 @@
 """TorchMN: PyTorch across processes and machines, with the same numbers at any number of ranks."""
 
-from torchmn import datasets, optim
-from torchmn.communicators.base import Communicator
-from torchmn.communicators.factory import create_communicator
-from torchmn.communicators.threads import run_threads
-from torchmn.errors import (
-    ArgumentError,
-    LaunchError,
-    MismatchError,
-    PeerError,
-    TorchMNError,
-    WaitTimeout,
-)
-from torchmn.optim import create_multi_node_optimizer
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from torchmn import data, datasets, iterators, nn, optim, training
+    from torchmn.communicators.base import Communicator
+    from torchmn.communicators.factory import create_communicator
+    from torchmn.communicators.threads import run_threads
+    from torchmn.data import create_empty_dataset, scatter_dataset, scatter_index
+    from torchmn.errors import ArgumentError, LaunchError, MismatchError, PeerError, TorchMNError, WaitTimeout
+    from torchmn.nn import create_mnbn_model
+    from torchmn.optim import create_multi_node_optimizer
+    from torchmn.training import create_multi_node_evaluator
+    from torchmn.training.checkpoint import create_multi_node_checkpointer
 
 __version__ = "0.1.0"
 
@@ -26,8 +29,53 @@ __all__ = [
     "WaitTimeout",
     "__version__",
     "create_communicator",
+    "create_empty_dataset",
+    "create_mnbn_model",
+    "create_multi_node_checkpointer",
+    "create_multi_node_evaluator",
     "create_multi_node_optimizer",
+    "data",
     "datasets",
+    "iterators",
+    "nn",
     "optim",
     "run_threads",
+    "scatter_dataset",
+    "scatter_index",
+    "training",
 ]
+
+# Where each public name lives. They are loaded when they are first used: `torchmn run` and `torchmn --help`, which
+# import this package too, must not wait for torch.
+_SUBPACKAGES = ("data", "datasets", "iterators", "nn", "optim", "training")
+_HOMES = {
+    "Communicator": "communicators.base",
+    "create_communicator": "communicators.factory",
+    "run_threads": "communicators.threads",
+    "create_empty_dataset": "data",
+    "scatter_dataset": "data",
+    "scatter_index": "data",
+    **dict.fromkeys(
+        ("ArgumentError", "LaunchError", "MismatchError", "PeerError", "TorchMNError", "WaitTimeout"), "errors"
+    ),
+    "create_mnbn_model": "nn",
+    "create_multi_node_optimizer": "optim",
+    "create_multi_node_evaluator": "training",
+    "create_multi_node_checkpointer": "training.checkpoint",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name in _SUBPACKAGES:
+        return import_module(f"torchmn.{name}")
+    if name not in _HOMES:
+        from torchmn.errors import nearest
+
+        raise AttributeError(f"torchmn has no {name!r}. {nearest(name, __all__)}")
+    value = getattr(import_module(f"torchmn.{_HOMES[name]}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return __all__
