@@ -56,12 +56,14 @@ class Command:
 
     def __init__(self, arguments: list[str], directory: Path, env: dict[str, str], python: str, **streams):
         self.directory, self.label = directory, uuid.uuid4().hex
+        # TMPDIR: what a killed launcher can not remove goes with the test's own directory.
+        surroundings = {"PYTHONPATH": str(ROOT), "TMPDIR": str(directory)}
         # Files, not pipes: a process left behind would keep a pipe open, and us waiting for its end.
         with (directory / "out").open("wb") as out, (directory / "err").open("wb") as err:
             self.process = subprocess.Popen(
                 [python, "-m", "torchmn.cli.main", *arguments],
                 cwd=directory,
-                env={**clean_environment(), "PYTHONPATH": str(ROOT), **env, LABEL: self.label},
+                env={**clean_environment(), **surroundings, **env, LABEL: self.label},
                 start_new_session=True,
                 # The test run itself may be in the background of a shell, where Ctrl-C is ignored, and so here.
                 preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),

@@ -152,32 +152,43 @@ def test_threads_of_the_command_line_reach_the_ranks(tmp_path):
     assert sorted(result.out.splitlines()) == ["[0] 2", "[1] 2"]
 
 
+# The shell of an allocation on two nodes, as launchers look for it, left in the middle of a step.
+ALLOCATION = {
+    "SLURM_JOB_ID": "77",
+    "SLURM_JOBID": "77",
+    "SLURM_JOB_NODELIST": "node[1-2]",
+    "SLURM_NODELIST": "node[1-2]",
+    "SLURM_NNODES": "2",
+    "SLURM_JOB_NUM_NODES": "2",
+    "SLURM_NTASKS": "8",
+    "SLURM_TASKS_PER_NODE": "4(x2)",
+    "SLURM_JOB_CPUS_PER_NODE": "4(x2)",
+    "SLURM_PROCID": "0",
+    "SLURM_STEP_ID": "0",
+}
+
+
 @every_transport
-def test_ranks_start_here_inside_a_slurm_allocation_and_inside_other_ranks(transport, tmp_path):
-    allocation = {
-        "SLURM_JOB_ID": "77",
-        "SLURM_JOB_NODELIST": "node[1-2]",
-        "SLURM_NODELIST": "node[1-2]",
-        "SLURM_NNODES": "2",
-        "SLURM_NTASKS": "8",
-        "SLURM_TASKS_PER_NODE": "4(x2)",
-        "SLURM_JOB_CPUS_PER_NODE": "4(x2)",
-        "SLURM_PROCID": "0",
-        "SLURM_STEP_ID": "0",
-    }
-    inner = script(tmp_path, "print('inner', rank, os.environ['SLURM_JOB_ID'])", name="inner.py")
-    arguments, env = on(transport)
-    outer = script(
-        tmp_path,
-        f"""
+def test_ranks_start_on_this_machine_inside_a_slurm_allocation(transport, tmp_path):
+    path = script(tmp_path, "print(rank, os.environ['SLURM_JOB_ID'])")
+    result = run(transport, 2, path, env=ALLOCATION)
+    assert sorted(result.out.splitlines()) == ["[0] 0 77", "[1] 1 77"], result.err
+    assert result.status == 0
+
+
+@pytest.mark.parametrize(("outer", "inner"), [("mpich", "gloo"), ("openmpi", "mpich"), ("gloo", "openmpi")])
+def test_ranks_started_by_a_rank_believe_their_own_launcher(outer, inner, tmp_path):
+    name = {"gloo": "torchmn"}.get(inner, inner)
+    place = "from torchmn.communicators.launchers import detect; print(detect().name, detect().rank)"
+    arguments, env = on(inner)
+    command = ["-m", "torchmn.cli.main", "run", "-n", "2", *arguments, script(tmp_path, place, "inner.py")]
+    starts = f"""
         import subprocess
-        command = [sys.executable, "-m", "torchmn.cli.main", "run", "-n", "2", *{arguments!r}, {inner!r}]
-        sys.exit(subprocess.run(command).returncode if rank == 1 else 0)
-        """,
-        name="outer.py",
-    )
-    result = run(transport, 2, outer, env={**env, **allocation})
-    assert sorted(result.out.splitlines()) == ["[1] [0] inner 0 77", "[1] [1] inner 1 77"], result.err
+        environment = {{**os.environ, "TORCHMN_MPIEXEC": "", "MPI4PY_LIBMPI": "", **{env!r}}}
+        sys.exit(subprocess.run([sys.executable, *{command!r}], env=environment).returncode if rank == 1 else 0)
+        """
+    result = run(outer, 2, script(tmp_path, starts, "outer.py"))
+    assert sorted(result.out.splitlines()) == [f"[1] [0] {name} 0", f"[1] [1] {name} 1"], result.err
     assert result.status == 0
 
 
