@@ -2,6 +2,7 @@
 
 from torchmn.datasets.errors import DatasetError
 from torchmn.datasets.image_set import ImageSet
+from torchmn.datasets.load_cifar10 import cifar10
 from torchmn.datasets.load_mnist import mnist
 
-__all__ = ["DatasetError", "ImageSet", "mnist"]
+__all__ = ["DatasetError", "ImageSet", "cifar10", "mnist"]

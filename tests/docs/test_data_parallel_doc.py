@@ -1,0 +1,58 @@
+"""docs/data-parallel.md keeps its word: every snippet runs as printed, alone and on two ranks."""
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from tests.worlds import run_job
+
+ROOT = Path(__file__).parents[2]
+PAGE = (ROOT / "docs" / "data-parallel.md").read_text()
+STEP_1, STEP_2, *SNIPPETS = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
+
+# The snippets go on from the program of step 2, each for itself: in one job, because a start costs more than they do.
+DRIVER = """
+import os, sys
+os.chdir(sys.argv[1])
+program = {"__name__": "__main__"}
+exec(compile(STEP_2, "step 2", "exec"), program)
+for place, snippet in enumerate(SNIPPETS):
+    exec(compile(snippet, f"snippet {place}", "exec"), dict(program))
+    if program["comm"].rank == 0:
+        print("ran", place)
+"""
+
+WORLDS = [(1, "solo"), (2, "mpi")]
+
+
+@pytest.mark.parametrize(("n", "transport"), WORLDS)
+def test_step_1_runs_as_printed_and_learns(n, transport):
+    result = run_job(STEP_1, n, transport, timeout=100)
+    assert result.returncode == 0, result.output
+    losses = re.findall(r"epoch 2: loss ([\d.]+)", result.stdout)
+    assert len(losses) == n  # every rank prints, as the page says
+    assert all(float(loss) < 0.8 for loss in losses)
+
+
+@pytest.mark.parametrize(("n", "transport"), WORLDS)
+def test_step_2_runs_as_printed_and_every_later_snippet_goes_on_from_it(n, transport, tmp_path):
+    texts = f"STEP_2 = {STEP_2!r}\nSNIPPETS = {SNIPPETS!r}\n"
+    result = run_job(texts + DRIVER, n, transport, args=[str(tmp_path)], timeout=100)
+    assert result.returncode == 0, result.output
+    assert re.findall(r"ran (\d+)", result.stdout) == [str(place) for place in range(len(SNIPPETS))], result.output
+    rows = [json.loads(line) for line in (tmp_path / "log.jsonl").read_text().splitlines()]
+    assert [row["epoch"] for row in rows] == [1, 2]
+    assert rows[-1]["step"] == 2 * 6000 // 100 // n  # an epoch is an epoch
+    assert rows[-1]["accuracy"] > 0.8
+    assert len(re.findall(r"epoch +loss +accuracy", result.stdout)) == 1  # output once
+
+
+def test_it_has_the_snippets_that_its_sections_promise():
+    sections = re.findall(r"^## (.*)$", PAGE, re.MULTILINE)
+    assert re.findall(r"^- \[(.*?)\]\(#", PAGE, re.MULTILINE) == sections
+    for section in PAGE.split("\n## ")[1:]:
+        assert "```python" in section, section.splitlines()[0]
+    for name in re.findall(r"`(examples/\w+\.py)`", PAGE):
+        assert (ROOT / name).exists()
