@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from torchmn.communicators import wire
-from torchmn.communicators.wire import Header, Kind, TensorSpec
+from torchmn.communicators.wire import Header, Kind, Layout, TensorSpec
 
 SPECS = st.builds(
     TensorSpec,
@@ -18,7 +18,11 @@ SPECS = st.builds(
     st.booleans(),
 )
 HEADERS = st.builds(
-    Header, st.sampled_from(Kind), st.integers(0, 2**62), st.integers(-(2**62), 2**62), st.lists(SPECS, max_size=20)
+    Header,
+    st.sampled_from(Kind),
+    st.integers(0, 2**62),
+    st.integers(-(2**62), 2**62),
+    st.lists(SPECS, max_size=20).map(lambda specs: Layout.of(tuple(specs))),
 )
 
 

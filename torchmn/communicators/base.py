@@ -133,6 +133,8 @@ class Communicator(ObjectOperations, Buffers):
         The caller may change `x` as soon as this returns. Messages with the same `tag` arrive in order.
         """
         self._check_peer("send", "dest", dest, tag)
+        if isinstance(x, Tensor) and self._send_at_once(x, dest, tag):
+            return
         many = isinstance(x, list | tuple)
         for item in x if many else (x,):
             problem = checks.tensor_problem(item)
@@ -154,14 +156,14 @@ class Communicator(ObjectOperations, Buffers):
 
     def _send_message(self, message: Message, dest: int, tag: int, operation: str = "send") -> None:
         """Detach, stage and post the tensors of a checked message."""
-        message.on_gpu = tuple(x.is_cuda for x in message.tensors)
         given = message.tensors
-        message.tensors = tuple(self._outgoing(x) for x in given)
-        message.private = message.kind == Kind.OBJECT or all(
-            mine.data_ptr() != theirs.data_ptr() for mine, theirs in zip(message.tensors, given, strict=True)
-        )
-        with Wait(self, operation, dest, tag):
-            self._post(message, dest, tag)
+        message.tensors = tuple([self._outgoing(x) for x in given])
+        message.on_gpu = tuple([x.is_cuda for x in given])
+        if not any(message.on_gpu):
+            message.on_gpu = ()
+        copied = [mine.data_ptr() != theirs.data_ptr() for mine, theirs in zip(message.tensors, given, strict=True)]
+        message.private = message.kind == Kind.OBJECT or all(copied)
+        self._post(message, dest, tag)
 
     def _recv_message(self, source: int, tag: int, operation: str = "recv") -> Message:
         with Wait(self, operation, source, tag):
@@ -169,12 +171,15 @@ class Communicator(ObjectOperations, Buffers):
         if message.kind == Kind.ERROR:
             reason = wire.to_bytes(message.tensors[0]).decode()
             raise PeerError(f"rank {self.rank} of {self.size}: {operation} from rank {source}, tag {tag}: {reason}")
-        if any(message.on_gpu):
+        if message.on_gpu:
             placed = zip(message.tensors, message.on_gpu, strict=True)
             message.tensors = tuple(x.to(self.device) if gpu else x for x, gpu in placed)
         return message
 
     def _check_peer(self, operation: str, name: str, peer: object, tag: object) -> None:
+        if type(peer) is int and 0 <= peer < self.size and peer != self.rank and not self._closed:  # noqa: SIM102
+            if type(tag) is int and 0 <= tag < self.tag_limit:
+                return  # the rest only finds the words
         problem = checks.rank_problem(peer, self.size, name)
         if problem is None and peer == self.rank:
             problem = (
@@ -255,12 +260,12 @@ class Communicator(ObjectOperations, Buffers):
             if self.rank == root:
                 assert xs is not None
                 parts = [self._outgoing(x) for x in xs]
-                specs = Message(Kind.TUPLE, tuple(parts), on_gpu=tuple(x.is_cuda for x in xs)).specs()
-                self._bcast_bytes(wire.Header(Kind.TUPLE, 0, 0, specs).encode(), root)
+                layout = Message(Kind.TUPLE, tuple(parts), on_gpu=tuple(x.is_cuda for x in xs)).layout()
+                self._bcast_bytes(wire.Header(Kind.TUPLE, 0, 0, layout).encode(), root)
                 self._exchange_pieces({peer: part for peer, part in enumerate(parts) if peer != root}, {})
                 return xs[root].detach().clone()
             header, _ = wire.Header.decode(self._bcast_bytes(None, root))
-            spec = header.specs[self.rank]
+            spec = header.layout.specs[self.rank]
             mine = self._room(spec.shape, spec)
             self._exchange_pieces({}, {root: mine})
             return mine.to(self.device) if spec.on_gpu else mine
@@ -332,7 +337,8 @@ class Communicator(ObjectOperations, Buffers):
 
         Returns None if all ranks said exactly the same; otherwise each rank's `may_differ`.
         """
-        self._check_open(operation)
+        if self._closed:
+            self._check_open(operation)
         self._collectives += 1
         if problem and (self.size == 1 or not self.settings.checks):
             raise ArgumentError(f"rank {self.rank} of {self.size}: {operation}: {problem}")

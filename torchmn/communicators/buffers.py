@@ -32,19 +32,21 @@ class Buffers(Transport):
         return self.settings.device
 
     def _outgoing(self, x: Tensor) -> Tensor:
-        """`x` detached and contiguous, in memory that the transport can read."""
-        x = x.detach()
+        """`x` detached and contiguous, in memory that the transport can read; `x` itself where it is that already."""
         if x.is_conj() or x.is_neg():  # lazy flags: the memory holds other numbers than the tensor shows
-            x = x.resolve_conj().resolve_neg()
+            x = x.detach().resolve_conj().resolve_neg()
+        elif x.requires_grad:
+            x = x.detach()
         if x.is_cuda and not self.reads_gpu_memory:
             return staging.to_host(x)
-        return x.contiguous()
+        return x if x.is_contiguous() else x.contiguous()
 
     def _room(self, shape: Sequence[int], like: Tensor | wire.TensorSpec) -> Tensor:
         """Room to receive a tensor of `shape` with the dtype of `like`."""
         on_gpu = like.on_gpu if isinstance(like, wire.TensorSpec) else like.is_cuda
-        device = self.device if on_gpu and self.reads_gpu_memory else torch.device("cpu")
-        return torch.empty(tuple(shape), dtype=like.dtype, device=device)
+        if on_gpu and self.reads_gpu_memory:
+            return torch.empty(tuple(shape), dtype=like.dtype, device=self.device)
+        return torch.empty(tuple(shape), dtype=like.dtype)
 
     def _arrived(self, received: Tensor, like: Tensor) -> Tensor:
         return received.to(like.device) if like.is_cuda else received
@@ -53,30 +55,27 @@ class Buffers(Transport):
         """The agreed reduction of `x` over all ranks."""
         dtype = x.dtype
         wide = reductions.accumulator(dtype)
-        source = x.detach()
-        if source.is_conj() or source.is_neg():
-            source = source.resolve_conj().resolve_neg()
-        if source.is_cuda and not self.reads_gpu_memory:
-            total = staging.to_host(source).to(wide)
-        elif dtype != wide:
-            total = source.to(wide, memory_format=torch.contiguous_format)
-        elif in_place and source.is_contiguous():
+        source = self._outgoing(x)
+        if dtype != wide:
+            total = source.to(wide)
+        elif source.data_ptr() != x.data_ptr() or in_place:
             total = source
         else:
-            total = source.clone(memory_format=torch.contiguous_format)
-        self._reduce_flat(
-            total.view(-1), reductions.accumulating_operation(dtype, op), 1 / self.size if op == "mean" else 1.0
-        )
+            total = source.clone()
+        self._reduce_(total, reductions.accumulating_operation(dtype, op), 1 / self.size if op == "mean" else 1.0)
         if not in_place:
             return self._arrived(total if dtype == wide else total.to(dtype), x)
         if total.data_ptr() != x.data_ptr():
             x.detach().copy_(total)
         return x
 
-    def _reduce_flat(self, flat: Tensor, op: str, scale: float = 1.0) -> None:
-        """Reduce a flat buffer in place and scale the result: natively where the transport can, else by gathering."""
-        native = self._reduces(flat.dtype, op)
-        for piece in wire.pieces(flat, self.settings.max_message_bytes):
+    def _reduce_(self, x: Tensor, op: str, scale: float) -> None:
+        """Reduce a contiguous tensor in place and scale it: natively if the transport can, else by gathering."""
+        native = self._reduces(x.dtype, op)
+        if native and 0 < x.nbytes <= self.settings.max_message_bytes:
+            self._allreduce_(x, op, scale)
+            return
+        for piece in wire.pieces(x.view(-1), self.settings.max_message_bytes):
             if native:
                 self._allreduce_(piece, op, scale)
                 continue
@@ -87,8 +86,8 @@ class Buffers(Transport):
     def _bcast_tensor(self, x: Tensor | None, on_gpu: bool, root: int) -> Tensor:
         """The contiguous tensor of `root`: one message where header and payload fit a block, else two."""
         if x is not None:
-            spec = wire.TensorSpec(x.dtype, x.shape, on_gpu)
-            data = wire.Header(Kind.TENSOR, 0, 0, [spec]).encode()
+            layout = wire.Layout.of((wire.TensorSpec(x.dtype, x.shape, on_gpu),))
+            data = wire.Header(Kind.TENSOR, 0, 0, layout).encode()
             inline = x.nbytes <= BLOCK_BYTES - 8 - len(data) and not x.is_cuda
             self._bcast_bytes(data + wire.read_memory(x) if inline else data, root)
             if not inline:
@@ -96,11 +95,11 @@ class Buffers(Transport):
             return x
         data = self._bcast_bytes(None, root)
         header, start = wire.Header.decode(data)
-        spec = header.specs[0]
-        received = self._room(spec.shape, spec)
-        if len(data) == start + spec.nbytes and not received.is_cuda:
-            wire.write_memory(received, data, start)
+        spec, nbytes = header.layout.specs[0], header.layout.nbytes
+        if len(data) == start + nbytes:
+            received = wire.tensor_in(data, start, nbytes, spec)
         else:
+            received = self._room(spec.shape, spec)
             self._bcast_flat(received.view(-1), root)
         return received.to(self.device) if spec.on_gpu else received
 

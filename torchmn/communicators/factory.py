@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from torchmn.communicators import job, launchers
+from torchmn.communicators.allocator import keep_freed_memory
 from torchmn.communicators.base import Communicator
 from torchmn.communicators.settings import Settings
 from torchmn.communicators.solo import SoloCommunicator
@@ -46,6 +47,7 @@ def create_communicator(name: str = "auto", **options: Any) -> Communicator:
     if not isinstance(name, str) or name not in NAMES:
         raise ArgumentError(f"create_communicator: unknown communicator {name!r}. {nearest(name, NAMES)}")
     settings = _settings(options)
+    keep_freed_memory()
     launch = launchers.detect()
     transport = NAMES[name]
     if transport == "auto":
@@ -64,7 +66,7 @@ def create_communicator(name: str = "auto", **options: Any) -> Communicator:
             raise ArgumentError(f"create_communicator: 'solo' in a job of {launch.size} ranks; use 'auto'")
         return _placed(SoloCommunicator(settings), options)
     if transport == "mpi":
-        return _placed(_mpi(settings, options.get("mpi_comm")), options)
+        return _placed(_mpi(settings, options.get("mpi_comm"), launch), options)
     return _placed(_process_group(transport, settings, launch), options)
 
 
@@ -115,7 +117,7 @@ def _placed(comm: Communicator, options: dict[str, Any]) -> Communicator:
     return comm
 
 
-def _mpi(settings: Settings, mpi_comm: Any) -> Communicator:
+def _mpi(settings: Settings, mpi_comm: Any, launch: launchers.Launch) -> Communicator:
     try:
         with job.limited(settings.timeout):
             from mpi4py import MPI
@@ -126,6 +128,12 @@ def _mpi(settings: Settings, mpi_comm: Any) -> Communicator:
             f"the mpi transport needs mpi4py and an MPI library: {error}. "
             "Install one with: pip install 'torchmn[mpich]'; `torchmn doctor` checks it."
         ) from error
+    if launch.transport == "mpi" and launch.size != MPI.COMM_WORLD.size:
+        library = MPI.Get_library_version().split("\n")[0].strip()
+        raise LaunchError(
+            f"{launch.name} started {launch.size} ranks, but the MPI library that mpi4py loaded ({library}) sees "
+            f"{MPI.COMM_WORLD.size}: launcher and library belong to different MPIs. `torchmn doctor` tells which."
+        )
     with job.limited(settings.timeout):
         point_to_point = (mpi_comm or MPI.COMM_WORLD).Dup()
         hosts = point_to_point.allgather(MPI.Get_processor_name())

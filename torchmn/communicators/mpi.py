@@ -1,9 +1,9 @@
 """The MPI transport: mpi4py on MPICH, Open MPI, Intel MPI, ...
 
 A small message is one MPI message: header and payload together, received into a buffer that is always large
-enough. A large payload follows its header and is read straight from, and written straight into, the tensors.
-Because `send` must not wait and its caller may change the tensor at once, a large payload is copied, unless the
-receiver is waiting already, which it says with an empty "ready" message: then no copy is needed.
+enough. A larger payload follows its header, straight into the receiver's tensors. `send` must not wait, and its
+caller may change the tensor at once: so a payload is copied, unless it is large and the receiver says at once, with
+an empty "ready" message, that it is waiting.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from __future__ import annotations
 from array import array
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from time import perf_counter
 from typing import Any
 
@@ -24,10 +25,12 @@ from torchmn.communicators.buffers import scale_
 from torchmn.communicators.mpi_library import reads_gpu_memory
 from torchmn.communicators.settings import Settings
 from torchmn.communicators.watchdog import Wait, Watch
-from torchmn.communicators.wire import Header, Kind, Message, TensorSpec
+from torchmn.communicators.wire import Header, Kind, Layout, Message, TensorSpec
 
 INLINE_BYTES = 68 << 10  # 64 KB and its header
-_COPIED_BYTES = 512 << 10  # below this a copy is cheaper than asking whether the receiver is ready
+_QUICK_BYTES = 64 << 10
+_COPIED_BYTES = 512 << 10  # up to this a copy is cheaper than asking whether the receiver is ready
+_HEADER = wire.PREFIX
 _COPY_BYTES_PER_SECOND = 10e9  # how long to look for a "ready": about as long as the copy would take
 _OWN_ALLREDUCE_BYTES = 1 << 20
 _CHUNK_BYTES = 2 << 20
@@ -53,6 +56,15 @@ def _memory(x: Tensor) -> Any:
     if x.is_cuda:
         torch.cuda.current_stream(x.device).synchronize()  # MPI knows nothing of streams
     return MPI.memory.fromaddress(x.data_ptr(), x.nbytes)
+
+
+@lru_cache(maxsize=4096)
+def _tail_of(dtype: torch.dtype, shape: torch.Size) -> tuple[bytes, int]:
+    """What a header says of one tensor, and its size; b"" for a dtype that can not travel."""
+    if dtype not in wire.DTYPE_CODES:
+        return b"", 0
+    layout = Layout.of((TensorSpec(dtype, shape),))
+    return layout.encoded, layout.nbytes
 
 
 @dataclass
@@ -94,58 +106,95 @@ class MPICommunicator(Communicator):
 
     # -- point to point ----------------------------------------------------------------------------------------
 
+    def _send_at_once(self, x: Tensor, dest: int, tag: int) -> bool:
+        """Send one contiguous tensor of the host, the common case, in as few steps as Python allows.
+
+        False, and nothing is sent, if it is not that: then `_post` does it.
+        """
+        if x.layout is not torch.strided or not (x.is_cpu and x.is_contiguous()) or x.is_conj() or x.is_neg():
+            return False
+        tail, nbytes = _tail_of(x.dtype, x.shape)
+        words = 4 + len(tail) // 8
+        if not tail or _QUICK_BYTES < nbytes <= _COPIED_BYTES or nbytes > self.settings.max_message_bytes:
+            return False
+        if self._pending:
+            self._release_delivered()
+        if nbytes > _QUICK_BYTES:
+            number = self._next_number(dest)
+            header = _HEADER.pack(words, Kind.TENSOR, 0, -number) + tail
+            self._send_asking(x, nbytes, header, dest, tag, number)
+            return True
+        header = _HEADER.pack(words, Kind.TENSOR, 0, 0) + tail
+        data = header + _memory(x) if nbytes else header
+        request = self._p2p.Isend([data, MPI.BYTE], dest, tag)
+        if not request.Test():
+            self._pending.append(_Undelivered(dest, tag, [request], data))
+        return True
+
+    def _send_asking(self, x: Tensor, nbytes: int, header: bytes, dest: int, tag: int, number: int) -> None:
+        """Send the header; then `x` as it lies if the receiver is ready for it, else a copy."""
+        ready = self._p2p.Irecv(self._nothing, dest, 2 * self.tag_limit + number)
+        requests = [self._p2p.Isend([header, MPI.BYTE], dest, tag)]
+        if self._becomes_ready(ready, nbytes):
+            with Wait(self, "send", dest, tag):
+                self._p2p.Send([_memory(x), MPI.BYTE], dest, self.tag_limit + number)
+                requests[0].Wait()
+            return
+        copy = x.detach().clone()
+        requests += [ready, self._p2p.Isend([_memory(copy), MPI.BYTE], dest, self.tag_limit + number)]
+        self._keep(dest, tag, requests, (header, copy))
+
+    def _next_number(self, dest: int) -> int:
+        self._sent[dest] += 1
+        return self._sent[dest] % (self.tag_limit - 1) + 1
+
     def _post(self, message: Message, dest: int, tag: int) -> None:
         if self._pending:
-            self._pending = [send for send in self._pending if not MPI.Request.Testall(send.requests)]
-        tensors = message.tensors
-        header = Header(message.kind, message.edge, 0, message.specs())
+            self._release_delivered()
+        header = Header(message.kind, message.edge, 0, message.layout())
         encoded = header.encode()
-        if len(encoded) + sum([x.nbytes for x in tensors]) <= INLINE_BYTES and not any(x.is_cuda for x in tensors):
-            data = b"".join([encoded, *[_memory(x) for x in tensors if x.nbytes]])
-            request = self._p2p.Isend([data, MPI.BYTE], dest, tag)
-            if not request.Test():
-                self._pending.append(_Undelivered(dest, tag, [request], data))
+        if len(encoded) + header.layout.nbytes <= INLINE_BYTES and not message.on_gpu:
+            data = b"".join([encoded, *[wire.read_memory(x) for x in message.tensors]])
+            self._keep(dest, tag, [self._p2p.Isend([data, MPI.BYTE], dest, tag)], data)
         else:
             self._post_large(message, header, dest, tag)
 
     def _post_large(self, message: Message, header: Header, dest: int, tag: int) -> None:
-        self._sent[dest] += 1
-        number = self._sent[dest] % (self.tag_limit - 1) + 1
-        tensors, nbytes = list(message.tensors), header.nbytes
+        number = self._next_number(dest)
+        tensors, nbytes = list(message.tensors), header.layout.nbytes
         if not message.private and nbytes <= _COPIED_BYTES:
             tensors = [x.clone() for x in tensors]
             message.private = True
-        ready = None
-        if not message.private:
-            ready = self._p2p.Irecv(self._nothing, dest, 2 * self.tag_limit + number)
+        asks = not message.private
         # A negative number asks the receiver to say when it is ready.
-        encoded = Header(header.kind, header.edge, number if ready is None else -number, header.specs).encode()
-        first = encoded
-        if len(encoded) > INLINE_BYTES:  # thousands of tensors: the header itself follows as a payload
-            length = TensorSpec(torch.uint8, (len(encoded),))
-            first = Header(Kind.LONG, header.edge, number if ready is None else -number, [length]).encode()
-            tensors.insert(0, wire.from_bytes(encoded))
-        requests = [self._p2p.Isend([first, MPI.BYTE], dest, tag)]
-        if ready is None:
-            requests += self._isend(tensors, dest, number)
-        elif self._becomes_ready(ready, nbytes):
-            MPI.Request.Waitall(requests + self._isend(tensors, dest, number))
+        encoded = Header(header.kind, header.edge, -number if asks else number, header.layout).encode()
+        first, long = encoded, []
+        if len(encoded) > INLINE_BYTES:  # thousands of tensors: the header itself follows, ahead of them
+            length = Layout.of((TensorSpec(torch.uint8, (len(encoded),)),))
+            first = Header(Kind.LONG, header.edge, number, length).encode()
+            long = [wire.from_bytes(encoded)]
+        ready = self._p2p.Irecv(self._nothing, dest, 2 * self.tag_limit + number) if asks else None
+        requests = [self._p2p.Isend([first, MPI.BYTE], dest, tag), *self._isend(long, dest, number)]
+        if ready is not None and self._becomes_ready(ready, nbytes):
+            with Wait(self, "send", dest, tag):
+                MPI.Request.Waitall(requests + self._isend(tensors, dest, number))
             return
-        else:
+        if ready is not None:
             tensors = [x.clone() for x in tensors]
-            requests += [ready, *self._isend(tensors, dest, number)]
-        self._keep(dest, tag, requests, (first, tensors))
+            requests.append(ready)
+        self._keep(dest, tag, requests + self._isend(tensors, dest, number), (first, long, tensors))
 
     def _isend(self, tensors: Sequence[Tensor], dest: int, number: int) -> list[MPI.Request]:
         tag = self.tag_limit + number
         return [self._p2p.Isend([_memory(piece), MPI.BYTE], dest, tag) for piece in self._pieces(tensors)]
 
     def _pieces(self, tensors: Sequence[Tensor]) -> list[Tensor]:
-        return [piece for x in tensors for piece in wire.pieces(x.view(-1), self.max_message_bytes)]
+        limit = self.settings.max_message_bytes
+        return [piece for x in tensors for piece in wire.pieces(x.view(-1), limit)]
 
     @staticmethod
     def _becomes_ready(ready: MPI.Request, nbytes: int) -> bool:
-        deadline = perf_counter() + 50e-6 + nbytes / _COPY_BYTES_PER_SECOND
+        deadline = perf_counter() + 100e-6 + nbytes / _COPY_BYTES_PER_SECOND
         while not ready.Test():
             if perf_counter() > deadline:
                 return False
@@ -155,50 +204,35 @@ class MPICommunicator(Communicator):
         if not MPI.Request.Testall(requests):
             self._pending.append(_Undelivered(dest, tag, requests, buffers))
 
+    def _release_delivered(self) -> None:
+        self._pending = [send for send in self._pending if not MPI.Request.Testall(send.requests)]
+
     def _take(self, source: int, tag: int) -> Message:
         inbox = self._inboxes.pop() if self._inboxes else bytearray(INLINE_BYTES)  # two threads may receive at once
         self._p2p.Recv([inbox, MPI.BYTE], source, tag)
+        _, kind, _, number = _HEADER.unpack_from(inbox)
+        if number < 0 and kind != Kind.LONG:
+            # First of all, because the sender spins until it hears it; MPI keeps what comes before its room is there.
+            self._p2p.Send(self._nothing, source, 2 * self.tag_limit - number)
         header, start = Header.decode(inbox)
-        if header.number == 0:
-            message = self._unpack(header, inbox, start)
+        if number == 0:
+            message = header.message_in(inbox, start)
             self._inboxes.append(inbox)
             return message
-        number = abs(header.number)
+        self._inboxes.append(inbox)
         if header.kind == Kind.LONG:
-            # The header is no reason to be "ready": it goes ahead of the tensors it describes.
+            long = header.layout.specs[0].empty()
+            MPI.Request.Waitall(self._irecv([long], source, number))
+            header, _ = Header.decode(wire.to_bytes(long))
             if header.number < 0:
                 self._p2p.Send(self._nothing, source, 2 * self.tag_limit + number)
-            long = header.specs[0].empty()
-            self._receive([long], source, number)
-            header, _ = Header.decode(wire.to_bytes(long))
-            header = Header(header.kind, header.edge, number, header.specs)
-        tensors = [
-            spec.empty() if not (spec.on_gpu and self.reads_gpu_memory) else self._room(spec.shape, spec)
-            for spec in header.specs
-        ]
-        requests = self._irecv(tensors, source, number)
-        if header.number < 0:
-            self._p2p.Send(self._nothing, source, 2 * self.tag_limit + number)
-        MPI.Request.Waitall(requests)
+        tensors = [self._room(spec.shape, spec) for spec in header.layout.specs]
+        MPI.Request.Waitall(self._irecv(tensors, source, abs(number)))
         return header.message(tensors)
 
     def _irecv(self, tensors: Sequence[Tensor], source: int, number: int) -> list[MPI.Request]:
         tag = self.tag_limit + number
         return [self._p2p.Irecv([_memory(piece), MPI.BYTE], source, tag) for piece in self._pieces(tensors)]
-
-    def _receive(self, tensors: Sequence[Tensor], source: int, number: int) -> None:
-        MPI.Request.Waitall(self._irecv(tensors, source, number))
-
-    def _unpack(self, header: Header, inbox: bytearray, start: int) -> Message:
-        """The message whose payload lies in the inbox, behind its header."""
-        tensors = []
-        for spec in header.specs:
-            x = spec.empty()
-            if x.nbytes:
-                _memory(x)[:] = memoryview(inbox)[start : start + x.nbytes]
-            start += x.nbytes
-            tensors.append(x)
-        return header.message(tensors)
 
     def _undelivered(self) -> list[int]:
         return [send.dest for send in self._pending]
@@ -233,12 +267,12 @@ class MPICommunicator(Communicator):
     def _reduces(self, dtype: torch.dtype, op: str) -> bool:
         return dtype in _DATATYPES
 
-    def _allreduce_(self, flat: Tensor, op: str, scale: float = 1.0) -> None:
-        if flat.nbytes < _OWN_ALLREDUCE_BYTES or op != "sum" or flat.is_cuda or self.size == 1:
-            self._collective.Allreduce(MPI.IN_PLACE, [_memory(flat), _DATATYPES[flat.dtype]], _OPERATIONS[op])
-            scale_(flat, scale)
+    def _allreduce_(self, x: Tensor, op: str, scale: float = 1.0) -> None:
+        if x.nbytes < _OWN_ALLREDUCE_BYTES or op != "sum" or x.is_cuda or self.size == 1:
+            self._collective.Allreduce(MPI.IN_PLACE, [_memory(x), _DATATYPES[x.dtype]], _OPERATIONS[op])
+            scale_(x, scale)
         else:
-            for chunk in flat.split(_CHUNK_BYTES // flat.element_size()):
+            for chunk in x.view(-1).split(_CHUNK_BYTES // x.element_size()):
                 self._sum_by_parts(chunk, scale)
 
     def _sum_by_parts(self, chunk: Tensor, scale: float) -> None:

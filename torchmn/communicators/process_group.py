@@ -26,7 +26,7 @@ from torchmn.communicators.buffers import scale_
 from torchmn.communicators.launchers import Launch
 from torchmn.communicators.settings import Settings
 from torchmn.communicators.watchdog import Wait, Watch
-from torchmn.communicators.wire import Header, Kind, Message, TensorSpec
+from torchmn.communicators.wire import Header, Kind, Layout, Message, TensorSpec
 from torchmn.errors import LaunchError, PeerError
 
 HEADER_BYTES = 4096
@@ -126,16 +126,16 @@ class ProcessGroupCommunicator(Communicator):
     # -- point to point ----------------------------------------------------------------------------------------
 
     def _post(self, message: Message, dest: int, tag: int) -> None:
-        header = Header(message.kind, message.edge, tag, message.specs())
+        header = Header(message.kind, message.edge, tag, message.layout())
         encoded = wire.from_bytes(header.encode())
         tensors = [x if message.private else x.clone() for x in message.tensors]
         block = torch.empty(HEADER_BYTES, dtype=torch.uint8)
         works, follow = [], tensors
         if encoded.numel() > HEADER_BYTES:
-            length = TensorSpec(torch.uint8, (encoded.numel(),))
+            length = Layout.of((TensorSpec(torch.uint8, (encoded.numel(),)),))
             follow = [encoded, *tensors]
-            encoded = wire.from_bytes(Header(Kind.LONG, message.edge, tag, [length]).encode())
-        elif encoded.numel() + header.nbytes <= HEADER_BYTES and not any(x.is_cuda for x in tensors):
+            encoded = wire.from_bytes(Header(Kind.LONG, message.edge, tag, length).encode())
+        elif encoded.numel() + header.layout.nbytes <= HEADER_BYTES and not message.on_gpu:
             encoded = torch.cat([encoded, *(wire.as_bytes(x) for x in tensors)])
             follow = []
         block[: encoded.numel()] = encoded
@@ -159,17 +159,14 @@ class ProcessGroupCommunicator(Communicator):
         data = wire.to_bytes(block)
         header, start = Header.decode(data)
         if header.kind == Kind.LONG:
-            long = header.specs[0].empty()
+            long = header.layout.specs[0].empty()
             self._receive([long], source)
             header, _ = Header.decode(wire.to_bytes(long))
             start = HEADER_BYTES
-        tensors = [self._room(spec.shape, spec) for spec in header.specs]
-        if start + header.nbytes <= HEADER_BYTES and not any(x.is_cuda for x in tensors):
-            for x in tensors:
-                wire.as_bytes(x).copy_(block[start : start + x.nbytes])
-                start += x.nbytes
-        else:
-            self._receive(tensors, source)
+        if start + header.layout.nbytes <= HEADER_BYTES and not header.layout.on_gpu:
+            return header.number, header.message_in(data, start)
+        tensors = [self._room(spec.shape, spec) for spec in header.layout.specs]
+        self._receive(tensors, source)
         return header.number, header.message(tensors)
 
     def _receive(self, tensors: Sequence[Tensor], source: int) -> None:
@@ -250,11 +247,11 @@ class ProcessGroupCommunicator(Communicator):
     def _reduces(self, dtype: torch.dtype, op: str) -> bool:
         return dtype in _REDUCIBLE
 
-    def _allreduce_(self, flat: Tensor, op: str, scale: float = 1.0) -> None:
+    def _allreduce_(self, x: Tensor, op: str, scale: float = 1.0) -> None:
         options = dist.AllreduceOptions()
         options.reduceOp = _OPERATIONS[op]  # type: ignore[assignment]
-        self._finish(self._group(flat).allreduce([flat], options))
-        scale_(flat, scale)
+        self._finish(self._group(x).allreduce([x], options))
+        scale_(x, scale)
 
     def _allgather_(self, flat: Tensor, whole: Tensor, counts: Sequence[int]) -> None:
         parts = [wire.as_bytes(part) for part in whole.split(list(counts))]

@@ -162,9 +162,9 @@ class ThreadCommunicator(Communicator):
     def _reduces(self, dtype: torch.dtype, op: str) -> bool:
         return True
 
-    def _allreduce_(self, flat: Tensor, op: str, scale: float = 1.0) -> None:
-        flat.copy_(reductions.reduce_in_order(self._meeting.all_values(self.rank, flat.clone()), op))
-        scale_(flat, scale)
+    def _allreduce_(self, x: Tensor, op: str, scale: float = 1.0) -> None:
+        x.copy_(reductions.reduce_in_order(self._meeting.all_values(self.rank, x.clone()), op))
+        scale_(x, scale)
 
     def _allgather_(self, flat: Tensor, whole: Tensor, counts: Sequence[int]) -> None:
         parts = self._meeting.all_values(self.rank, flat.clone())

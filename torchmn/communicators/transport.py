@@ -28,6 +28,10 @@ class Transport(ABC):
     tag_limit = 1 << 30
     reads_gpu_memory = False  # else GPU tensors are staged through the host
 
+    def _send_at_once(self, x: Tensor, dest: int, tag: int) -> bool:
+        """Send a tensor by a shorter way than `_post`, if the transport has one and it fits; False if not."""
+        return False
+
     @abstractmethod
     def _post(self, message: Message, dest: int, tag: int) -> None:
         """Start to send and return without waiting for the receiver; the tensors may change afterwards."""
@@ -56,8 +60,8 @@ class Transport(ABC):
         """Whether `_allreduce_` can do this pair."""
 
     @abstractmethod
-    def _allreduce_(self, flat: Tensor, op: str, scale: float = 1.0) -> None:
-        """Reduce `flat` over ranks, in place, and multiply it by `scale`; op is sum, max, min or prod."""
+    def _allreduce_(self, x: Tensor, op: str, scale: float = 1.0) -> None:
+        """Reduce contiguous `x` over ranks, in place, and multiply it by `scale`; op is sum, max, min or prod."""
 
     @abstractmethod
     def _allgather_(self, flat: Tensor, whole: Tensor, counts: Sequence[int]) -> None:

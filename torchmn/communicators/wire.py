@@ -12,6 +12,7 @@ import struct
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
+from functools import lru_cache
 from math import prod
 from typing import NamedTuple
 
@@ -42,6 +43,8 @@ class Kind(IntEnum):
 
 
 _KINDS = tuple(Kind)
+_FLAGS = ((False, False), (True, False), (False, True), (True, True))  # (on a GPU, wants its gradient), by the bits
+PREFIX = struct.Struct("<4q")
 
 
 class TensorSpec(NamedTuple):
@@ -72,11 +75,49 @@ class Message:
     on_gpu: tuple[bool, ...] = ()
     private: bool = True  # nobody else can change the tensors while they are on their way
 
-    def specs(self) -> list[TensorSpec]:
-        """One `TensorSpec` per tensor, in order."""
+    def layout(self) -> Layout:
+        """What its header says of the tensors."""
+        if not (self.on_gpu or any(self.wants_gradient)):
+            return Layout.of(tuple([TensorSpec(x.dtype, x.shape) for x in self.tensors]))
         none = (False,) * len(self.tensors)
         every = zip(self.tensors, self.on_gpu or none, self.wants_gradient or none, strict=True)
-        return [TensorSpec(x.dtype, x.shape, on_gpu, gradient) for x, on_gpu, gradient in every]
+        return Layout.of(tuple([TensorSpec(x.dtype, x.shape, on_gpu, grad) for x, on_gpu, grad in every]))
+
+
+class Layout(NamedTuple):
+    """What a header says of its tensors, worked out once: programs send the same few kinds again and again."""
+
+    specs: tuple[TensorSpec, ...]
+    sizes: tuple[int, ...]  # bytes of each tensor
+    nbytes: int
+    wants_gradient: tuple[bool, ...]
+    on_gpu: tuple[bool, ...]  # () if none is
+    encoded: bytes
+
+    @staticmethod
+    @lru_cache(maxsize=4096)
+    def of(specs: tuple[TensorSpec, ...]) -> Layout:
+        sizes = tuple(spec.nbytes for spec in specs)
+        on_gpu = tuple(spec.on_gpu for spec in specs)
+        words = []
+        for dtype, shape, gpu, wants_gradient in specs:
+            words += (DTYPE_CODES[dtype] | gpu << 8 | wants_gradient << 9, len(shape), *shape)
+        encoded = struct.pack(f"<{len(words)}q", *words)
+        gradients = tuple(spec.wants_gradient for spec in specs)
+        return Layout(specs, sizes, sum(sizes), gradients, on_gpu if any(on_gpu) else (), encoded)
+
+    @staticmethod
+    @lru_cache(maxsize=4096)
+    def read(encoded: bytes) -> Layout:
+        words = struct.unpack(f"<{len(encoded) // 8}q", encoded)
+        specs, at = [], 0
+        while at < len(words):
+            flags, end = words[at], at + 2 + words[at + 1]
+            dtype = DTYPES[flags & 0xFF]
+            assert dtype is not None, "a dtype that this torch does not have"
+            specs.append(TensorSpec(dtype, words[at + 2 : end], *_FLAGS[flags >> 8]))
+            at = end
+        return Layout.of(tuple(specs))
 
 
 class Header(NamedTuple):
@@ -85,39 +126,30 @@ class Header(NamedTuple):
     kind: Kind
     edge: int
     number: int
-    specs: list[TensorSpec]
-
-    @property
-    def nbytes(self) -> int:
-        """Size of the payload."""
-        return sum(spec.nbytes for spec in self.specs)
+    layout: Layout
 
     def encode(self) -> bytes:
         """This header as little-endian 64-bit integers, its own length first."""
-        words = [0, self.kind, self.edge, self.number, len(self.specs)]
-        for dtype, shape, on_gpu, wants_gradient in self.specs:
-            words += (DTYPE_CODES[dtype] | on_gpu << 8 | wants_gradient << 9, len(shape), *shape)
-        words[0] = len(words)
-        return struct.pack(f"<{len(words)}q", *words)
+        tail = self.layout.encoded
+        return PREFIX.pack(4 + len(tail) // 8, self.kind, self.edge, self.number) + tail
 
     @staticmethod
     def decode(buffer: bytes | bytearray | memoryview) -> tuple[Header, int]:
         """The header at the start of `buffer`, and how many bytes it takes there."""
-        (length,) = struct.unpack_from("<q", buffer)
-        words = struct.unpack_from(f"<{length}q", buffer)
-        specs, at = [], 5
-        for _ in range(words[4]):
-            flags, end = words[at], at + 2 + words[at + 1]
-            dtype = DTYPES[flags & 0xFF]
-            assert dtype is not None, "a dtype that this torch does not have"
-            specs.append(TensorSpec(dtype, words[at + 2 : end], bool(flags & 1 << 8), bool(flags & 1 << 9)))
-            at = end
-        return Header(_KINDS[words[1]], words[2], words[3], specs), 8 * length
+        length, kind, edge, number = PREFIX.unpack_from(buffer)
+        return Header(_KINDS[kind], edge, number, Layout.read(bytes(buffer[32 : 8 * length]))), 8 * length
 
     def message(self, tensors: Sequence[Tensor]) -> Message:
         """The message that this header announced, with its payload."""
-        gradients = tuple(spec.wants_gradient for spec in self.specs)
-        return Message(self.kind, tuple(tensors), self.edge, gradients, tuple(spec.on_gpu for spec in self.specs))
+        return Message(self.kind, tuple(tensors), self.edge, self.layout.wants_gradient, self.layout.on_gpu)
+
+    def message_in(self, buffer: bytes | bytearray, start: int) -> Message:
+        """The message whose payload lies in `buffer`, from byte `start` on: a copy, for small ones."""
+        tensors = []
+        for spec, nbytes in zip(self.layout.specs, self.layout.sizes, strict=True):
+            tensors.append(tensor_in(buffer, start, nbytes, spec))
+            start += nbytes
+        return self.message(tensors)
 
 
 def read_memory(x: Tensor) -> bytes:
@@ -125,10 +157,13 @@ def read_memory(x: Tensor) -> bytes:
     return ctypes.string_at(x.data_ptr(), x.nbytes)
 
 
-def write_memory(x: Tensor, data: bytes | memoryview, start: int = 0) -> None:
-    """Fill a contiguous tensor on the host from `data`, beginning at byte `start` there."""
-    if x.nbytes:
-        memoryview((ctypes.c_char * x.nbytes).from_address(x.data_ptr())).cast("B")[:] = data[start : start + x.nbytes]
+def tensor_in(buffer: bytes | bytearray, start: int, nbytes: int, spec: TensorSpec) -> Tensor:
+    """A tensor with a copy of the `nbytes` bytes that begin at `start`."""
+    if nbytes == 0:
+        return spec.empty()
+    copy = buffer[start : start + nbytes]
+    flat = torch.frombuffer(copy if isinstance(copy, bytearray) else bytearray(copy), dtype=spec.dtype)
+    return flat if len(spec.shape) == 1 else flat.view(spec.shape)
 
 
 def as_bytes(x: Tensor) -> Tensor:

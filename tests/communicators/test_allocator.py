@@ -1,0 +1,19 @@
+"""malloc is told to keep freed memory, unless somebody else decides about it."""
+
+from __future__ import annotations
+
+import pytest
+
+from torchmn.communicators.allocator import keep_freed_memory
+
+
+@pytest.mark.parametrize(
+    "environment",
+    [{"TORCHMN_MALLOC": "0"}, {"LD_PRELOAD": "/usr/lib/libjemalloc.so"}, {"MALLOC_TRIM_THRESHOLD_": "100000"}],
+)
+def test_a_choice_of_the_user_is_left_alone(environment: dict[str, str]) -> None:
+    assert not keep_freed_memory(environment)
+
+
+def test_it_can_be_done_twice() -> None:
+    assert keep_freed_memory({}) == keep_freed_memory({})
