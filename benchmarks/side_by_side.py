@@ -6,12 +6,12 @@ import os
 import platform
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from datetime import date
 
 import torch
 
-Contenders = dict[str, Callable[[], object]]
+Contenders = Mapping[str, Callable[[], object]]
 
 
 def take_turns(contenders: Contenders, iterations: int, rounds: int, barrier: Callable[[], None]) -> dict[str, float]:
