@@ -123,6 +123,7 @@ def _mpi(settings: Settings, mpi_comm: Any, launch: launchers.Launch) -> Communi
             from mpi4py import MPI
 
         from torchmn.communicators.mpi import MPICommunicator, end_job
+        from torchmn.communicators.outbox import Outbox
     except (ImportError, RuntimeError) as error:
         raise LaunchError(
             f"the mpi transport needs mpi4py and an MPI library: {error}. "
@@ -138,7 +139,8 @@ def _mpi(settings: Settings, mpi_comm: Any, launch: launchers.Launch) -> Communi
         point_to_point = (mpi_comm or MPI.COMM_WORLD).Dup()
         hosts = point_to_point.allgather(MPI.Get_processor_name())
         rank, size = point_to_point.rank, point_to_point.size
-        world = MPICommunicator(point_to_point, hosts, Watch(rank, hosts[rank]), range(size), _next_name(), settings)
+        watch, outbox = Watch(rank, hosts[rank]), Outbox(point_to_point)
+        world = MPICommunicator(point_to_point, hosts, watch, range(size), _next_name(), settings, outbox)
         job.guard(world, end_job)
     return world
 

@@ -2,8 +2,8 @@
 
 A small message is one MPI message: header and payload together, received into a buffer that is always large
 enough. A larger payload follows its header, straight into the receiver's tensors. `send` must not wait, and its
-caller may change the tensor at once: so a payload is copied, unless it is large and the receiver says at once, with
-an empty "ready" message, that it is waiting.
+caller may change the tensor at once: so a payload is copied, best of all into memory that the receiver shares, unless
+it is large and the receiver says at once, with an empty "ready" message, that it is waiting.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from array import array
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from time import perf_counter
+from time import perf_counter, sleep
 from typing import Any
 
 import torch
@@ -23,6 +23,7 @@ from torchmn.communicators import wire
 from torchmn.communicators.base import Communicator
 from torchmn.communicators.buffers import scale_
 from torchmn.communicators.mpi_library import reads_gpu_memory
+from torchmn.communicators.outbox import SLOT_BYTES, Outbox
 from torchmn.communicators.settings import Settings
 from torchmn.communicators.watchdog import Wait, Watch
 from torchmn.communicators.wire import Header, Kind, Layout, Message, TensorSpec
@@ -31,6 +32,7 @@ INLINE_BYTES = 68 << 10  # 64 KB and its header
 _QUICK_BYTES = 64 << 10
 _COPIED_BYTES = 512 << 10  # up to this a copy is cheaper than asking whether the receiver is ready
 _HEADER = wire.PREFIX
+_IN_OUTBOX = 1 << 40  # larger than any tag: the payload lies in the sender's outbox, in the slot above this number
 _COPY_BYTES_PER_SECOND = 10e9  # how long to look for a "ready": about as long as the copy would take
 _OWN_ALLREDUCE_BYTES = 1 << 20
 _CHUNK_BYTES = 2 << 20
@@ -75,6 +77,7 @@ class _Undelivered:
     tag: int
     requests: list[MPI.Request]
     buffers: Any
+    slot: int | None = None  # of the outbox
 
 
 class MPICommunicator(Communicator):
@@ -88,6 +91,7 @@ class MPICommunicator(Communicator):
         world_ranks: Sequence[int],
         name: str,
         settings: Settings,
+        outbox: Outbox,
     ):
         # Two communicators, so that a user's messages never meet those of a collective operation.
         self._p2p = point_to_point
@@ -96,6 +100,7 @@ class MPICommunicator(Communicator):
         self.reads_gpu_memory = reads_gpu_memory()
         # A third of the tags each: the users', payloads that follow a header, "ready" messages.
         self.tag_limit = ((MPI.COMM_WORLD.Get_attr(MPI.TAG_UB) or 32767) + 1) // 3
+        self._outbox = outbox
         self._sent = [0] * self.size
         self._pending: list[_Undelivered] = []
         self._number = array("q", (0, 0))
@@ -115,10 +120,12 @@ class MPICommunicator(Communicator):
             return False
         tail, nbytes = _tail_of(x.dtype, x.shape)
         words = 4 + len(tail) // 8
-        if not tail or _QUICK_BYTES < nbytes <= _COPIED_BYTES or nbytes > self.settings.max_message_bytes:
+        if not tail or nbytes > self.settings.max_message_bytes:
             return False
         if self._pending:
             self._release_delivered()
+        if nbytes > _QUICK_BYTES and self._send_by_outbox(x, nbytes, tail, dest, tag):
+            return True
         if nbytes > _QUICK_BYTES:
             number = self._next_number(dest)
             header = _HEADER.pack(words, Kind.TENSOR, 0, -number) + tail
@@ -129,6 +136,19 @@ class MPICommunicator(Communicator):
         request = self._p2p.Isend([data, MPI.BYTE], dest, tag)
         if not request.Test():
             self._pending.append(_Undelivered(dest, tag, [request], data))
+        return True
+
+    def _send_by_outbox(self, x: Tensor, nbytes: int, tail: bytes, dest: int, tag: int) -> bool:
+        """Send through this host's shared memory; False if the receiver is elsewhere or there is no free slot."""
+        if nbytes > SLOT_BYTES or not self._outbox.reaches(self._world_ranks[dest]):
+            return False
+        slot = self._outbox.put(x.data_ptr(), nbytes)
+        if slot is None:
+            return False
+        header = _HEADER.pack(4 + len(tail) // 8, Kind.TENSOR, 0, _IN_OUTBOX + slot) + tail
+        request = self._p2p.Isend([header, MPI.BYTE], dest, tag)
+        request.Test()
+        self._pending.append(_Undelivered(dest, tag, [request], header, slot))
         return True
 
     def _send_asking(self, x: Tensor, nbytes: int, header: bytes, dest: int, tag: int, number: int) -> None:
@@ -205,7 +225,10 @@ class MPICommunicator(Communicator):
             self._pending.append(_Undelivered(dest, tag, requests, buffers))
 
     def _release_delivered(self) -> None:
-        self._pending = [send for send in self._pending if not MPI.Request.Testall(send.requests)]
+        self._pending = [send for send in self._pending if not self._has_ended(send)]
+
+    def _has_ended(self, send: _Undelivered) -> bool:
+        return MPI.Request.Testall(send.requests) and (send.slot is None or self._outbox.is_free(send.slot))
 
     def _take(self, source: int, tag: int) -> Message:
         inbox = self._inboxes.pop() if self._inboxes else bytearray(INLINE_BYTES)  # two threads may receive at once
@@ -220,6 +243,10 @@ class MPICommunicator(Communicator):
             self._inboxes.append(inbox)
             return message
         self._inboxes.append(inbox)
+        if number >= _IN_OUTBOX:
+            x = header.layout.specs[0].empty()
+            self._outbox.take(self._world_ranks[source], number - _IN_OUTBOX, x.data_ptr(), x.nbytes)
+            return header.message((x,))
         if header.kind == Kind.LONG:
             long = header.layout.specs[0].empty()
             MPI.Request.Waitall(self._irecv([long], source, number))
@@ -242,6 +269,8 @@ class MPICommunicator(Communicator):
             send = self._pending[0]
             with Wait(self, "finalize (a message not yet received)", send.dest, send.tag):
                 MPI.Request.Waitall(send.requests)
+                while send.slot is not None and not self._outbox.is_free(send.slot):
+                    sleep(1e-3)
             self._pending.pop(0)
 
     # -- collective operations ---------------------------------------------------------------------------------
@@ -319,6 +348,7 @@ class MPICommunicator(Communicator):
             [self._world_ranks[member] for member in members],
             name,
             replace(self.settings),
+            self._outbox,
         )
 
     def _close(self) -> None:
