@@ -85,8 +85,10 @@ class _Deliveries:
             self._queue.task_done()
 
     def close(self) -> None:
-        """Let the thread end."""
+        """End the thread. A thread that torch still holds when Python ends would crash the process."""
         self._queue.put(None)
+        if self._thread is not None:
+            self._thread.join()
 
     def finish(self) -> None:
         """Wait until everything has been received."""
@@ -280,8 +282,10 @@ class ProcessGroupCommunicator(Communicator):
         )
 
     def _close(self) -> None:
-        # The backends are given back with this object: others may still be sending through theirs.
+        # The backends have threads of their own, which must end before Python does: give them back now.
         self._deliveries.close()
+        self._gloo = self._nccl = None
+        self._one_way.clear()
 
 
 def _nccl(store: dist.Store, rank: int, size: int) -> Any:
