@@ -19,12 +19,13 @@ import torch
 from mpi4py import MPI
 from torch import Tensor
 
-from torchmn.communicators import wire
+from torchmn.communicators import shared_sum, wire
 from torchmn.communicators.base import Communicator
 from torchmn.communicators.buffers import scale_
 from torchmn.communicators.mpi_library import reads_gpu_memory
 from torchmn.communicators.outbox import SLOT_BYTES, Outbox
 from torchmn.communicators.settings import Settings
+from torchmn.communicators.shared_sum import SharedSum
 from torchmn.communicators.watchdog import Wait, Watch
 from torchmn.communicators.wire import Header, Kind, Layout, Message, TensorSpec
 
@@ -34,8 +35,7 @@ _COPIED_BYTES = 512 << 10  # up to this a copy is cheaper than asking whether th
 _HEADER = wire.PREFIX
 _IN_OUTBOX = 1 << 40  # larger than any tag: the payload lies in the sender's outbox, in the slot above this number
 _COPY_BYTES_PER_SECOND = 10e9  # how long to look for a "ready": about as long as the copy would take
-_OWN_ALLREDUCE_BYTES = 8 << 20  # measured: below, MPI's own is as fast or faster
-_CHUNK_BYTES = 2 << 20
+_SHARED_SUM_BYTES = 256 << 10
 _OPERATIONS = {"sum": MPI.SUM, "max": MPI.MAX, "min": MPI.MIN, "prod": MPI.PROD}
 _DATATYPES = {
     torch.float32: MPI.FLOAT,
@@ -105,7 +105,7 @@ class MPICommunicator(Communicator):
         self._pending: list[_Undelivered] = []
         self._number = array("q", (0, 0))
         self._number_buffer = [self._number, 2, MPI.INT64_T]
-        self._scratch: dict[torch.dtype, Tensor] = {}
+        self._shared_sum: SharedSum | None = None  # made by the first sum that is large enough
         self._inboxes: list[bytearray] = []
         self._nothing = [bytearray(1), 0, MPI.BYTE]
 
@@ -297,35 +297,15 @@ class MPICommunicator(Communicator):
         return dtype in _DATATYPES
 
     def _allreduce_(self, x: Tensor, op: str, scale: float = 1.0) -> None:
-        if x.nbytes < _OWN_ALLREDUCE_BYTES or op != "sum" or x.is_cuda or self.size == 1:
-            self._collective.Allreduce(MPI.IN_PLACE, [_memory(x), _DATATYPES[x.dtype]], _OPERATIONS[op])
-            scale_(x, scale)
-        else:
-            for chunk in x.view(-1).split(_CHUNK_BYTES // x.element_size()):
-                self._sum_by_parts(chunk, scale)
-
-    def _sum_by_parts(self, chunk: Tensor, scale: float) -> None:
-        """Each rank sums and scales its part of the chunk, then all hand their parts out.
-
-        The bytes are those of MPI's best algorithm, but the room for other ranks' parts is used again and again:
-        MPI libraries allocate it anew for every call, and the kernel's page faults then cost more than the sum.
-        """
-        parts = chunk.tensor_split(self.size)
-        mine = parts[self.rank]
-        others = [peer for peer in range(self.size) if peer != self.rank]
-        scratch = self._scratch_for(chunk.dtype, len(others) * mine.numel())
-        room = dict(zip(others, scratch.view(len(others), -1), strict=True))
-        self._exchange({peer: parts[peer] for peer in others}, room)
-        for peer in others:
-            mine.add_(room[peer])
-        scale_(mine, scale)
-        self._exchange(dict.fromkeys(others, mine), {peer: parts[peer] for peer in others})
-
-    def _scratch_for(self, dtype: torch.dtype, count: int) -> Tensor:
-        scratch = self._scratch.get(dtype)
-        if scratch is None or scratch.numel() < count:
-            scratch = self._scratch[dtype] = torch.empty(count, dtype=dtype)
-        return scratch[:count]
+        large = op == "sum" and x.nbytes >= _SHARED_SUM_BYTES and x.dtype in shared_sum.DTYPES
+        if large and x.is_cpu and self.inter_size == 1 < self.size:
+            if self._shared_sum is None:
+                self._shared_sum = SharedSum(self._collective)
+            if self._shared_sum.works:
+                self._shared_sum.sum_(x.view(-1), scale)
+                return
+        self._collective.Allreduce(MPI.IN_PLACE, [_memory(x), _DATATYPES[x.dtype]], _OPERATIONS[op])
+        scale_(x, scale)
 
     def _allgather_(self, flat: Tensor, whole: Tensor, counts: Sequence[int]) -> None:
         sizes = [count * flat.element_size() for count in counts]

@@ -7,12 +7,11 @@ the transfer. MPI would make another one or two.
 from __future__ import annotations
 
 import ctypes
-import mmap
-import os
 import threading
-from uuid import uuid4
 
 from mpi4py import MPI
+
+from torchmn.communicators.shared_memory import share
 
 SLOT_BYTES = 4 << 20
 SLOTS = 2
@@ -26,21 +25,13 @@ class Outbox:
     def __init__(self, world: MPI.Comm):
         self._lock = threading.Lock()
         self._rank = world.rank
-        self._maps: dict[int, mmap.mmap] = {}
         host = world.Split_type(MPI.COMM_TYPE_SHARED)
-        path = _new_file() if host.size > 1 else None
-        paths = host.allgather((world.rank, path))
-        try:
-            if all(path for _, path in paths):
-                self._maps = {rank: _map(path) for rank, path in paths}
-        except OSError:  # containers that share a host name, but not /dev/shm
-            self._maps = {}
-        if not host.allreduce(bool(self._maps), MPI.LAND):
-            self._maps = {}
-        if path is not None:
-            os.unlink(path)  # the memory lives as long as somebody maps it, and no longer
+        self._maps = share(host, _BYTES) if host.size > 1 else {}
+        ranks = host.group.Translate_ranks(list(range(host.size)), world.group)
         host.Free()
-        self._addresses = {rank: ctypes.addressof(ctypes.c_char.from_buffer(m)) for rank, m in self._maps.items()}
+        self._addresses = {
+            ranks[local]: ctypes.addressof(ctypes.c_char.from_buffer(memory)) for local, memory in self._maps.items()
+        }
 
     def reaches(self, rank: int) -> bool:
         """Whether that rank of the world can read this outbox."""
@@ -68,29 +59,3 @@ class Outbox:
         theirs = self._addresses[source]
         ctypes.memmove(address, theirs + _PAGE + slot * SLOT_BYTES, nbytes)
         ctypes.c_uint8.from_address(theirs + slot).value = 0
-
-
-def _new_file() -> str | None:
-    """A file of shared memory, filled with zeros, that really has its room; None where there is none."""
-    path = f"/dev/shm/torchmn-{uuid4().hex}"
-    try:
-        file = os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600)
-    except OSError:
-        return None
-    try:
-        # A write to a page that /dev/shm (64 MB in many containers) has no room for would kill the process.
-        os.posix_fallocate(file, 0, _BYTES)
-    except (OSError, AttributeError):
-        os.unlink(path)
-        return None
-    finally:
-        os.close(file)
-    return path
-
-
-def _map(path: str) -> mmap.mmap:
-    file = os.open(path, os.O_RDWR)
-    try:
-        return mmap.mmap(file, _BYTES)
-    finally:
-        os.close(file)

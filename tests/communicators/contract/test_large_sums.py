@@ -1,0 +1,44 @@
+"""Sums that are large enough for another way through the transport: the same values, and the same bits on all ranks."""
+
+from __future__ import annotations
+
+import torch
+
+from tests.worlds.marks import ranks
+
+DTYPES = (torch.float32, torch.float64, torch.int64, torch.uint8, torch.uint32, torch.complex64, torch.bfloat16)
+
+
+def numbers(rank: int, count: int, dtype: torch.dtype) -> torch.Tensor:
+    """Whole numbers, small enough that every order of adding them gives the same sum."""
+    return torch.randint(0, 8, (count,), generator=torch.Generator().manual_seed(rank)).to(dtype)
+
+
+@ranks(2, 3, 4)
+@ranks(2, on="openmpi")
+def test_large_sums_and_means_are_those_of_the_parts(comm) -> None:
+    for dtype in DTYPES:
+        for count in (65_537, 1_000_003):
+            parts = [numbers(rank, count, dtype).to(torch.complex128) for rank in range(comm.size)]
+            total = torch.stack(parts).sum(0)
+            found = comm.allreduce(numbers(comm.rank, count, dtype))
+            assert torch.equal(found.to(torch.complex128), total), dtype
+            if dtype.is_floating_point:
+                mean = comm.allreduce(numbers(comm.rank, count, dtype), "mean").double()
+                torch.testing.assert_close(
+                    mean, total.real / comm.size, rtol=1e-2 if dtype.itemsize == 2 else 1e-6, atol=0
+                )
+
+
+@ranks(2, 3, on=("mpi", "openmpi"))
+def test_many_large_sums_in_a_row_do_not_meet_each_other(comm) -> None:
+    x = torch.full((300_000,), float(comm.rank))
+    for turn in range(20):
+        assert (comm.allreduce(x + turn) == sum(range(comm.size)) + comm.size * turn).all()
+
+
+@ranks(3, on="mpi")
+def test_all_ranks_get_the_same_bits(comm) -> None:
+    x = torch.randn(500_001, generator=torch.Generator().manual_seed(comm.rank))
+    total = comm.allreduce(x)
+    assert all(torch.equal(other, total) for other in comm.allgather(total))
