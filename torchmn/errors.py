@@ -30,6 +30,18 @@ class LaunchError(TorchMNError):
     """The ranks can not be started or can not find each other."""
 
 
+class ExperimentError(TorchMNError):
+    """An experiment file that can not work: each line is `file:line:column: what was expected, what came`."""
+
+
+class HaloError(TorchMNError, ValueError):
+    """An image that can not be cut as asked: smaller than a window, or with fewer rows than ranks."""
+
+
+class GraphError(TorchMNError):
+    """A graph over ranks that can not run, or a value that can not travel on its edges."""
+
+
 def nearest(name: object, names: Iterable[str]) -> str:
     """A sentence that offers the valid name nearest to `name`, or lists them all."""
     names = sorted(names)
