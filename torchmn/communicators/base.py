@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from torchmn.communicators import checks, models, reductions, wire
 from torchmn.communicators.buffers import BLOCK_BYTES, Buffers
+from torchmn.communicators.edges import EdgeBook
 from torchmn.communicators.objects import ObjectOperations
 from torchmn.communicators.settings import Settings
 from torchmn.communicators.topology import Topology, groups
@@ -51,6 +52,7 @@ class Communicator(ObjectOperations, Buffers):
         self._collectives = 0
         self._splits = 0
         self._closed = False
+        self._edges = EdgeBook()
         self._block = torch.zeros(BLOCK_BYTES, dtype=torch.uint8)
         self._block_view = self._block.numpy().data
         watch.communicators.add(self)
@@ -171,6 +173,10 @@ class Communicator(ObjectOperations, Buffers):
         if message.kind == Kind.ERROR:
             reason = wire.to_bytes(message.tensors[0]).decode()
             raise PeerError(f"rank {self.rank} of {self.size}: {operation} from rank {source}, tag {tag}: {reason}")
+        return self._placed(message)
+
+    def _placed(self, message: Message) -> Message:
+        """A message whose tensors lie where their sender's did: on this rank's GPU, or on the host."""
         if message.on_gpu:
             placed = zip(message.tensors, message.on_gpu, strict=True)
             message.tensors = tuple(x.to(self.device) if gpu else x for x, gpu in placed)

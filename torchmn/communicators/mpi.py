@@ -26,6 +26,7 @@ from torchmn.communicators.mpi_library import reads_gpu_memory
 from torchmn.communicators.outbox import SLOT_BYTES, Outbox
 from torchmn.communicators.settings import Settings
 from torchmn.communicators.shared_sum import SharedSum
+from torchmn.communicators.transport import Exchange
 from torchmn.communicators.watchdog import Wait, Watch
 from torchmn.communicators.wire import Header, Kind, Layout, Message, TensorSpec
 
@@ -61,11 +62,11 @@ def _memory(x: Tensor) -> Any:
 
 
 @lru_cache(maxsize=4096)
-def _tail_of(dtype: torch.dtype, shape: torch.Size) -> tuple[bytes, int]:
+def _tail_of(dtype: torch.dtype, shape: torch.Size, wants_gradient: bool) -> tuple[bytes, int]:
     """What a header says of one tensor, and its size; b"" for a dtype that can not travel."""
     if dtype not in wire.DTYPE_CODES:
         return b"", 0
-    layout = Layout.of((TensorSpec(dtype, shape),))
+    layout = Layout.of((TensorSpec(dtype, shape, wants_gradient=wants_gradient),))
     return layout.encoded, layout.nbytes
 
 
@@ -78,6 +79,17 @@ class _Undelivered:
     requests: list[MPI.Request]
     buffers: Any
     slot: int | None = None  # of the outbox
+
+
+@dataclass
+class _Requests:
+    """An exchange on its way, with the buffers that it reads and writes."""
+
+    requests: list[MPI.Request]
+    buffers: Any
+
+    def wait(self) -> None:
+        MPI.Request.Waitall(self.requests)
 
 
 class MPICommunicator(Communicator):
@@ -111,41 +123,41 @@ class MPICommunicator(Communicator):
 
     # -- point to point ----------------------------------------------------------------------------------------
 
-    def _send_at_once(self, x: Tensor, dest: int, tag: int) -> bool:
+    def _send_at_once(self, x: Tensor, dest: int, tag: int, edge: int = 0, wants_gradient: bool = False) -> bool:
         """Send one contiguous tensor of the host, the common case, in as few steps as Python allows.
 
         False, and nothing is sent, if it is not that: then `_post` does it.
         """
         if x.layout is not torch.strided or not (x.is_cpu and x.is_contiguous()) or x.is_conj() or x.is_neg():
             return False
-        tail, nbytes = _tail_of(x.dtype, x.shape)
+        tail, nbytes = _tail_of(x.dtype, x.shape, wants_gradient)
         words = 4 + len(tail) // 8
         if not tail or nbytes > self.settings.max_message_bytes:
             return False
         if self._pending:
             self._release_delivered()
-        if nbytes > _QUICK_BYTES and self._send_by_outbox(x, nbytes, tail, dest, tag):
+        if nbytes > _QUICK_BYTES and self._send_by_outbox(x, nbytes, tail, dest, tag, edge):
             return True
         if nbytes > _QUICK_BYTES:
             number = self._next_number(dest)
-            header = _HEADER.pack(words, Kind.TENSOR, 0, -number) + tail
+            header = _HEADER.pack(words, Kind.TENSOR, edge, -number) + tail
             self._send_asking(x, nbytes, header, dest, tag, number)
             return True
-        header = _HEADER.pack(words, Kind.TENSOR, 0, 0) + tail
+        header = _HEADER.pack(words, Kind.TENSOR, edge, 0) + tail
         data = header + _memory(x) if nbytes else header
         request = self._p2p.Isend([data, MPI.BYTE], dest, tag)
         if not request.Test():
             self._pending.append(_Undelivered(dest, tag, [request], data))
         return True
 
-    def _send_by_outbox(self, x: Tensor, nbytes: int, tail: bytes, dest: int, tag: int) -> bool:
+    def _send_by_outbox(self, x: Tensor, nbytes: int, tail: bytes, dest: int, tag: int, edge: int) -> bool:
         """Send through this host's shared memory; False if the receiver is elsewhere or there is no free slot."""
         if nbytes > SLOT_BYTES or not self._outbox.reaches(self._world_ranks[dest]):
             return False
         slot = self._outbox.put(x.data_ptr(), nbytes)
         if slot is None:
             return False
-        header = _HEADER.pack(4 + len(tail) // 8, Kind.TENSOR, 0, _IN_OUTBOX + slot) + tail
+        header = _HEADER.pack(4 + len(tail) // 8, Kind.TENSOR, edge, _IN_OUTBOX + slot) + tail
         request = self._p2p.Isend([header, MPI.BYTE], dest, tag)
         request.Test()
         self._pending.append(_Undelivered(dest, tag, [request], header, slot))
@@ -276,9 +288,12 @@ class MPICommunicator(Communicator):
     # -- collective operations ---------------------------------------------------------------------------------
 
     def _exchange(self, outgoing: Mapping[int, Tensor], incoming: Mapping[int, Tensor]) -> None:
+        self._start_exchange(outgoing, incoming).wait()
+
+    def _start_exchange(self, outgoing: Mapping[int, Tensor], incoming: Mapping[int, Tensor]) -> Exchange:
         requests = [self._collective.Irecv([_memory(x), MPI.BYTE], peer) for peer, x in incoming.items()]
         requests += [self._collective.Isend([_memory(x), MPI.BYTE], peer) for peer, x in outgoing.items()]
-        MPI.Request.Waitall(requests)
+        return _Requests(requests, (outgoing, incoming))
 
     def _same_everywhere(self, number: int) -> bool:
         # max(n) == min(n) in one reduction: the minimum is the negated maximum of the negated numbers.

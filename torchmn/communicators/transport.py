@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import torch
 from torch import Tensor
@@ -19,16 +19,31 @@ if TYPE_CHECKING:
     from torchmn.communicators.base import Communicator
 
 
+class Exchange(Protocol):
+    """Buffers on their way."""
+
+    def wait(self) -> None:
+        """Return when all have been sent and filled."""
+
+
+class _Done:
+    def wait(self) -> None: ...
+
+
+DONE = _Done()
+"""An exchange that has ended."""
+
+
 class Transport(ABC):
     """One rank's end of the lines to all the others."""
 
     rank: int
     size: int
     settings: Settings
-    tag_limit = 1 << 30
+    tag_limit = 1 << 30  # users' tags are smaller; this one is backward's
     reads_gpu_memory = False  # else GPU tensors are staged through the host
 
-    def _send_at_once(self, x: Tensor, dest: int, tag: int) -> bool:
+    def _send_at_once(self, x: Tensor, dest: int, tag: int, edge: int = 0, wants_gradient: bool = False) -> bool:
         """Send a tensor by a shorter way than `_post`, if the transport has one and it fits; False if not."""
         return False
 
@@ -43,6 +58,14 @@ class Transport(ABC):
     @abstractmethod
     def _exchange(self, outgoing: Mapping[int, Tensor], incoming: Mapping[int, Tensor]) -> None:
         """Send and fill flat buffers, all at once, and return when all are done; sizes match at both ends."""
+
+    def _start_exchange(self, outgoing: Mapping[int, Tensor], incoming: Mapping[int, Tensor]) -> Exchange:
+        """Start what `_exchange` does and return; no buffer may be touched until the exchange has been waited for.
+
+        Exchanges between two ranks are matched in the order in which they were started.
+        """
+        self._exchange(outgoing, incoming)
+        return DONE
 
     @abstractmethod
     def _same_everywhere(self, number: int) -> bool:

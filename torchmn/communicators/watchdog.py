@@ -13,7 +13,7 @@ import threading
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from time import monotonic
-from types import FrameType
+from types import CodeType, FrameType
 from typing import TYPE_CHECKING, Any
 from weakref import WeakSet
 
@@ -121,12 +121,20 @@ def line_of_thread(thread: int) -> str:
 
 def user_line(frame: FrameType | None) -> str:
     """`file:line in function` of the innermost frame that is neither ours nor torch's."""
-    innermost = frame
-    while frame is not None:
-        if not _is_library(frame):
-            return _describe(frame)
-        frame = frame.f_back
-    return _describe(innermost) if innermost is not None else ""
+    if frame is None:
+        return ""
+    frame = user_frame(frame)
+    return describe_line(frame.f_code, frame.f_lineno)
+
+
+def user_frame(frame: FrameType) -> FrameType:
+    """The innermost frame from `frame` outwards that is neither ours nor torch's; `frame` itself if all are."""
+    outer: FrameType | None = frame
+    while outer is not None:
+        if not _is_library(outer):
+            return outer
+        outer = outer.f_back
+    return frame
 
 
 def _is_library(frame: FrameType) -> bool:
@@ -134,11 +142,11 @@ def _is_library(frame: FrameType) -> bool:
     return f"{module}.".startswith(_OWN_PACKAGES)
 
 
-def _describe(frame: FrameType) -> str:
-    code = frame.f_code
+def describe_line(code: CodeType, line: int) -> str:
+    """`file:line in function`."""
     name = os.path.relpath(code.co_filename) if os.path.isabs(code.co_filename) else code.co_filename
     shown = code.co_filename if name.startswith("..") else name
-    return f"{shown}:{frame.f_lineno} in {code.co_name}"
+    return f"{shown}:{line} in {code.co_name}"
 
 
 def waits_for(state: RankState, states: Sequence[RankState]) -> list[int]:
