@@ -6,14 +6,14 @@ Nothing is checked here: ranks have agreed on what they do before they come.
 from __future__ import annotations
 
 import struct
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from torchmn.communicators import reductions, staging, wire
-from torchmn.communicators.transport import Transport
+from torchmn.communicators.transport import Exchange, Transport
 from torchmn.communicators.wire import Kind
 
 BLOCK_BYTES = 2048
@@ -145,15 +145,38 @@ class Buffers(Transport):
 
     def _exchange_pieces(self, outgoing: Mapping[int, Tensor], incoming: Mapping[int, Tensor]) -> None:
         """Swap contiguous buffers with peers, each pair in as many rounds as its buffer needs."""
+        for out, into in self._rounds(outgoing, incoming):
+            self._exchange(out, into)
+
+    def _start_exchange_pieces(self, outgoing: Mapping[int, Tensor], incoming: Mapping[int, Tensor]) -> Exchange:
+        """Start what `_exchange_pieces` does; no buffer may be touched until the exchange has been waited for."""
+        started = [self._start_exchange(out, into) for out, into in self._rounds(outgoing, incoming)]
+        return started[0] if len(started) == 1 else _All(started)
+
+    def _rounds(
+        self, outgoing: Mapping[int, Tensor], incoming: Mapping[int, Tensor]
+    ) -> Iterator[tuple[dict[int, Tensor], dict[int, Tensor]]]:
+        """What goes out and what comes in, round by round, each message no larger than the limit."""
         limit = self.settings.max_message_bytes
         out = {peer: list(wire.pieces(x.view(-1), limit)) for peer, x in outgoing.items() if x.numel()}
         into = {peer: list(wire.pieces(x.view(-1), limit)) for peer, x in incoming.items() if x.numel()}
         rounds = max((len(parts) for parts in (*out.values(), *into.values())), default=0)
         for turn in range(rounds):
-            self._exchange(
+            yield (
                 {peer: parts[turn] for peer, parts in out.items() if turn < len(parts)},
                 {peer: parts[turn] for peer, parts in into.items() if turn < len(parts)},
             )
+
+
+class _All:
+    """Several exchanges as one."""
+
+    def __init__(self, exchanges: list[Exchange]):
+        self._exchanges = exchanges
+
+    def wait(self) -> None:
+        for exchange in self._exchanges:
+            exchange.wait()
 
 
 def scale_(x: Tensor, scale: float) -> None:

@@ -25,6 +25,7 @@ from torchmn.communicators.base import Communicator
 from torchmn.communicators.buffers import scale_
 from torchmn.communicators.launchers import Launch
 from torchmn.communicators.settings import Settings
+from torchmn.communicators.transport import Exchange
 from torchmn.communicators.watchdog import Wait, Watch
 from torchmn.communicators.wire import Header, Kind, Layout, Message, TensorSpec
 from torchmn.errors import LaunchError, PeerError
@@ -221,6 +222,9 @@ class ProcessGroupCommunicator(Communicator):
         return self._nccl if x.is_cuda else self._gloo
 
     def _exchange(self, outgoing: Mapping[int, Tensor], incoming: Mapping[int, Tensor]) -> None:
+        self._start_exchange(outgoing, incoming).wait()
+
+    def _start_exchange(self, outgoing: Mapping[int, Tensor], incoming: Mapping[int, Tensor]) -> Exchange:
         on_gpu = any(x.is_cuda for x in (*outgoing.values(), *incoming.values()))
         if on_gpu:  # nccl: one group call, or a pair that sends first on both sides would wait for itself
             self._nccl._start_coalescing(self.device)  # type: ignore[union-attr]
@@ -229,8 +233,7 @@ class ProcessGroupCommunicator(Communicator):
         works += [group.send([wire.as_bytes(x)], peer, _EXCHANGE) for peer, x in outgoing.items()]  # type: ignore[union-attr]
         if on_gpu:
             works = [self._nccl._end_coalescing(self.device)]  # type: ignore[union-attr]
-        for work in works:
-            self._finish(work)
+        return _Works(self, works, (outgoing, incoming))
 
     def _same_everywhere(self, number: int) -> bool:
         self._numbers[0], self._numbers[1] = number, -number
@@ -286,6 +289,19 @@ class ProcessGroupCommunicator(Communicator):
         self._deliveries.close()
         self._gloo = self._nccl = None
         self._one_way.clear()
+
+
+class _Works:
+    """An exchange on its way, with the buffers that it reads and writes."""
+
+    def __init__(self, comm: ProcessGroupCommunicator, works: list[Any], buffers: Any):
+        self._comm = comm
+        self._works = works
+        self._buffers = buffers
+
+    def wait(self) -> None:
+        for work in self._works:
+            self._comm._finish(work)
 
 
 def _nccl(store: dist.Store, rank: int, size: int) -> Any:

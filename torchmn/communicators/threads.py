@@ -19,12 +19,12 @@ from torchmn.communicators import reductions, watchdog
 from torchmn.communicators.base import Communicator
 from torchmn.communicators.buffers import scale_
 from torchmn.communicators.settings import Settings
+from torchmn.communicators.transport import Exchange
 from torchmn.communicators.watchdog import RankState, Watch
 from torchmn.communicators.wire import Message
 from torchmn.errors import ArgumentError, PeerError, WaitTimeout
 
 Result = TypeVar("Result")
-_EXCHANGE = -1  # a tag that no user can choose
 
 
 class ThreadWorld:
@@ -122,6 +122,7 @@ class ThreadCommunicator(Communicator):
     ):
         super().__init__(rank, hosts, watch, world_ranks, name, settings)
         self._meeting = meeting
+        self._exchanges: defaultdict[tuple[int, int], int] = defaultdict(int)  # started, by (source, dest)
 
     def _post(self, message: Message, dest: int, tag: int) -> None:
         message.tensors = tuple(x.clone() for x in message.tensors)
@@ -143,10 +144,17 @@ class ThreadCommunicator(Communicator):
             return box.popleft()
 
     def _exchange(self, outgoing: Mapping[int, Tensor], incoming: Mapping[int, Tensor]) -> None:
+        self._start_exchange(outgoing, incoming).wait()
+
+    def _start_exchange(self, outgoing: Mapping[int, Tensor], incoming: Mapping[int, Tensor]) -> Exchange:
         for peer, x in outgoing.items():
-            self._put(peer, _EXCHANGE, x.clone())
-        for peer, x in incoming.items():
-            x.copy_(self._get(peer, _EXCHANGE))
+            self._put(peer, self._ticket(self.rank, peer), x.clone())
+        return _Arrivals(self, {(peer, self._ticket(peer, self.rank)): x for peer, x in incoming.items()})
+
+    def _ticket(self, source: int, dest: int) -> int:
+        """A tag that no user can choose, and the same at both ends: they start their exchanges in the same order."""
+        self._exchanges[source, dest] += 1
+        return -self._exchanges[source, dest]
 
     def _same_everywhere(self, number: int) -> bool:
         return len(set(self._meeting.all_values(self.rank, number))) == 1
@@ -197,6 +205,19 @@ class ThreadCommunicator(Communicator):
         """Nothing to wait for: a message lies in its receiver's box already."""
 
     def _close(self) -> None: ...
+
+
+class _Arrivals:
+    """An exchange on its way: what this rank has still to take out of its boxes."""
+
+    def __init__(self, comm: ThreadCommunicator, incoming: Mapping[tuple[int, int], Tensor]):
+        self._comm = comm
+        self._incoming = incoming  # by peer and ticket
+
+    def wait(self) -> None:
+        for (peer, ticket), x in self._incoming.items():
+            x.copy_(self._comm._get(peer, ticket))
+            del self._comm._meeting.mail[self._comm.rank, peer, ticket]  # it will not be asked for again
 
 
 def run_threads(

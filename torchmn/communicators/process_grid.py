@@ -1,0 +1,164 @@
+"""The ranks of a communicator as a grid: copies of the model along `data`, tiles of the image along the other axes."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from math import prod
+from typing import Any
+
+from torchmn.communicators.base import Communicator
+from torchmn.communicators.solo import SoloCommunicator
+from torchmn.communicators.watchdog import Wait
+from torchmn.errors import ArgumentError, HaloError, nearest
+
+AXES = ("data", "depth", "height", "width")
+TILE_AXES = AXES[1:]
+MAPPINGS = ("within-host", "across-hosts")
+
+
+class ProcessGrid:
+    """Each rank's place in a grid of `data` x `depth` x `height` x `width` ranks; every rank of `comm` makes it.
+
+    comm: all ranks
+    sizes, place: of each axis, how many ranks it has, and this rank's number along it
+    tiles: the ranks that hold the same images as this one, in row-major order of depth, height, width
+    replicas: the ranks that hold the same tile of other images, in order of data
+
+    tiles="within-host" puts the tiles of an image on as few hosts as possible, so that halos do not cross the network;
+    "across-hosts" does that with the copies of a tile instead. Axes that do not multiply to `comm.size` raise on every
+    rank.
+    """
+
+    def __init__(
+        self,
+        comm: Communicator,
+        data: int = 1,
+        depth: int = 1,
+        height: int = 1,
+        width: int = 1,
+        *,
+        tiles: str = MAPPINGS[0],
+    ):
+        sizes: dict[str, Any] = {"data": data, "depth": depth, "height": height, "width": width}
+        with Wait(comm, "ProcessGrid"):
+            problem = _problem(sizes, tiles, comm.size)
+            comm._meet("ProcessGrid", problem, (*AXES, "tiles"), (*sizes.values(), tiles))
+        self.comm = comm
+        self.sizes: dict[str, int] = sizes
+        self.mapping = tiles
+        # Hosts in order, and the ranks of each host one after the other: then neighbours in this order share hosts.
+        order = sorted(range(comm.size), key=lambda rank: (comm._hosts.index(comm._hosts[rank]), rank))
+        self._seats = [self._seat(order.index(rank)) for rank in range(comm.size)]
+        copy, tile = self._seats[comm.rank]
+        self.place: dict[str, int] = {"data": copy, **self._tile_place(tile)}
+        self.tiles = self._group(color=copy, key=tile, size=self.tile_count)
+        self.replicas = self._group(color=tile, key=copy, size=data)
+
+    @staticmethod
+    def squarest(comm: Communicator) -> ProcessGrid:
+        """The grid of all ranks of `comm` along height and width that is nearest to a square, height the smaller."""
+        height = max(height for height in range(1, comm.size + 1) if comm.size % height == 0 and height**2 <= comm.size)
+        return ProcessGrid(comm, height=height, width=comm.size // height)
+
+    @staticmethod
+    def of(grid: ProcessGrid | Communicator) -> ProcessGrid:
+        """`grid` itself, or the squarest grid of a communicator's ranks."""
+        return grid if isinstance(grid, ProcessGrid) else ProcessGrid.squarest(grid)
+
+    @property
+    def tile_count(self) -> int:
+        """Into how many tiles an image is cut."""
+        return prod(self.sizes[axis] for axis in TILE_AXES)
+
+    def axes_of(self, dims: int) -> tuple[str, ...]:
+        """The axes along which an image of `dims` dims is cut, in the order of its dims.
+
+        Three dims are depth, height, width; two are height, width; a single one takes the axis that has several
+        ranks. HaloError where ranks would be left over.
+        """
+        if dims == 1:
+            used = [axis for axis in TILE_AXES if self.sizes[axis] > 1] or [TILE_AXES[-1]]
+        else:
+            used = list(TILE_AXES[3 - dims :])
+        left_over = [f"{axis}={self.sizes[axis]}" for axis in TILE_AXES if self.sizes[axis] > 1 and axis not in used]
+        if not 1 <= dims <= 3 or left_over or len(used) != dims:
+            raise HaloError(
+                f"rank {self.comm.rank} of {self.comm.size}: an image of {dims} dim{'s' * (dims != 1)} can not be cut "
+                f"over {self!r}: use as many axes of {', '.join(TILE_AXES)} as the image has dims, its last ones."
+            )
+        return tuple(used)
+
+    def parts_of(self, dims: int) -> tuple[int, ...]:
+        """Into how many parts each dim of an image of `dims` dims is cut."""
+        return tuple(self.sizes[axis] for axis in self.axes_of(dims))
+
+    def place_of(self, dims: int) -> tuple[int, ...]:
+        """This rank's place along each dim of an image of `dims` dims."""
+        return tuple(self.place[axis] for axis in self.axes_of(dims))
+
+    def _seat(self, number: int) -> tuple[int, int]:
+        """(copy, tile) of the `number`-th rank in the order of hosts."""
+        if self.mapping == "within-host":
+            return divmod(number, self.tile_count)
+        tile, copy = divmod(number, self.sizes["data"])
+        return copy, tile
+
+    def _tile_place(self, tile: int) -> dict[str, int]:
+        place = {}
+        for axis in reversed(TILE_AXES):
+            tile, place[axis] = divmod(tile, self.sizes[axis])
+        return place
+
+    def _group(self, color: int, key: int, size: int) -> Communicator:
+        """The ranks of one color; a new communicator only where it must be one, for MPI has not many."""
+        if size == self.comm.size and all(max(seat) == rank for rank, seat in enumerate(self._seats)):
+            return self.comm  # as it is: along the other axis every rank is at 0
+        if size == 1:
+            name = f"{self.comm.name}/alone"
+            return SoloCommunicator(replace(self.comm.settings), name, self.comm._watch)
+        group = self.comm.split(color, key)
+        assert group is not None
+        return group
+
+    def __repr__(self) -> str:
+        axes = [axis for axis in AXES if self.sizes[axis] > 1]
+        size = " x ".join(f"{axis} {self.sizes[axis]}" for axis in axes) or "one rank"
+        return f"<ProcessGrid {size}>"
+
+    def __str__(self) -> str:
+        """The grid as a picture: one block per copy (and depth), the ranks of the communicator in their places."""
+        ranks = {seat: rank for rank, seat in enumerate(self._seats)}
+        digits = len(str(self.comm.size - 1))
+        plane = self.sizes["height"] * self.sizes["width"]
+        lines = [f"{self!r}: rank {self.comm.rank} is at " + ", ".join(f"{a} {p}" for a, p in self.place.items())]
+        for copy in range(self.sizes["data"]):
+            for depth in range(self.sizes["depth"]):
+                lines.append(f"  data {copy}" + (f", depth {depth}" if self.sizes["depth"] > 1 else ""))
+                for row in range(self.sizes["height"]):
+                    first = depth * plane + row * self.sizes["width"]
+                    cells = [ranks[copy, first + column] for column in range(self.sizes["width"])]
+                    lines.append("    " + " ".join(f"{rank:>{digits}}" for rank in cells))
+        return "\n".join(lines)
+
+
+def _problem(sizes: dict[str, Any], tiles: object, size: int) -> str | None:
+    """Why these axes are no grid of `size` ranks, or None."""
+    for axis, ranks in sizes.items():
+        if isinstance(ranks, bool) or not isinstance(ranks, int) or ranks < 1:
+            return f"expected {axis} to be a number of ranks, 1 or more, got {ranks!r}"
+    if tiles not in MAPPINGS:
+        return f"tiles {tiles!r} does not exist. {nearest(tiles, MAPPINGS)}"
+    if prod(sizes.values()) != size:
+        asked = " x ".join(f"{axis} {ranks}" for axis, ranks in sizes.items() if ranks > 1) or "1"
+        return (
+            f"{asked} = {prod(sizes.values())} ranks, but the communicator has {size}: choose axes that multiply to "
+            f"{size}, or start {prod(sizes.values())} ranks"
+        )
+    return None
+
+
+def checked_grid(grid: object, operation: str) -> ProcessGrid:
+    """`grid`, or the squarest grid of a communicator; ArgumentError for anything else."""
+    if not isinstance(grid, ProcessGrid | Communicator):
+        raise ArgumentError(f"{operation}: expected a ProcessGrid or a communicator, got {type(grid).__name__}")
+    return ProcessGrid.of(grid)
