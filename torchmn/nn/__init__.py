@@ -1,6 +1,20 @@
-"""Layers that compute one rank's part of a layer over all ranks."""
+"""Layers of images, and layers that compute one rank's part of a layer over all ranks."""
 
 from torchmn.nn.batch_norm import MultiNodeBatchNorm1d, MultiNodeBatchNorm2d, MultiNodeBatchNorm3d
+from torchmn.nn.contrast_norm import LocalContrastNorm2d
+from torchmn.nn.cross_map import CrossMapPool, CrossMapResponseNorm
+from torchmn.nn.l2_pool import L2Pool2d
+from torchmn.nn.local_filter import LocalFilter2d
 from torchmn.nn.mnbn_model import create_mnbn_model
 
-__all__ = ["MultiNodeBatchNorm1d", "MultiNodeBatchNorm2d", "MultiNodeBatchNorm3d", "create_mnbn_model"]
+__all__ = [
+    "CrossMapPool",
+    "CrossMapResponseNorm",
+    "L2Pool2d",
+    "LocalContrastNorm2d",
+    "LocalFilter2d",
+    "MultiNodeBatchNorm1d",
+    "MultiNodeBatchNorm2d",
+    "MultiNodeBatchNorm3d",
+    "create_mnbn_model",
+]

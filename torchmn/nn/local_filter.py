@@ -1,0 +1,150 @@
+"""A convolution without shared weights: every output position has filters of its own."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from torchmn.errors import ArgumentError
+from torchmn.nn.pair import Size, count, pair
+from torchmn.nn.receptive_fields import Tiling, gather, scatter
+
+
+class LocalFilter2d(nn.Module):
+    """Each output unit is the product of a filter of its own with its receptive field; no two share weights.
+
+    in_size: the (height, width) of the images, which fixes the number of filters
+    padding: zeros around the image
+    tied: `transpose` uses the filters themselves; otherwise `decoder_weight`, which starts as a copy of them
+
+    weight: (out_height, out_width, out_maps, in_maps, kernel height, kernel width), so that `weight[row, column]` is
+    the weight of the Conv2d that applies there. bias: (out_height, out_width, out_maps).
+
+    Filters start with a uniformly random direction and L2 norm 1. The forward pass takes the memory of its output
+    and of one unfolded input, which backward reuses.
+    """
+
+    weight: nn.Parameter
+    decoder_weight: nn.Parameter | None
+
+    def __init__(
+        self,
+        in_maps: int,
+        out_maps: int,
+        kernel: Size,
+        stride: Size,
+        in_size: Size,
+        bias: bool = False,
+        *,
+        padding: Size = 0,
+        tied: bool = True,
+        device: Any = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__()
+        self.in_maps = count("LocalFilter2d", "in_maps", in_maps)
+        self.out_maps = count("LocalFilter2d", "out_maps", out_maps)
+        self.kernel = pair("LocalFilter2d", "kernel", kernel)
+        self.stride = pair("LocalFilter2d", "stride", stride)
+        self.padding = pair("LocalFilter2d", "padding", padding, least=0)
+        self.in_size = pair("LocalFilter2d", "in_size", in_size)
+        padded = self._padded_size()
+        if padded[0] < self.kernel[0] or padded[1] < self.kernel[1]:
+            raise ArgumentError(
+                f"LocalFilter2d: a kernel of {self.kernel} does not fit into an image of {self.in_size} with padding "
+                f"{self.padding}. Use a smaller kernel."
+            )
+        self.out_size = self._tiling(padded).positions
+        filters = (*self.out_size, self.out_maps, self.in_maps, *self.kernel)
+        self.weight = nn.Parameter(torch.empty(filters, device=device, dtype=dtype))
+        self.decoder_weight = None if tied else nn.Parameter(torch.empty(filters, device=device, dtype=dtype))
+        self.bias = nn.Parameter(torch.zeros(filters[:3], device=device, dtype=dtype)) if bias else None
+        self.reset_parameters()
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(batch, out_maps, out_height, out_width) from x: (batch, in_maps, *in_size)."""
+        self._check(x, "forward", (self.in_maps, *self.in_size))
+        (top, left) = self.padding
+        return self.local(F.pad(x, (left, left, top, top)) if top or left else x)
+
+    def transpose(self, y: Tensor) -> Tensor:
+        """The decoder's image: every output unit puts its filter, times its value, where it took its input from.
+
+        y: (batch, out_maps, *out_size). Gives (batch, in_maps, *in_size). With `tied`, the exact transpose of
+        `forward` without bias.
+        """
+        self._check(y, "transpose", (self.out_maps, *self.out_size))
+        (top, left), (height, width) = self.padding, self.in_size
+        return self.local_transpose(y, self._padded_size())[:, :, top : top + height, left : left + width]
+
+    def local(self, x: Tensor) -> Tensor:
+        """The outputs of the filters that this layer holds, from images that contain their padding or halo."""
+        image = x.permute(2, 3, 1, 0)
+        fields = gather(image, self._tiling((x.shape[2], x.shape[3])))
+        filters = _matrices(self.weight)
+        if self.bias is None:
+            y = torch.bmm(filters, fields)
+        else:
+            y = torch.baddbmm(self.bias.flatten(0, 1).unsqueeze(2), filters, fields)
+        return y.view(*self.weight.shape[:3], x.shape[0]).permute(3, 2, 0, 1).contiguous()
+
+    def local_transpose(self, y: Tensor, size: tuple[int, int]) -> Tensor:
+        """The transpose of `local` for images of `size`, which contains padding and halo."""
+        weight = self.weight if self.decoder_weight is None else self.decoder_weight
+        values = y.permute(2, 3, 1, 0).flatten(0, 1)
+        fields = torch.bmm(_matrices(weight).transpose(1, 2), values)
+        return scatter(fields, self._tiling(size)).permute(3, 2, 0, 1)
+
+    @torch.no_grad()
+    def unit_norm_(self) -> LocalFilter2d:
+        """Divide every filter, the decoder's too, by its L2 norm; a filter of zeros stays as it is."""
+        for weight in (self.weight, self.decoder_weight):
+            if weight is not None:
+                unit_norm_(weight)
+        return self
+
+    @torch.no_grad()
+    def reset_parameters(self) -> None:
+        """Random filters of norm 1; the decoder a copy of them; bias 0."""
+        self.weight.uniform_(-0.1, 0.1)
+        unit_norm_(self.weight)
+        if self.decoder_weight is not None:
+            self.decoder_weight.copy_(self.weight)
+        if self.bias is not None:
+            self.bias.zero_()
+
+    def _padded_size(self) -> tuple[int, int]:
+        return self.in_size[0] + 2 * self.padding[0], self.in_size[1] + 2 * self.padding[1]
+
+    def _tiling(self, size: tuple[int, int]) -> Tiling:
+        return Tiling(size, self.kernel, self.stride)
+
+    def _check(self, x: Tensor, operation: str, expected: tuple[int, int, int]) -> None:
+        if x.dim() != 4 or tuple(x.shape[1:]) != expected:
+            shape = ", ".join(map(str, expected))
+            raise ArgumentError(
+                f"LocalFilter2d.{operation}: expected (batch, {shape}), got {tuple(x.shape)}. Its filters belong to "
+                f"positions: for images of another size it needs another in_size (now {self.in_size})."
+            )
+
+    def extra_repr(self) -> str:
+        text = f"{self.in_maps}, {self.out_maps}, kernel={self.kernel}, stride={self.stride}, in_size={self.in_size}"
+        text += f", bias={self.bias is not None}"
+        if self.padding != (0, 0):
+            text += f", padding={self.padding}"
+        return text if self.decoder_weight is None else text + ", tied=False"
+
+
+@torch.no_grad()
+def unit_norm_(weight: Tensor) -> Tensor:
+    """Divide every filter of a LocalFilter2d's `weight` by its L2 norm, in place; a filter of zeros stays as it is."""
+    norm = weight.flatten(3).norm(dim=3)
+    return weight.div_(norm.masked_fill_(norm == 0, 1)[..., None, None, None])
+
+
+def _matrices(weight: Tensor) -> Tensor:
+    """One matrix per position: (positions, out_maps, weights of a filter). A view."""
+    return weight.flatten(3).flatten(0, 1)
