@@ -1,0 +1,185 @@
+"""The same graph twice: as a chain over ranks, and as plain modules in one process, which says what is right."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from torchmn.graph import MultiNodeChainList
+
+WIDTH = 3
+
+
+class Pair(NamedTuple):
+    left: Tensor
+    right: Tensor
+
+
+SHAPES = {
+    "tensor": lambda h: h,
+    "tuple": lambda h: (h, h.cos()),
+    "list": lambda h: [h.sin(), (h * h,)],
+    "dict": lambda h: {"a": h, 2: [h.cos(), {"c": h.tanh()}]},
+    "namedtuple": lambda h: (Pair(h, h.exp()),),
+    "with what has no gradient": lambda h: {"x": h, "positive": h > 0, "count": (h > 0).long(), "none": None, "n": 3},
+    "with a detached one": lambda h: (h.detach(), h),
+}
+
+
+class Spec(NamedTuple):
+    """A component: where it lies, its ends, the shape of its result, and the arguments that it ignores."""
+
+    rank: int
+    rank_in: Any = None
+    rank_out: Any = None
+    shape: str = "tensor"
+    ignores: tuple[int, ...] = ()
+
+
+class Node(nn.Module):
+    """tanh(W * (sum of all floats in the arguments, each weighed by its place) + b), in the shape of its spec."""
+
+    def __init__(self, spec: Spec, seed: int):
+        super().__init__()
+        self.spec = spec
+        generator = torch.Generator().manual_seed(seed)
+        self.weight = nn.Parameter(torch.randn(WIDTH, WIDTH, generator=generator, dtype=torch.float64))
+        self.bias = nn.Parameter(torch.randn(WIDTH, generator=generator, dtype=torch.float64))
+
+    def forward(self, *arguments: Any) -> Any:
+        total = torch.zeros(WIDTH, dtype=torch.float64)
+        for n, argument in enumerate(arguments):
+            if n not in self.spec.ignores:
+                for place, x in enumerate(floats(argument)):
+                    total = total + (n + 1) * (0.5 + place) * x
+        return SHAPES[self.spec.shape](torch.tanh(total @ self.weight + self.bias))
+
+
+def floats(value: Any) -> list[Tensor]:
+    """The floating-point tensors in any nesting of tuples, lists and dicts."""
+    if isinstance(value, Tensor):
+        return [value] if value.is_floating_point() else []
+    items = value.values() if isinstance(value, dict) else value if isinstance(value, tuple | list) else ()
+    return [x for item in items for x in floats(item)]
+
+
+def ends(ranks: int | Sequence[int] | None) -> list[int]:
+    return [] if ranks is None else [ranks] if isinstance(ranks, int) else list(ranks)
+
+
+def sources_of(specs: Sequence[Spec]) -> list[list[int]]:
+    """Of which component each argument of each component is the result, by first-in first-out between two ranks."""
+    writers = defaultdict(list)
+    for n, spec in enumerate(specs):
+        for rank in ends(spec.rank_out):
+            writers[spec.rank, rank].append(n)
+    read = defaultdict(int)
+    sources = []
+    for spec in specs:
+        mine = []
+        for rank in ends(spec.rank_in):
+            mine.append(writers[rank, spec.rank][read[rank, spec.rank]])
+            read[rank, spec.rank] += 1
+        sources.append(mine)
+    return sources
+
+
+def run_in_one_process(specs: Sequence[Spec], nodes: Sequence[nn.Module], inputs: dict[int, tuple]) -> dict:
+    """The outputs of each rank; whoever has its arguments runs."""
+    sources = sources_of(specs)
+    results: dict[int, Any] = {}
+    while len(results) < len(specs):
+        before = len(results)
+        for n, spec in enumerate(specs):
+            if n not in results and all(source in results for source in sources[n]):
+                values = inputs[spec.rank] if spec.rank_in is None else [results[source] for source in sources[n]]
+                results[n] = nodes[n](*values)
+        assert len(results) > before, "this graph can not run"
+    outputs = defaultdict(list)
+    for n, spec in enumerate(specs):
+        if spec.rank_out is None:
+            outputs[spec.rank].append(results[n])
+    return outputs
+
+
+def loss_of(outputs: Any) -> Tensor:
+    """A mean over the batch, as a user's loss would be."""
+    return sum(((n + 1.0) * x.square().mean() for n, x in enumerate(floats(outputs))), torch.zeros(())).double()
+
+
+def draw_inputs(specs: Sequence[Spec], seed: int, rows: int, arguments: int) -> dict[int, tuple]:
+    generator = torch.Generator().manual_seed(seed)
+    ranks = sorted({spec.rank for spec in specs if spec.rank_in is None})
+    return {
+        rank: tuple(
+            torch.randn(rows, WIDTH, generator=generator, dtype=torch.float64).requires_grad_()
+            for _ in range(arguments)
+        )
+        for rank in ranks
+    }
+
+
+def assert_equal_to_one_process(
+    comm: Any,
+    specs: Sequence[Spec],
+    *,
+    iterations: int = 3,
+    microbatches: int = 1,
+    rows: int = 4,
+    arguments: int = 1,
+    ignore_outputs: int = 0,
+) -> None:
+    """Trains the chain and its replica side by side: outputs, losses and all gradients must agree in every step.
+
+    `ignore_outputs`: so many of a rank's outputs, if it has more, take no part in the loss.
+    """
+    chain = MultiNodeChainList(comm, microbatches=microbatches)
+    mine, replica = [], [Node(spec, seed) for seed, spec in enumerate(specs)]
+    for seed, spec in enumerate(specs):
+        if spec.rank == comm.rank:
+            mine.append((seed, Node(spec, seed)))
+            chain.add_link(mine[-1][1], spec.rank_in, spec.rank_out)
+    optimizers = [
+        torch.optim.SGD(list(module.parameters()) or [torch.zeros(())], lr=0.1)
+        for module in (chain, nn.ModuleList(replica))
+    ]
+    for iteration in range(iterations):
+        for optimizer in optimizers:
+            optimizer.zero_grad()
+        here = draw_inputs(specs, iteration, rows, arguments)
+        there = draw_inputs(specs, iteration, rows, arguments)
+
+        outputs = run_in_one_process(specs, replica, there)
+        used = {rank: values[min(ignore_outputs, len(values) - 1) :] for rank, values in outputs.items()}
+        sum(map(loss_of, used.values()), torch.zeros(())).backward()
+
+        result = chain(*here.get(comm.rank, ()))
+        if comm.rank in outputs:
+            expected = outputs[comm.rank]
+            torch.testing.assert_close(result, expected[0] if len(expected) == 1 else tuple(expected))
+            result = list(result)[min(ignore_outputs, len(expected) - 1) :] if len(expected) > 1 else result
+            loss_of([result]).backward()
+        else:
+            assert result.shape == () and result.is_floating_point() and result == 0
+            result.backward()
+
+        for x, y in zip(here.get(comm.rank, ()), there.get(comm.rank, ()), strict=True):
+            assert_same_gradient(x, y, f"iteration {iteration}: input of rank {comm.rank}")
+        for seed, node in mine:
+            for name, parameter in node.named_parameters():
+                known = dict(replica[seed].named_parameters())[name]
+                assert_same_gradient(parameter, known, f"iteration {iteration}: {name} of component {seed}")
+        for optimizer in optimizers:
+            optimizer.step()
+
+
+def assert_same_gradient(x: Tensor, y: Tensor, what: str) -> None:
+    """A gradient that is None here may be zeros there: a rank does not know that nobody used what it sent."""
+    zeros = torch.zeros_like(x)
+    got, expected = (zeros if t.grad is None else t.grad for t in (x, y))
+    if not torch.allclose(got, expected, rtol=1e-10, atol=1e-12):  # quicker; the other one finds the words
+        torch.testing.assert_close(got, expected, rtol=1e-10, atol=1e-12, msg=lambda text: f"{what}: {text}")

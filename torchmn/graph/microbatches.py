@@ -1,0 +1,76 @@
+"""A batch cut into micro-batches, and results put together again."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.modules.instancenorm import _InstanceNorm
+
+from torchmn.errors import GraphError
+from torchmn.graph.payload import flatten, restore
+
+
+def cut(inputs: tuple[Any, ...], pieces: int) -> list[tuple[tuple[Any, ...], int | None]]:
+    """`pieces` micro-batches of `inputs`, each with its number of rows (None if no tensor tells).
+
+    Every tensor is cut along its first dim, into sizes that differ by one at most; tensors without dims, and what is
+    no tensor, go to every micro-batch.
+    """
+    if pieces == 1:
+        return [(inputs, None)]
+    tensors, structure = flatten(inputs, "the arguments of the model")
+    batches = sorted({x.shape[0] for x in tensors if x.dim()})
+    if len(batches) > 1:
+        raise GraphError(
+            f"microbatches={pieces}: expected tensors with one number of rows (the first dim is the batch), got "
+            f"{', '.join(str(tuple(x.shape)) for x in tensors)}: pass the same number of rows in all of them"
+        )
+    parts = [x.tensor_split(pieces) if x.dim() else (x,) * pieces for x in tensors]
+    rows = [None] * pieces if not batches else [len(part) for part in torch.empty(batches[0], 0).tensor_split(pieces)]
+    return [(restore(structure, iter([part[n] for part in parts])), rows[n]) for n in range(pieces)]
+
+
+def put_together(results: Sequence[tuple[Any, int | None]], component: str) -> Any:
+    """The result of the whole batch, given those of its micro-batches and their rows: joined along the first dim."""
+    if len(results) == 1:
+        return results[0][0]
+    taken_apart = [flatten(result, f"the output of {component}") for result, _ in results]
+    structures = {repr(structure) for _, structure in taken_apart}
+    if len(structures) > 1:
+        raise GraphError(
+            f"{component}: expected outputs of one structure from all micro-batches, got {' and '.join(structures)}"
+        )
+    for (tensors, _), (_, expected) in zip(taken_apart, results, strict=True):
+        for x in tensors:
+            if x.dim() == 0 or (expected is not None and x.shape[0] != expected):
+                raise GraphError(_not_a_batch(x, expected, component))
+    columns = zip(*(tensors for tensors, _ in taken_apart), strict=True)
+    return restore(taken_apart[0][1], iter([torch.cat(column) for column in columns]))
+
+
+def _not_a_batch(x: Tensor, expected: int | None, component: str) -> str:
+    rows = "the rows of its micro-batch" if expected is None else f"the {expected} rows of its micro-batch"
+    return (
+        f"{component}: expected {rows} in the first dim of every output, so that micro-batches can be joined, got an "
+        f"output of shape {tuple(x.shape)}: compute what is one number for the whole batch (a mean loss) outside the "
+        "chain, put the batch first, or use microbatches=1"
+    )
+
+
+def batch_dependent(module: nn.Module) -> list[str]:
+    """The layers in `module` whose results, or running statistics, on micro-batches are not those of the batch."""
+    return [
+        f"{name or 'the module itself'} ({type(layer).__name__})"
+        for name, layer in module.named_modules()
+        if _depends_on_batch(layer)
+    ]
+
+
+def _depends_on_batch(layer: nn.Module) -> bool:
+    if isinstance(layer, _InstanceNorm):
+        return layer.training and layer.track_running_stats
+    return isinstance(layer, _BatchNorm) and (layer.training or layer.running_mean is None)

@@ -1,0 +1,95 @@
+"""The graph of a chain as a picture: one lane per rank, and time from left to right."""
+
+from __future__ import annotations
+
+from os import PathLike
+from typing import Any
+
+from torchmn.errors import TorchMNError
+from torchmn.graph.chain_list import MultiNodeChainList
+from torchmn.graph.description import Component, Graph
+from torchmn.graph.schedule import rounds
+
+_BOX_WIDTH, _BOX_HEIGHT = 0.72, 0.42
+
+
+def draw(chain: MultiNodeChainList, path: str | PathLike[str]) -> None:
+    """Write a picture of the graph of `chain` to `path` (.png, .svg, .pdf); every rank calls it, rank 0 writes."""
+    graph = chain.gather_graph()
+    problem = None
+    if chain.comm is not None and chain.comm.rank == 0:
+        try:
+            draw_graph(graph, path)
+        except Exception as error:  # a folder that is not there, no matplotlib: the other ranks must hear of it
+            problem = f"{type(error).__name__}: {error}"
+    problem = chain.comm.bcast_obj(problem) if chain.comm is not None else problem
+    if problem:
+        raise TorchMNError(f"draw: rank 0 could not write {path}: {problem}")
+
+
+def draw_graph(graph: Graph, path: str | PathLike[str]) -> None:
+    """Write a picture of `graph` to `path`."""
+    try:
+        from matplotlib.figure import Figure
+    except ImportError:
+        raise TorchMNError("drawing needs matplotlib: pip install matplotlib") from None
+
+    columns = columns_of(graph)
+    width = 1 + max(columns.values(), default=0)
+    figure = Figure(figsize=(2.2 * width + 2.0, 1.3 * graph.size + 0.8), layout="constrained")
+    axes = figure.add_subplot()
+    for rank in range(graph.size):
+        axes.axhspan(rank - 0.48, rank + 0.48, color="#f2f4f7" if rank % 2 else "#e6ebf2", zorder=0)
+    at = {component: (columns[component], component.rank) for component in graph.components}
+    for edge in graph.edges:
+        _arrow(axes, at[edge.source], at[edge.target], "#9a5b13" if edge.crosses_ranks else "#667085")
+    for component, (x, y) in at.items():
+        _box(axes, component, x, y)
+    axes.set_xlim(-1.1, width + 0.1)
+    axes.set_ylim(graph.size - 0.5, -0.5)
+    axes.set_yticks(range(graph.size), [f"rank {rank}" for rank in range(graph.size)])
+    axes.set_xticks([])
+    axes.spines[:].set_visible(False)
+    axes.tick_params(length=0)
+    if graph.problems:
+        axes.set_title("can not run: " + "\n".join(graph.problems), color="#b42318", fontsize=8, wrap=True)
+    figure.savefig(path)
+
+
+def columns_of(graph: Graph) -> dict[Component, int]:
+    """A column for each component: right of all that it waits for, and one component in each place of a lane."""
+    at = {(component.rank, component.place): component for component in graph.components}
+    columns = {at[task.rank, task.place]: n for n, tasks in enumerate(rounds(graph, 1)) for task in tasks}
+    for component in graph.components:  # those of a cycle never run; they stand at the end of their lane
+        if component not in columns:
+            mine = [column for other, column in columns.items() if other.rank == component.rank]
+            columns[component] = 1 + max(mine, default=-1)
+    return columns
+
+
+def _box(axes: Any, component: Component, x: float, y: float) -> None:
+    from matplotlib.patches import FancyBboxPatch
+
+    left, top = x - _BOX_WIDTH / 2, y - _BOX_HEIGHT / 2
+    shape = "round,pad=0,rounding_size=0.06"
+    box = FancyBboxPatch((left, top), _BOX_WIDTH, _BOX_HEIGHT, shape, facecolor="white", edgecolor="#344054", zorder=3)
+    axes.add_patch(box)
+    axes.text(x, y, f"{component.place} {component.name}", ha="center", va="center", fontsize=8, zorder=4)
+    if component.rank_in is None:
+        axes.annotate("input", (left, y), (left - 0.28, y), ha="right", va="center", fontsize=7, arrowprops=_ARROW)
+    if component.rank_out is None:
+        right = x + _BOX_WIDTH / 2
+        axes.annotate("output", (right + 0.22, y), ha="left", va="center", fontsize=7)
+        axes.annotate("", (right + 0.22, y), (right, y), arrowprops=_ARROW)
+
+
+_ARROW = {"arrowstyle": "-|>", "color": "#667085", "linewidth": 1.0}
+
+
+def _arrow(axes: Any, source: tuple[float, float], target: tuple[float, float], color: str) -> None:
+    start = source[0] + _BOX_WIDTH / 2, source[1]
+    end = target[0] - _BOX_WIDTH / 2, target[1]
+    # An edge that jumps over boxes of its own lane goes round them.
+    bend = 0.35 if source[1] == target[1] and target[0] - source[0] > 1 else 0.0
+    shape = {**_ARROW, "color": color, "connectionstyle": f"arc3,rad={bend}"}
+    axes.annotate("", end, start, arrowprops=shape, zorder=2)

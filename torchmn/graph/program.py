@@ -1,0 +1,91 @@
+"""A chain's graph that all ranks agreed on, ready to run on this rank."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+from weakref import WeakKeyDictionary
+
+from torch import Tensor
+
+from torchmn.communicators.base import Communicator
+from torchmn.errors import GraphError
+from torchmn.graph.channel import Channel
+from torchmn.graph.description import Component, Edge, Graph, connect
+from torchmn.graph.microbatches import cut, put_together
+from torchmn.graph.schedule import schedule
+
+# How many of a communicator's tags the graphs on it have taken, from the highest downwards, where no user looks.
+_taken_tags: WeakKeyDictionary[Communicator, int] = WeakKeyDictionary()
+
+
+def gather_graph(components: Sequence[Component], comm: Communicator) -> Graph:
+    """The graph of all ranks' `components`; every rank must call it. What is wrong with it is in its `problems`."""
+    # Its place in the communicator decides: an unpickled chain may be on another rank than the one that built it.
+    everyone = comm.allgather_obj([replace(component, rank=comm.rank) for component in components])
+    return connect([component for mine in everyone for component in mine], comm.size)
+
+
+class Program:
+    """What this rank does in a forward pass: its tasks in order, and its ends of the edges."""
+
+    def __init__(self, graph: Graph, comm: Communicator, microbatches: int, taken_tags: int):
+        self.graph = graph
+        self.microbatches = microbatches
+        self.components = graph.of_rank(comm.rank)
+        self.takes_inputs = any(component.rank_in is None for component in self.components)
+        self._tasks = schedule(graph, microbatches)[comm.rank]
+        self._channels = {
+            edge: Channel(edge, comm, comm.tag_limit - 1 - taken_tags - edge.number)
+            for edge in graph.edges
+            if edge.crosses_ranks and comm.rank in (edge.source.rank, edge.target.rank)
+        }
+
+    @staticmethod
+    def agree(components: Sequence[Component], comm: Communicator, microbatches: int) -> Program:
+        """The program of all ranks' components; GraphError on every rank if they can not run. Every rank calls it."""
+        told = comm.allgather_obj((microbatches, _taken_tags.get(comm, 0)))
+        graph = gather_graph(components, comm)
+        problems = list(graph.problems)
+        if len({m for m, _ in told}) > 1:
+            each = ", ".join(f"{m} on rank {rank}" for rank, (m, _) in enumerate(told))
+            problems.append(f"expected the same number of micro-batches on every rank, got {each}")
+        if problems:
+            lines = "".join(f"\n  - {problem}" for problem in problems)
+            raise GraphError(
+                f"rank {comm.rank} of {comm.size}: the graph of this MultiNodeChainList can not run:{lines}"
+            )
+        taken = max(number for _, number in told)
+        _taken_tags[comm] = taken + len(graph.edges)
+        return Program(graph, comm, microbatches, taken)
+
+    def run(self, modules: Sequence[Callable[..., Any]], inputs: tuple[Any, ...]) -> tuple[list[Any], Tensor | None]:
+        """This rank's outputs in the order of its components, and the delegate of everything it sent and received."""
+        batches = cut(inputs, self.microbatches) if self.takes_inputs else []
+        kept: dict[tuple[Edge, int], tuple[Any, int | None]] = {}
+        outputs: dict[Component, list[tuple[Any, int | None]]] = {c: [] for c in self.components if c.rank_out is None}
+        delegate = None
+        for microbatch, place, _ in self._tasks:
+            component = self.components[place]
+            if component.rank_in is None:
+                arguments, rows = batches[microbatch]
+            else:
+                arguments, rows = [], None
+                for edge in self.graph.incoming[component]:
+                    if edge.crosses_ranks:
+                        argument, its_rows, delegate = self._channels[edge].receive(delegate)
+                    else:
+                        argument, its_rows = kept.pop((edge, microbatch))
+                    arguments.append(argument)
+                    rows = its_rows if rows is None else rows
+            result = modules[place](*arguments)
+            if component.rank_out is None:
+                outputs[component].append((result, rows))
+            for edge in self.graph.outgoing[component]:
+                if edge.crosses_ranks:
+                    delegate = self._channels[edge].send(result, rows, delegate)
+                else:
+                    kept[edge, microbatch] = result, rows
+        whole = [put_together(results, str(component)) for component, results in outputs.items()]
+        return whole, delegate

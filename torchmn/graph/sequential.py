@@ -1,0 +1,152 @@
+"""Cutting an nn.Sequential into stages for the ranks, so that the slowest is as quick as can be."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Sequence
+from copy import deepcopy
+from statistics import median
+from time import perf_counter
+from typing import Any
+
+import torch
+from torch import nn
+
+from torchmn.communicators.base import Communicator
+from torchmn.communicators.checks import describe
+from torchmn.communicators.watchdog import Wait
+from torchmn.errors import GraphError, nearest
+from torchmn.graph.payload import flatten, restore
+
+_REPEATS = 3
+_OPERATION = "MultiNodeChainList.from_sequential"
+
+
+def stage_of_rank(
+    model: nn.Sequential, comm: Communicator, balance: str | Sequence[int], sample: Any
+) -> tuple[nn.Sequential | None, int | None, int | None]:
+    """This rank's layers (None if it has none), the rank before and the rank after; None at either end."""
+    counts = layers_per_rank(model, comm, balance, sample)
+    owners = [rank for rank, count in enumerate(counts) if count]
+    stages = []
+    for rank in range(comm.size):
+        first = sum(counts[:rank])
+        stages.append(nn.Sequential(OrderedDict(list(model.named_children())[first : first + counts[rank]])))
+    _refuse_shared_parameters(stages, comm)
+    if not counts[comm.rank]:
+        return None, None, None
+    place = owners.index(comm.rank)
+    before = owners[place - 1] if place else None
+    after = owners[place + 1] if place + 1 < len(owners) else None
+    return stages[comm.rank], before, after
+
+
+def layers_per_rank(
+    model: nn.Sequential, comm: Communicator, balance: str | Sequence[int], sample: Any
+) -> tuple[int, ...]:
+    """How many layers each rank gets; a wrong argument on one rank is an error on every rank."""
+    problem = _problem(model, comm, balance, sample)
+    layers = () if problem else tuple(type(layer).__name__ for layer in model)
+    said = balance if isinstance(balance, str) else "a list"
+    with Wait(comm, _OPERATION):
+        comm._meet(_OPERATION, problem, ("layers", "balance"), (layers, said))
+    if not isinstance(balance, str):
+        counts = comm.bcast_obj(tuple(balance))
+    else:
+        costs = None
+        if comm.rank == 0:
+            costs = seconds(model, sample) if balance == "time" else parameters(model)
+        counts = balanced(comm.bcast_obj(costs), comm.size)
+    return counts
+
+
+def _problem(model: Any, comm: Communicator, balance: Any, sample: Any) -> str | None:
+    if not isinstance(model, nn.Sequential):
+        return f"expected an nn.Sequential, got {describe(model)}"
+    if isinstance(balance, str):
+        if balance not in ("parameters", "time"):
+            return f"expected balance to be 'parameters', 'time' or a list, got {balance!r}. " + nearest(
+                balance, ("parameters", "time")
+            )
+        if balance == "time" and comm.rank == 0 and sample is None:
+            return "balance='time' measures the layers on a small batch: pass it as sample="
+        if len(model) < comm.size:
+            return (
+                f"expected at least as many layers as ranks ({comm.size}), got {len(model)}: use fewer ranks, or "
+                "a list such as balance=[1, 1, 0] that leaves ranks out"
+            )
+        return None
+    counts = list(balance) if isinstance(balance, Sequence) else None
+    if counts is None or any(isinstance(n, bool) or not isinstance(n, int) or n < 0 for n in counts):
+        return f"expected balance to be 'parameters', 'time' or a list of ints >= 0, got {describe(balance)}"
+    if len(counts) != comm.size or sum(counts) != len(model) or not counts:
+        return f"expected {comm.size} numbers that add up to {len(model)} layers in balance, got {counts}"
+    return None
+
+
+def _refuse_shared_parameters(stages: Sequence[nn.Module], comm: Communicator) -> None:
+    homes: dict[int, tuple[int, str]] = {}
+    for rank, stage in enumerate(stages):
+        for name, parameter in stage.named_parameters():
+            other, first_name = homes.setdefault(id(parameter), (rank, name))
+            if other != rank:
+                raise GraphError(
+                    f"rank {comm.rank} of {comm.size}: {_OPERATION}: {first_name!r} on rank {other} and {name!r} on "
+                    f"rank {rank} are one parameter, which can not lie on two ranks: cut elsewhere (balance=[...])"
+                )
+
+
+def parameters(model: nn.Sequential) -> list[float]:
+    """The number of parameters of each layer."""
+    return [float(sum(parameter.numel() for parameter in layer.parameters())) for layer in model]
+
+
+def seconds(model: nn.Sequential, sample: Any) -> list[float]:
+    """How long forward and backward of each layer take on `sample`. The model is left as it was."""
+    costs = []
+    with torch.random.fork_rng():
+        for layer in model:
+            layer = deepcopy(layer)  # running statistics and gradients of the real one stay untouched
+            times = []
+            for _ in range(_REPEATS + 1):
+                layer.zero_grad()
+                start = perf_counter()
+                with torch.enable_grad():
+                    result = layer(sample)
+                    roots = [x for x in flatten(result, keep_objects=True)[0] if x.requires_grad]
+                    if roots:
+                        torch.autograd.backward(roots, [torch.ones_like(x) for x in roots])
+                times.append(perf_counter() - start)
+            costs.append(median(times[1:]))  # the first one warms up
+            sample = _as_received(result)
+    return costs
+
+
+def _as_received(result: Any) -> Any:
+    """`result` as the next layer would have it: apart from the graph behind it, but asking for its gradient."""
+    tensors, structure = flatten(result, keep_objects=True)
+    fresh = [x.detach().requires_grad_(x.requires_grad) for x in tensors]
+    return restore(structure, iter(fresh))
+
+
+def balanced(costs: Sequence[float], parts: int) -> tuple[int, ...]:
+    """Sizes of `parts` stretches of `costs`, none empty, whose largest sum is as small as can be."""
+    sums = [0.0]
+    for cost in costs:
+        sums.append(sums[-1] + cost)
+    # best[n]: the smallest possible largest sum of the first n layers in the stretches so far, and their sizes.
+    best: list[tuple[float, tuple[int, ...]] | None] = [(0.0, ()), *[None] * len(costs)]
+    for _ in range(parts):
+        following: list[tuple[float, tuple[int, ...]] | None] = [None] * len(best)
+        for start, so_far in enumerate(best):
+            if so_far is None:
+                continue
+            for end in range(start + 1, len(best)):
+                candidate = max(so_far[0], sums[end] - sums[start]), (*so_far[1], end - start)
+                known = following[end]
+                if known is None or candidate < known:
+                    following[end] = candidate
+        best = following
+    answer = best[-1]
+    assert answer is not None
+    return answer[1]
