@@ -205,7 +205,7 @@ def test_a_part_of_another_shape_is_refused(comm):
     with pytest.raises(ArgumentError, match=r"rank \d of 2: halo_exchange: .*last dims are \(4,\), got shape \(3, 5\)"):
         halo_exchange(torch.zeros(3, 5), plan, comm)
     other = HaloPlan(plan.dims, (1 - comm.rank,))
-    with pytest.raises(ArgumentError, match="expected the plan of rank . of 2, got that of rank . of 2"):
+    with pytest.raises(ArgumentError, match=r"expected the plan of rank . of 2, got that of rank . of 2"):
         halo_exchange(torch.zeros(4), other, comm)
 
 
@@ -217,7 +217,7 @@ def test_ranks_in_different_exchanges_get_an_error_and_not_each_other_s_numbers(
     plan = plan_here((DimPlan(8, all_owned(8, 2), needed),), comm)
     x = torch.zeros(3, 4, dtype=torch.int32 if odd and difference == "dtype" else torch.float32)
     x.requires_grad_(odd and difference == "gradient")
-    with pytest.raises(MismatchError, match="is in another exchange: expected halo_exchange .*, got halo_exchange"):
+    with pytest.raises(MismatchError, match=r"is in another exchange: expected halo_exchange .*, got halo_exchange"):
         halo_exchange(x, plan, comm)
 
 

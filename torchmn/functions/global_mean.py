@@ -1,0 +1,60 @@
+"""global_mean: the mean over values that lie on many ranks, as one loss that counts once."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from torchmn.communicators import checks
+from torchmn.communicators.base import Communicator
+from torchmn.communicators.process_grid import ProcessGrid
+from torchmn.communicators.watchdog import Wait
+from torchmn.errors import ArgumentError
+
+
+def global_mean(values: Tensor, grid: ProcessGrid | Communicator) -> Tensor:
+    """The mean over the elements of all ranks' `values`, the same 0-d tensor on every rank.
+
+    values: any shape, another one on each rank too, such as the loss of each pixel of this rank's tile. Every element
+    counts alike; a rank without any takes part.
+
+    Differentiable: every rank calls backward on the result, and it counts once, as the serial loss: the gradient of
+    each element is that of the mean over the number of elements of all ranks.
+    """
+    if not isinstance(grid, ProcessGrid | Communicator):
+        raise ArgumentError(f"global_mean: expected a ProcessGrid or a communicator, got {checks.describe(grid)}")
+    return _GlobalMean.apply(values, grid.comm if isinstance(grid, ProcessGrid) else grid)  # type: ignore[no-any-return]
+
+
+class _GlobalMean(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, values: Tensor, comm: Communicator) -> Tensor:
+        problem = checks.tensor_problem(values)
+        if problem is None and not values.is_floating_point():
+            problem = f"expected floating-point values, got {values.dtype}"
+        with Wait(comm, "global_mean"):
+            comm._meet("global_mean", problem, ("dtype",), problem or (values.dtype,))
+            # In double precision: then the order in which ranks add up does not show.
+            total = values.sum(dtype=torch.float64)
+            total, count = comm._reduce(torch.stack([total, total.new_tensor(values.numel())]), "sum", True)
+        ctx.comm, ctx.shape, ctx.count = comm, values.shape, float(count)
+        return (total / count).to(values.dtype)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Any:
+        return _Shares.apply(grads[0], ctx.comm, ctx.shape, ctx.count), None
+
+
+class _Shares(torch.autograd.Function):
+    """Each element's share of the mean's gradient. Its own backward sums over ranks again, for second derivatives."""
+
+    @staticmethod
+    def forward(ctx: Any, g: Tensor, comm: Communicator, shape: torch.Size, count: float) -> Tensor:
+        ctx.comm = comm
+        return (g / count).expand(shape)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Any:
+        return _GlobalMean.apply(grads[0], ctx.comm), None, None, None
