@@ -22,6 +22,14 @@ class PeerError(TorchMNError):
     """Another rank failed, or left, while this one needed it."""
 
 
+class DelegateError(TorchMNError):
+    """A gradient came back for something that was sent, and this rank's backward never asked for it."""
+
+
+class RecomputeError(TorchMNError):
+    """A message inside a part of the model that is computed twice, but can be sent and received only once."""
+
+
 class WaitTimeout(TorchMNError):
     """A wait that lasted longer than the communicator's timeout (raised where ranks are threads)."""
 
@@ -40,6 +48,10 @@ class HaloError(TorchMNError, ValueError):
 
 class GraphError(TorchMNError):
     """A graph over ranks that can not run, or a value that can not travel on its edges."""
+
+
+class ParallelizeError(TorchMNError):
+    """A model, or a function in it, that can not be computed in parts with the numbers of one rank."""
 
 
 def nearest(name: object, names: Iterable[str]) -> str:
