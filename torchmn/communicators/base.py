@@ -103,6 +103,7 @@ class Communicator(ObjectOperations, Buffers):
         """Wait until everything sent has been received, then give the communicator back. Twice is fine."""
         if self._closed:
             return
+        self._edges.settle(self)
         with Wait(self, "finalize"):
             self._flush()
         self._closed = True
@@ -154,6 +155,8 @@ class Communicator(ObjectOperations, Buffers):
                 f"rank {self.rank} of {self.size}: recv from rank {source}, tag {tag}: expected tensors, got an object "
                 "that was sent with send_obj: receive it with recv_obj"
             )
+        if message.edge:  # the sender hopes for a gradient, and what this returns is detached
+            self._edges.unneeded.append((source, message.edge))
         return message.tensors[0] if message.kind == Kind.TENSOR else message.tensors
 
     def _send_message(self, message: Message, dest: int, tag: int, operation: str = "send") -> None:
@@ -168,6 +171,8 @@ class Communicator(ObjectOperations, Buffers):
         self._post(message, dest, tag)
 
     def _recv_message(self, source: int, tag: int, operation: str = "recv") -> Message:
+        if self._edges.unneeded:
+            self._edges.say_unneeded(self)
         with Wait(self, operation, source, tag):
             message = self._take(source, tag)
         if message.kind == Kind.ERROR:
@@ -345,6 +350,8 @@ class Communicator(ObjectOperations, Buffers):
         """
         if self._closed:
             self._check_open(operation)
+        if self._edges.unneeded:
+            self._edges.say_unneeded(self)
         self._collectives += 1
         if problem and (self.size == 1 or not self.settings.checks):
             raise ArgumentError(f"rank {self.rank} of {self.size}: {operation}: {problem}")

@@ -2,26 +2,41 @@
 
 A message whose sender wants a gradient is an edge, and carries its number. Backward answers it with a message of the
 same number, on a tag that no user can choose; answers are kept here until they are asked for, so that it does not
-matter in which order autograd visits the edges. Every edge is answered: with gradients, or with an empty message when
-its receiver can not reach it any more, which means zeros.
+matter in which order autograd visits the edges.
+
+Every edge is answered: with gradients, or with an empty message once its receiver can not reach it any more, which
+means zeros. So a rank can tell a `send` that backward need not visit from one that was forgotten: only for the latter
+gradients come.
 """
 
 from __future__ import annotations
 
 import threading
 from collections import deque
+from collections.abc import Collection
+from time import monotonic, sleep
 from types import CodeType, FrameType
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
+import torch
 from torch import Tensor
 
-from torchmn.communicators import watchdog
+from torchmn.communicators import watchdog, wire
 from torchmn.communicators.wire import Kind, Message
+from torchmn.errors import DelegateError
 
 if TYPE_CHECKING:
     from torchmn.communicators.base import Communicator
 
 Key = tuple[int, int]  # (peer, number)
+
+HIGHER_ORDER = 1 << 32
+"""Added to an edge's number for its gradient, which is an edge of its own if backward is differentiated, too."""
+
+# What else the number on an answer says: which line received the value, and whether the text of that line is enclosed.
+_NUMBER_BITS, _LINE_BITS = 40, 16
+_TEXT_ENCLOSED = 1 << (_NUMBER_BITS + _LINE_BITS)
+_PATIENCE = 1.0  # for the answer to a forgotten edge, at the end of backward: the other rank's may be under way
 
 
 class Place(NamedTuple):
@@ -60,56 +75,95 @@ class Edge:
             self._gone.append(self.key)
 
 
+class Answer(NamedTuple):
+    message: Message
+    line: int  # the number of the line that received the value
+
+
 class EdgeBook:
     """One rank's edges of one communicator."""
 
     def __init__(self) -> None:
         self._made: dict[int, int] = {}
-        self.sent: dict[Key, Place] = {}  # not answered yet, or the answer not taken
+        self.sent: dict[Key, Place] = {}  # whose answer was not taken yet
         self.received: dict[Key, Place] = {}  # not answered yet
         self.forgotten: deque[Key] = deque()  # sent edges that this rank's backward can not reach any more
         self.unneeded: deque[Key] = deque()  # received edges of that kind
-        self._answers: dict[Key, deque[Message]] = {}
+        self.lost: dict[int, set[int]] = {}  # forgotten edges whose answer may still come: numbers by peer
+        self._answers: dict[Key, deque[Answer]] = {}
         self._listening: set[int] = set()
         self._changed = threading.Condition()
+        self._lines: dict[tuple[int, int, int], tuple[int, CodeType]] = {}  # lines here that the peer was told of
+        self._peers_lines: dict[Key, str] = {}  # (peer, number of the line) -> text
 
     # -- forward -----------------------------------------------------------------------------------------------
 
-    def send(self, dest: int, place: Place) -> Edge:
+    def send(self, comm: Communicator, dest: int, place: Place) -> Edge:
         """A new edge to `dest`."""
         number = self._made[dest] = self._made.get(dest, 0) + 1
-        key = (dest, number)
+        return self.send_as(comm, (dest, number), place)
+
+    def send_as(self, comm: Communicator, key: Key, place: Place) -> Edge:
+        """The edge of that key, from this rank."""
+        comm._watch.pinned.add(comm)
         self.sent[key] = place
         return Edge(key, place, self.forgotten)
 
-    def receive(self, source: int, number: int, place: Place) -> Edge:
-        """The receiver's end of the edge that `source` has numbered."""
-        key = (source, number)
+    def receive(self, comm: Communicator, key: Key, place: Place) -> Edge:
+        """The receiver's end of the edge of that key."""
+        comm._watch.pinned.add(comm)
         self.received[key] = place
         return Edge(key, place, self.unneeded)
 
+    def tend(self, comm: Communicator) -> None:
+        """Say what is known to be unneeded, and raise if a gradient has come for a forgotten edge."""
+        self.say_unneeded(comm)
+        self._find_forgotten(comm)
+
+    def say_unneeded(self, comm: Communicator) -> None:
+        while self.unneeded:
+            self.answer(comm, self.unneeded.popleft(), ())
+
     # -- backward ----------------------------------------------------------------------------------------------
 
-    def answer(self, comm: Communicator, key: Key, gradients: tuple[Tensor, ...]) -> None:
-        """Send the gradients of a received edge; () says that there will be none."""
+    def answer(
+        self,
+        comm: Communicator,
+        key: Key,
+        gradients: tuple[Tensor, ...],
+        place: Place | None = None,
+        wants_gradient: tuple[bool, ...] = (),
+    ) -> None:
+        """Send the gradients of a received edge, and once the text of its line; () if there will be none."""
         self.received.pop(key, None)
         peer, number = key
-        tag = comm.tag_limit
-        if len(gradients) == 1 and comm._send_at_once(gradients[0], peer, tag, number):
+        if place is not None:
+            known = self._lines.get((peer, id(place.code), place.line))
+            if known is None:
+                known = self._lines[peer, id(place.code), place.line] = (len(self._lines) + 1, place.code)
+                gradients = (*gradients, wire.from_bytes(str(place).encode()))
+                number |= _TEXT_ENCLOSED
+            number |= known[0] % (1 << _LINE_BITS) << _NUMBER_BITS
+        if (
+            len(gradients) == 1
+            and not wants_gradient
+            and comm._send_at_once(gradients[0], peer, comm.tag_limit, number)
+        ):
             return
-        comm._send_message(Message(Kind.TUPLE, gradients, number), peer, tag)
+        wants_gradient += (False,) * (len(gradients) - len(wants_gradient))
+        comm._send_message(Message(Kind.TUPLE, gradients, number, wants_gradient), peer, comm.tag_limit)
 
-    def await_answer(self, comm: Communicator, key: Key) -> Message:
+    def await_answer(self, comm: Communicator, key: Key) -> Answer:
         """The answer to a sent edge. Whatever else comes from that rank meanwhile is kept."""
         with self._changed:
             while key not in self._answers:
                 self._listen(comm, key[0])
             answers = self._answers[key]
-            message = answers.popleft()
+            answer = answers.popleft()
             if not answers:
                 del self._answers[key]
         self.sent.pop(key, None)
-        return message
+        return answer
 
     def _listen(self, comm: Communicator, peer: int) -> None:
         """Wait, with the lock held, for one answer more. One thread listens; on GPUs backward runs in several."""
@@ -124,4 +178,79 @@ class EdgeBook:
             self._changed.acquire()
             self._listening.discard(peer)
             self._changed.notify_all()
-        self._answers.setdefault((peer, message.edge), deque()).append(message)
+        line = message.edge >> _NUMBER_BITS & (1 << _LINE_BITS) - 1
+        if message.edge & _TEXT_ENCLOSED:
+            self._peers_lines[peer, line] = wire.to_bytes(message.tensors[-1]).decode()
+            message.tensors, message.wants_gradient = message.tensors[:-1], message.wants_gradient[:-1]
+        message.edge &= (1 << _NUMBER_BITS) - 1
+        self._answers.setdefault((peer, message.edge), deque()).append(Answer(message, line))
+
+    # -- edges that backward did not visit ---------------------------------------------------------------------
+
+    def tend_after_backward(self, comm: Communicator) -> None:
+        """To be called within backward: `tend`, and at its end look for the answers to forgotten edges for a while."""
+        self.say_unneeded(comm)
+        fresh = self._note_forgotten()
+        if fresh and comm.tells_arrivals:
+            engine: Any = torch.autograd.Variable._execution_engine  # type: ignore[attr-defined]
+            engine.queue_callback(lambda: self._find_forgotten(comm, fresh))
+
+    def settle(self, comm: Communicator) -> None:
+        """At the end: answer what was not answered, and take all answers; raise if there is a gradient among them."""
+        self.answer_all(comm)
+        for key, place in list(self.sent.items()):
+            with watchdog.Wait(comm, "finalize (the gradient of a send)", key[0], place.tag, (key, place)):
+                answer = self.await_answer(comm, key)
+            self._forget(comm, key, place, answer)
+        comm._watch.pinned.discard(comm)
+
+    def answer_all(self, comm: Communicator) -> None:
+        """Say of every edge that was received and not answered that there will be no gradient."""
+        self.say_unneeded(comm)
+        for key in list(self.received):
+            self.answer(comm, key, ())
+
+    def _note_forgotten(self) -> list[Key]:
+        """The edges that were forgotten since the last call."""
+        fresh = []
+        while self.forgotten:
+            key = self.forgotten.popleft()
+            if key in self.sent:
+                self.lost.setdefault(key[0], set()).add(key[1])
+                fresh.append(key)
+        return fresh
+
+    def _find_forgotten(self, comm: Communicator, hoped_for: Collection[Key] = ()) -> None:
+        """Look at what has arrived from the receivers of forgotten edges; wait a while for some of them."""
+        self._note_forgotten()
+        deadline = monotonic() + _PATIENCE
+        while True:
+            for peer in list(self.lost):
+                with self._changed:
+                    while comm._has_arrived(peer, comm.tag_limit):
+                        self._listen(comm, peer)
+                self._take_answers_of_lost(comm, peer)
+            if not any(number in self.lost.get(peer, ()) for peer, number in hoped_for) or monotonic() > deadline:
+                return
+            sleep(1e-3)
+
+    def _take_answers_of_lost(self, comm: Communicator, peer: int) -> None:
+        for number in [number for number in self.lost[peer] if (peer, number) in self._answers]:
+            self.lost[peer].discard(number)
+            place = self.sent[peer, number]
+            self._forget(comm, (peer, number), place, self.await_answer(comm, (peer, number)))
+        if not self.lost[peer]:
+            del self.lost[peer]
+
+    def _forget(self, comm: Communicator, key: Key, place: Place, answer: Answer) -> None:
+        """Drop the empty answer to an edge that backward did not visit; a gradient means that it should have."""
+        if not answer.message.tensors:
+            return
+        received_at = self._peers_lines.get((key[0], answer.line), "an unknown line")
+        raise DelegateError(
+            f"rank {comm.rank} of {comm.size}: backward did not visit the send to rank {key[0]}, tag {place.tag}, at "
+            f"{place}, but its gradient came back from the recv at {received_at}. Gradients of this rank that depend "
+            "on it are wrong. The tensor that send returned (its delegate) must be part of this rank's backward: pass "
+            "it on as recv(..., delegate_variable=phi), join it by y = pseudo_connect(phi, y), or call "
+            "(loss + phi).backward()."
+        )

@@ -101,9 +101,13 @@ def _end_job_on_exception(watcher: Monitor) -> None:
 
 def _leave(watcher: Monitor) -> None:
     """At exit: tell the others, deliver what is still on its way, and fall silent."""
+    comms = list(watcher.watch.communicators)
+    for comm in comms:  # before this rank waits for anybody, on any communicator
+        if not comm._closed:
+            comm._edges.answer_all(comm)
     watcher.announce_departure()
     try:
-        for comm in list(watcher.watch.communicators):
+        for comm in comms:
             comm.finalize()
     except TorchMNError as error:
         # A lost message must not look like a good end, and an exit handler can not raise.

@@ -269,6 +269,9 @@ class MPICommunicator(Communicator):
         MPI.Request.Waitall(self._irecv(tensors, source, abs(number)))
         return header.message(tensors)
 
+    def _has_arrived(self, source: int, tag: int) -> bool:
+        return self._p2p.Iprobe(source, tag)
+
     def _irecv(self, tensors: Sequence[Tensor], source: int, number: int) -> list[MPI.Request]:
         tag = self.tag_limit + number
         return [self._p2p.Irecv([_memory(piece), MPI.BYTE], source, tag) for piece in self._pieces(tensors)]

@@ -102,6 +102,7 @@ class ProcessGroupCommunicator(Communicator):
     """Ranks that torchrun, or `torchmn run --transport gloo`, started."""
 
     tag_limit = 1 << 30
+    tells_arrivals = False  # gloo tells only whoever waits
 
     def __init__(
         self,
@@ -154,6 +155,9 @@ class ProcessGroupCommunicator(Communicator):
             arrived_tag, message = self._next_message(source)
             self._boxes[source, arrived_tag].append(message)
         return box.popleft()
+
+    def _has_arrived(self, source: int, tag: int) -> bool:
+        return bool(self._boxes[source, tag])
 
     def _next_message(self, source: int) -> tuple[int, Message]:
         """The next message of the stream from `source`, and its tag."""

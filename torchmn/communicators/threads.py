@@ -110,6 +110,8 @@ class _Meeting:
 class ThreadCommunicator(Communicator):
     """One rank's communicator in a world of threads."""
 
+    ranks_share_a_process = True
+
     def __init__(
         self,
         rank: int,
@@ -130,6 +132,10 @@ class ThreadCommunicator(Communicator):
 
     def _take(self, source: int, tag: int) -> Message:
         return self._get(source, tag)
+
+    def _has_arrived(self, source: int, tag: int) -> bool:
+        with self._meeting.world.changed:
+            return bool(self._meeting.mail[self.rank, source, tag])
 
     def _put(self, dest: int, tag: int, item: Any) -> None:
         with self._meeting.world.changed:
@@ -253,6 +259,7 @@ def run_threads(
         comm = ThreadCommunicator(rank, hosts, world.watches[rank], range(size), "world", settings, meeting)
         try:
             results[rank] = fn(comm)
+            _settle([each for each in world.watches[rank].communicators if not each._closed])
             world.leave(rank)
         except BaseException as error:
             errors.append((rank, error))
@@ -275,6 +282,14 @@ def run_threads(
     if world.timed_out:
         raise WaitTimeout(world.failure)
     return results
+
+
+def _settle(comms: Sequence[Communicator]) -> None:
+    """What `finalize` does for the gradients that are still owed: all ranks answer before they wait."""
+    for comm in comms:
+        comm._edges.answer_all(comm)
+    for comm in comms:
+        comm._edges.settle(comm)
 
 
 def _raise_first(errors: list[tuple[int, BaseException]], size: int) -> None:

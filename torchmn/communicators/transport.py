@@ -41,7 +41,9 @@ class Transport(ABC):
     size: int
     settings: Settings
     tag_limit = 1 << 30  # users' tags are smaller; this one is backward's
+    tells_arrivals = True  # whether `_has_arrived` sees what has come and was not taken
     reads_gpu_memory = False  # else GPU tensors are staged through the host
+    ranks_share_a_process = False  # then they share torch's random generator, too
 
     def _send_at_once(self, x: Tensor, dest: int, tag: int, edge: int = 0, wants_gradient: bool = False) -> bool:
         """Send a tensor by a shorter way than `_post`, if the transport has one and it fits; False if not."""
@@ -54,6 +56,10 @@ class Transport(ABC):
     @abstractmethod
     def _take(self, source: int, tag: int) -> Message:
         """Wait for the next message from `source` with `tag`."""
+
+    def _has_arrived(self, source: int, tag: int) -> bool:
+        """Whether `_take` would return at once; False, too, if the transport can not tell."""
+        return False
 
     @abstractmethod
     def _exchange(self, outgoing: Mapping[int, Tensor], incoming: Mapping[int, Tensor]) -> None:

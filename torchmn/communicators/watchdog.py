@@ -14,13 +14,15 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from time import monotonic
 from types import CodeType, FrameType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 from weakref import WeakSet
 
 if TYPE_CHECKING:
     from torchmn.communicators.base import Communicator
+    from torchmn.communicators.edges import Key, Place
 
 DEFAULT_TIMEOUT = 300.0
+_SHOWN_EDGES = 200
 _OWN_PACKAGES = ("torchmn.", "torch.", "mpi4py.", "threading", "importlib.", "runpy", "concurrent.")
 
 
@@ -32,13 +34,21 @@ def default_timeout() -> float:
 class Wait:
     """A note that a thread is inside an operation that may block. A context manager, cheap on purpose."""
 
-    __slots__ = ("communicator", "operation", "peer", "previous", "since", "tag", "thread")
+    __slots__ = ("communicator", "edge", "operation", "peer", "previous", "since", "tag", "thread")
 
-    def __init__(self, communicator: Communicator, operation: str, peer: int | None = None, tag: int | None = None):
+    def __init__(
+        self,
+        communicator: Communicator,
+        operation: str,
+        peer: int | None = None,
+        tag: int | None = None,
+        edge: tuple[Key, Place] | None = None,
+    ):
         self.communicator = communicator
         self.operation = operation
         self.peer = peer
         self.tag = tag
+        self.edge = edge  # whose gradient this rank waits for
 
     def __enter__(self) -> Wait:
         self.since = monotonic()
@@ -56,6 +66,16 @@ class Wait:
             waits[self.thread] = self.previous
 
 
+class OpenEdge(NamedTuple):
+    """A value that was sent from rank to rank, whose gradient has not come back; ranks are those of the world."""
+
+    communicator: str
+    source: int
+    dest: int
+    number: int
+    where: str  # it was sent, or received
+
+
 @dataclass(frozen=True)
 class RankState:
     """What one rank is doing, in world ranks: a row of the table that ends a stuck job."""
@@ -71,13 +91,17 @@ class RankState:
     seconds: float = 0.0
     where: str = ""
     left: bool = False
+    awaited: OpenEdge | None = None  # whose gradient this rank waits for
+    owed: tuple[OpenEdge, ...] = ()  # whose gradients other ranks may be waiting for
 
     def as_dict(self) -> dict[str, Any]:
         return asdict(self)
 
     @staticmethod
     def from_dict(values: dict[str, Any]) -> RankState:
-        return RankState(**{**values, "members": tuple(values["members"])})
+        edges = {"awaited": values["awaited"] and OpenEdge(*values["awaited"])}
+        edges["owed"] = tuple(OpenEdge(*edge) for edge in values["owed"])
+        return RankState(**{**values, "members": tuple(values["members"]), **edges})
 
 
 class Watch:
@@ -88,6 +112,7 @@ class Watch:
         self.host = host
         self.waits: dict[int, Wait] = {}
         self.communicators: WeakSet[Communicator] = WeakSet()
+        self.pinned: set[Communicator] = set()  # kept until they are finalized: other ranks may wait for their answers
         self.main_thread = thread or threading.main_thread().ident or 0
 
     def longest(self) -> Wait | None:
@@ -98,8 +123,12 @@ class Watch:
         """What this rank is doing now."""
         wait = self.longest()
         if wait is None:
-            return RankState(self.rank, self.host, "", where=line_of_thread(self.main_thread))
+            return RankState(self.rank, self.host, "", where=line_of_thread(self.main_thread), owed=self._owed())
         comm = wait.communicator
+        awaited = None
+        if wait.edge is not None:
+            (peer, number), place = wait.edge
+            awaited = OpenEdge(comm.name, self.rank, comm._world_ranks[peer], number, str(place))
         return RankState(
             rank=self.rank,
             host=self.host,
@@ -111,7 +140,16 @@ class Watch:
             members=comm._world_ranks,
             seconds=monotonic() - wait.since,
             where=line_of_thread(wait.thread),
+            awaited=awaited,
+            owed=self._owed(),
         )
+
+    def _owed(self) -> tuple[OpenEdge, ...]:
+        edges = []
+        for comm in list(self.pinned):
+            for (source, number), place in list(comm._edges.received.items()):
+                edges.append(OpenEdge(comm.name, comm._world_ranks[source], self.rank, number, str(place)))
+        return tuple(edges[-_SHOWN_EDGES:])
 
 
 def line_of_thread(thread: int) -> str:
@@ -206,6 +244,7 @@ def table(states: Sequence[RankState], reason: str) -> str:
         lines.append("deadlock: " + " waits for ".join(f"rank {rank}" for rank in ring))
     else:
         lines += _missing(states)
+    lines += _unjoined(states)
     return "\n".join(lines)
 
 
@@ -228,6 +267,24 @@ def _missing(states: Sequence[RankState]) -> list[str]:
     needed = {rank for state in states for rank in waits_for(state, states)}
     missing = sorted(needed - waiting)
     return [f"the others wait for rank{'s' * (len(missing) > 1)} {ranks_text(missing)}"] if missing else []
+
+
+def _unjoined(states: Sequence[RankState]) -> list[str]:
+    """For each gradient that a rank waits for: the line that sent the value, and the line that received it."""
+    received = {edge[:4]: edge.where for state in states for edge in state.owed}
+    lines = []
+    for edge in (state.awaited for state in states):
+        if edge is None:
+            continue
+        lines.append(f"rank {edge.source} waits for the gradient of what it sent to rank {edge.dest} at {edge.where};")
+        if edge[:4] in received:
+            lines.append(
+                f"  rank {edge.dest} received it at {received[edge[:4]]}, where its backward has not come by: "
+                "the value, or a delegate behind it, is not part of its loss (see pseudo_connect)"
+            )
+        else:
+            lines.append(f"  rank {edge.dest} has not received it")
+    return lines
 
 
 def ranks_text(ranks: Sequence[int]) -> str:

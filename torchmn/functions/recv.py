@@ -13,10 +13,12 @@ from torch import Tensor
 
 from torchmn.communicators.base import Communicator
 from torchmn.communicators.checks import describe
-from torchmn.communicators.edges import Edge, Place
-from torchmn.communicators.wire import Kind, Message
+from torchmn.communicators.edges import Place
+from torchmn.communicators.wire import Kind
 from torchmn.errors import ArgumentError, TorchMNError
+from torchmn.functions import recomputation
 from torchmn.functions.anchor import ANCHOR
+from torchmn.functions.point_to_point import joined
 
 
 def recv(
@@ -25,8 +27,9 @@ def recv(
     """What `rank` has sent with this `tag`: a tensor, or a tuple if a tuple or list was sent (or `force_tuple`).
 
     `delegate_variable` is what an earlier `send` of this rank returned: backward visits it after this `recv`.
-    Values whose sender needs no gradient need none here, unless they carry a delegate. Of a tuple, values that the
-    loss does not depend on get a gradient of zeros; so does a value that is thrown away before backward.
+    Values whose sender needs no gradient need none here, unless they carry a delegate; integers and bools carry none.
+    Of a tuple, values that the loss does not depend on get a gradient of zeros; so does a value that is thrown away,
+    or was received under `torch.no_grad`.
     """
     comm._check_peer("recv", "rank", rank, tag)
     if delegate_variable is not None and not isinstance(delegate_variable, Tensor):
@@ -34,47 +37,26 @@ def recv(
             f"rank {comm.rank} of {comm.size}: recv: expected delegate_variable to be the tensor that send returned, "
             f"or None, got {describe(delegate_variable)}"
         )
-    message = comm._recv_message(rank, tag)
+    if recomputation.replays(comm, "recv"):
+        message = recomputation.replay()
+        if message.edge:  # forward's node answers it; this one only needs a gradient as that one did
+            delegate_variable = ANCHOR if delegate_variable is None else delegate_variable
+            message.edge, message.wants_gradient = 0, ()
+    else:
+        message = comm._recv_message(rank, tag)
+        recomputation.record(message)
+        edges = comm._edges
+        if edges.unneeded or edges.forgotten or edges.lost:
+            edges.tend(comm)
     if message.kind == Kind.OBJECT:
         raise TorchMNError(
             f"rank {comm.rank} of {comm.size}: recv from rank {rank}, tag {tag}: expected tensors, got an object "
             "that was sent with send_obj: receive it with comm.recv_obj"
         )
-    tensors = _joined(message, comm, rank, tag, delegate_variable)
+    tensors = message.tensors
+    if torch.is_grad_enabled():
+        place = Place.of_caller(tag, sys._getframe(1))
+        tensors = joined(message, comm, (rank, message.edge), place, delegate_variable)
+    elif message.edge:
+        comm._edges.unneeded.append((rank, message.edge))
     return tensors if force_tuple or message.kind == Kind.TUPLE else tensors[0]
-
-
-def _joined(message: Message, comm: Communicator, source: int, tag: int, delegate: Tensor | None) -> tuple[Tensor, ...]:
-    """The tensors of a message as part of this rank's graph."""
-    if not torch.is_grad_enabled():
-        if message.edge:
-            comm._edges.unneeded.append((source, message.edge))
-        return message.tensors
-    if not message.edge and (delegate is None or not delegate.requires_grad):
-        return message.tensors
-    edge = None
-    if message.edge:
-        edge = comm._edges.receive(source, message.edge, Place.of_caller(tag, sys._getframe(2)))
-    return _Recv.apply(ANCHOR if delegate is None else delegate, comm, edge, message)  # type: ignore[return-value]
-
-
-class _Recv(torch.autograd.Function):
-    @staticmethod
-    def forward(
-        ctx: Any, delegate: Tensor, comm: Communicator, edge: Edge | None, message: Message
-    ) -> tuple[Tensor, ...]:
-        ctx.comm, ctx.edge, ctx.wants_gradient = comm, edge, message.wants_gradient
-        without = [x for x in message.tensors if not (x.is_floating_point() or x.is_complex())]
-        if without:
-            ctx.mark_non_differentiable(*without)
-        return message.tensors
-
-    @staticmethod
-    @torch.autograd.function.once_differentiable
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        edge: Edge | None = ctx.edge
-        if edge is not None:
-            edge.visited()
-            wanted = tuple([g for g, wanted in zip(gradients, ctx.wants_gradient, strict=True) if wanted])
-            ctx.comm._edges.answer(ctx.comm, edge.key, wanted)
-        return (None,) * 4  # for the delegate too: autograd visits it all the same

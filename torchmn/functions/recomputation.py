@@ -1,0 +1,101 @@
+"""Messages inside a part of the model that `torch.utils.checkpoint` computes again during backward.
+
+A message was sent and received once, in forward; the other rank, which may not recompute anything, will neither send
+nor receive it again. So what a checkpointed part received is kept, and recomputing it communicates nothing:
+
+    checkpoint(part, x, use_reentrant=False, context_fn=torchmn.functions.keep_messages)
+
+Without `keep_messages`, a `send` or `recv` that is recomputed raises. A collective operation that is recomputed runs
+again, which is right if all ranks recompute it, and refused by the usual comparison of arguments if they do not.
+"""
+
+from __future__ import annotations
+
+import threading
+from contextlib import AbstractContextManager
+from copy import copy
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from torchmn.communicators.base import Communicator
+from torchmn.communicators.wire import Message
+from torchmn.errors import RecomputeError
+
+
+class _Here(threading.local):
+    tape: _Tape | None = None
+
+
+_here = _Here()
+
+
+class _Tape(AbstractContextManager):
+    """Inside this context values are kept, or taken from those that were kept in the same order."""
+
+    def __init__(self, values: list[Any], replaying: bool):
+        self.values = values
+        self.replaying = replaying
+        self.position = 0
+
+    def __enter__(self) -> None:
+        self.position = 0
+        self._outer, _here.tape = _here.tape, self
+
+    def __exit__(self, *_: object) -> None:
+        _here.tape = self._outer
+
+
+def keep_messages() -> tuple[AbstractContextManager, AbstractContextManager]:
+    """The `context_fn` for `torch.utils.checkpoint.checkpoint` of a part that communicates (`use_reentrant=False`).
+
+    What the part receives is kept until its backward; that memory is not saved.
+    """
+    values: list[Any] = []
+    return _Tape(values, replaying=False), _Tape(values, replaying=True)
+
+
+def replays(comm: Communicator, operation: str) -> bool:
+    """Whether this is a recomputation, in which nothing must be sent or received. Raises if nothing was kept."""
+    if torch._C._current_graph_task_id() == -1:  # not inside of a backward
+        return False
+    if not replaying():
+        raise RecomputeError(
+            f"rank {comm.rank} of {comm.size}: {operation} during backward, in a part that torch.utils.checkpoint "
+            "computes again: its message was sent and received in forward, and is not sent again. Keep communication "
+            "out of checkpointed parts, or checkpoint(..., use_reentrant=False, "
+            "context_fn=torchmn.functions.keep_messages)."
+        )
+    return True
+
+
+def replaying() -> bool:
+    """Whether the values of forward are to be taken instead of communicating."""
+    return _here.tape is not None and _here.tape.replaying
+
+
+def record(value: Any) -> None:
+    """Keep a value, if this is a part that will be recomputed."""
+    if _here.tape is not None and not _here.tape.replaying:
+        _here.tape.values.append(_copied(value))
+
+
+def replay() -> Any:
+    """The value that was kept at the same place."""
+    tape = _here.tape
+    assert tape is not None
+    tape.position += 1
+    return _copied(tape.values[tape.position - 1])
+
+
+def _copied(value: Any) -> Any:
+    """A copy that the part may change in place, as it may change what it received."""
+    if isinstance(value, Tensor):
+        return value.detach().clone()
+    if isinstance(value, tuple):
+        return tuple(_copied(each) for each in value)
+    if isinstance(value, Message):
+        value = copy(value)
+        value.tensors = _copied(value.tensors)
+    return value
