@@ -60,6 +60,12 @@ _HOMES = {
     ),
     "create_mnbn_model": "nn",
     "create_multi_node_optimizer": "optim",
+    "ProcessGrid": "communicators.process_grid",
+    "full_state_dict": "parallel",
+    "load_full_state_dict": "parallel",
+    "parallelize": "parallel",
+    "HaloError": "errors",
+    "ParallelizeError": "errors",
     "create_multi_node_evaluator": "training",
     "create_multi_node_checkpointer": "training.checkpoint",
 }

@@ -65,6 +65,9 @@ class ProcessGrid:
         """`grid` itself, or the squarest grid of a communicator's ranks."""
         return grid if isinstance(grid, ProcessGrid) else ProcessGrid.squarest(grid)
 
+    def __deepcopy__(self, _: Any) -> ProcessGrid:
+        return self  # a copy of a model talks to the same ranks
+
     @property
     def tile_count(self) -> int:
         """Into how many tiles an image is cut."""

@@ -64,9 +64,7 @@ class MultiNodeBatchNorm(_BatchNorm):
             moments = self._moments_of_all_ranks(self.comm, input)
         self._check_count(self.comm, input, moments.count)
         self._track(moments)
-        wide = _accumulator(input.dtype)
-        statistics = moments.mean.to(wide), moments.variance.to(wide), moments.count
-        return _Normalize.apply(input, self.weight, self.bias, *statistics, self.eps, self.comm)  # type: ignore[return-value]
+        return normalize_over_ranks(input, self.weight, self.bias, moments, self.eps, self.comm)
 
     def _moments_of_all_ranks(self, comm: Communicator, x: Tensor) -> Moments:
         problem = self._input_problem(x)
@@ -116,11 +114,7 @@ class MultiNodeBatchNorm(_BatchNorm):
         factor = self.momentum
         if factor is None:  # the plain mean of all batches so far
             factor = 1.0 / float(self.num_batches_tracked)  # type: ignore[arg-type]
-        if moments.count == 0:
-            return
-        pairs = (self.running_mean, moments.mean), (self.running_var, moments.unbiased_variance)
-        for running, now in pairs:
-            running.copy_(running.double().mul_(1 - factor).add_(now, alpha=factor))
+        track_statistics(self.running_mean, self.running_var, moments, factor)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> MultiNodeBatchNorm:
         memo[id(self.comm)] = self.comm
@@ -152,6 +146,24 @@ class MultiNodeBatchNorm3d(MultiNodeBatchNorm, nn.BatchNorm3d):
 
     input: (batch, channel, depth, height, width), this rank's part of the batch.
     """
+
+
+@torch.no_grad()
+def track_statistics(running_mean: Tensor, running_var: Tensor, moments: Moments, factor: float) -> None:
+    """Move running statistics by `factor` towards those of a batch, unless that is empty."""
+    if moments.count == 0:
+        return
+    for running, now in ((running_mean, moments.mean), (running_var, moments.unbiased_variance)):
+        running.copy_(running.double().mul_(1 - factor).add_(now, alpha=factor))
+
+
+def normalize_over_ranks(
+    x: Tensor, weight: Tensor | None, bias: Tensor | None, moments: Moments, eps: float, comm: Communicator
+) -> Tensor:
+    """`x` normalised with the moments of all ranks' x, whose gradients are summed over the ranks of `comm`."""
+    wide = _accumulator(x.dtype)
+    statistics = moments.mean.to(wide), moments.variance.to(wide), moments.count
+    return _Normalize.apply(x, weight, bias, *statistics, eps, comm)  # type: ignore[return-value]
 
 
 class _Normalize(torch.autograd.Function):

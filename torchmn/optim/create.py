@@ -7,6 +7,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from torchmn.communicators.base import Communicator
+from torchmn.communicators.process_grid import ProcessGrid
 from torchmn.errors import ArgumentError
 from torchmn.optim.double_buffering import DoubleBufferingOptimizer
 from torchmn.optim.multi_node import MultiNodeOptimizer, check_optimizer
@@ -14,7 +15,7 @@ from torchmn.optim.multi_node import MultiNodeOptimizer, check_optimizer
 
 def create_multi_node_optimizer(
     actual_optimizer: Optimizer,
-    comm: Communicator,
+    comm: Communicator | ProcessGrid,
     *,
     model: nn.Module | None = None,
     double_buffering: bool = False,
@@ -23,12 +24,15 @@ def create_multi_node_optimizer(
 ) -> MultiNodeOptimizer:
     """`actual_optimizer`, stepping with the mean of all ranks' gradients. Every rank must call it.
 
+    comm: all ranks that train together, or the grid of a parallel model.
     Rank 0's parameters reach all ranks now, and with `model` its buffers too.
     double_buffering: step k applies the gradients of step k-1 while those of k travel; `flush()` at the end.
     zero_fill: a gradient that only some ranks have counts as zeros on the others; False makes it an error.
     grad_dtype: torch.float16 or torch.bfloat16 to send gradients compressed; they are summed in float32.
     """
     check_optimizer(actual_optimizer)
+    if isinstance(comm, ProcessGrid):
+        comm = comm.comm
     if not isinstance(comm, Communicator):
         raise ArgumentError(f"create_multi_node_optimizer: expected a communicator, got {type(comm).__name__}")
     kind = DoubleBufferingOptimizer if double_buffering else MultiNodeOptimizer

@@ -12,6 +12,7 @@ from torch.optim import Optimizer
 
 from torchmn.communicators.base import Communicator
 from torchmn.errors import ArgumentError
+from torchmn.nn.parts.roles import replicas_of
 from torchmn.optim import gradients
 from torchmn.optim.gradients import Gradient
 from torchmn.optim.multi_node import MultiNodeOptimizer
@@ -56,6 +57,12 @@ class DoubleBufferingOptimizer(MultiNodeOptimizer):
         grad_dtype: torch.dtype | None = None,
     ):
         super().__init__(actual_optimizer, comm, model, zero_fill, grad_dtype)
+        sliced = [grad.name for grad in self._gradients() if replicas_of(grad.parameter) not in (None, comm)]
+        if any(replicas_of(grad.parameter) and replicas_of(grad.parameter).size > 1 for grad in self._gradients()):
+            raise ArgumentError(
+                f"double_buffering: {', '.join(sliced)} are slices that are averaged over fewer ranks; use "
+                "double_buffering=False"
+            )
         # A thread must not share a communicator with the user's code: their operations would meet out of order.
         background = comm.split(0, comm.rank)
         assert background is not None

@@ -12,6 +12,7 @@ from torchmn.communicators.base import Communicator
 from torchmn.communicators.mean import mean_in_place
 from torchmn.communicators.watchdog import Wait, ranks_text
 from torchmn.errors import MismatchError
+from torchmn.nn.parts.roles import replicas_of
 from torchmn.optim.sparse import mean_of_sparse
 
 ABSENT, DENSE, SPARSE = 0, 1, 2
@@ -55,7 +56,10 @@ def agree(
     problem = None
     if weight is not None and not (isinstance(weight, int | float) and 0 <= weight < float("inf")):
         problem = f"expected weight to be a number of samples >= 0, got {weight!r}"
-    shapes = tuple((tuple(grad.parameter.shape), grad.parameter.dtype) for grad in grads)
+    shapes = tuple(
+        ("own slice" if replicas_of(grad.parameter) else tuple(grad.parameter.shape), grad.parameter.dtype)
+        for grad in grads
+    )
     kinds = tuple(grad.kind() for grad in grads)
     told = comm._meet(
         operation, problem, ("parameters", "weighted"), problem or (shapes, weight is not None), (kinds, weight)
@@ -100,15 +104,19 @@ def _check(
 def take_mean(
     comm: Communicator, grads: Sequence[Gradient], agreement: Agreement, wire_dtype: torch.dtype | None
 ) -> None:
-    """Replace every gradient by its weighted mean over ranks."""
+    """Replace every gradient by its weighted mean over ranks: of a rank's own slice, over those that have the same."""
     with Wait(comm, "gradient mean"):
-        dense: list[Tensor] = []
+        dense: dict[Communicator, list[Tensor]] = {comm: []}
         for grad, kind in zip(grads, agreement.kinds, strict=True):
+            among = replicas_of(grad.parameter) or comm
             if kind == SPARSE:
-                grad.value = mean_of_sparse(comm, grad.value, grad.parameter, agreement.share)
+                share = agreement.share * comm.size / among.size
+                grad.value = mean_of_sparse(among, grad.value, grad.parameter, share)
             elif kind == DENSE:
                 if grad.value is None or agreement.share == 0:
                     # With no samples the mean loss of a rank is 0/0: its gradient must not count, nor its NaNs.
                     grad.value = torch.zeros_like(grad.parameter)
-                dense.append(grad.value)
-        mean_in_place(comm, dense, agreement.share, wire_dtype)
+                dense.setdefault(among, []).append(grad.value)
+        for among, values in dense.items():
+            if among.size > 1 and values:
+                mean_in_place(among, values, agreement.share * comm.size / among.size, wire_dtype)

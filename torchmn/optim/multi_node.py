@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -13,6 +13,7 @@ from torch.optim import Optimizer
 from torchmn.communicators.base import Communicator
 from torchmn.communicators.models import bcast_tensors
 from torchmn.errors import ArgumentError, TorchMNError
+from torchmn.nn.parts.roles import replicas_of
 from torchmn.optim import gradients
 from torchmn.optim.gradients import Gradient
 
@@ -46,8 +47,9 @@ class MultiNodeOptimizer(Optimizer):
         self._holding = False  # inside no_sync
         self._synchronized = False
         self._watching: list[Any] = []
+        actual_optimizer._torchmn_takes_mean = True  # type: ignore[attr-defined]  (a parallel model's guard looks)
         if model is not None:
-            comm.bcast_data(model)
+            bcast_tensors(comm, [*_shared(model.named_parameters()), *model.named_buffers()], "bcast_data")
         self._bcast_parameters(self._gradients())
         self._trainable = self._trainable_now()
 
@@ -237,7 +239,8 @@ class MultiNodeOptimizer(Optimizer):
         return {id(p) for group in self.param_groups for p in group["params"] if p.requires_grad}
 
     def _bcast_parameters(self, grads: list[Gradient]) -> None:
-        bcast_tensors(self.comm, [(grad.name, grad.parameter) for grad in grads], "create_multi_node_optimizer")
+        named = [(grad.name, grad.parameter) for grad in grads]
+        bcast_tensors(self.comm, list(_shared(named)), "create_multi_node_optimizer")
 
     def _bcast_unfrozen(self, grads: list[Gradient]) -> None:
         """Rank 0's values of parameters that were frozen before: they may have been changed meanwhile."""
@@ -266,6 +269,11 @@ class MultiNodeOptimizer(Optimizer):
 
     def flush(self) -> None:
         """Apply what is still on its way: nothing here, the last gradients with double buffering."""
+
+
+def _shared(named: Iterable[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
+    """Without the slices that are a rank's own: they were cut from the same tensor, and must not become rank 0's."""
+    return ((name, x) for name, x in named if replicas_of(x) is None)
 
 
 def check_optimizer(optimizer: object) -> None:

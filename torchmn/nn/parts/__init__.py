@@ -1,0 +1,13 @@
+"""Parts of global tensors, and what each torch function does to them.
+
+layout.py     how a global tensor is cut over the ranks of a grid
+part.py       Part: this rank's part of a global tensor, as a tensor that ordinary models compute with
+refusals.py   errors that name the module in the user's model
+roles.py      which parameters hold a gradient of which ranks
+rules/        torch function -> what it means for parts: one family, one file
+"""
+
+from torchmn.nn.parts.layout import Cut, FlatCut, Layout
+from torchmn.nn.parts.part import Part
+
+__all__ = ["Cut", "FlatCut", "Layout", "Part"]

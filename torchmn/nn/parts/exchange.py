@@ -1,0 +1,159 @@
+"""What a windowed function needs before it can compute this rank's outputs: its tile with halo and padding."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from torchmn.functions.halo_exchange import halo_exchange
+from torchmn.geometry import DimPlan, HaloPlan, Interval, Window, all_owned
+from torchmn.nn.parts.layout import AnyCut, Cut, Layout
+from torchmn.nn.parts.part import Part, local
+from torchmn.nn.parts.refusals import refuse, where
+
+
+def fetch(x: Part, dims: Sequence[DimPlan], fill: float = 0.0) -> Tensor:
+    """The buffer in which each of the last dims holds what this rank needs by its plan, padding included."""
+    layout = x.layout_
+    place = tuple(_place(layout, dim) for dim in range(len(layout.shape) - len(dims), len(layout.shape)))
+    plan = HaloPlan.of(tuple(dims), place)
+    mine = local(x)
+    if mine.is_meta:
+        return mine.new_empty((*mine.shape[: -len(dims)], *plan.buffer_shape)) + mine.sum()
+    return halo_exchange(mine, plan, layout.grid.tiles, fill)
+
+
+def _place(layout: Layout, dim: int) -> int:
+    cut = layout.cuts[dim]
+    return 0 if cut is None else layout.place(cut.axis)  # type: ignore[union-attr]
+
+
+def plans_for_windows(layout: Layout, windows: Sequence[Window], padding_mode: str = "zeros") -> list[DimPlan]:
+    """A plan for each of the last dims, with the outputs in balanced parts."""
+    behind = len(layout.shape) - len(windows)
+    plans = []
+    for number, window in enumerate(windows):
+        extent, parts = layout.shape[behind + number], _parts(layout, behind + number)
+        try:
+            plans.append(DimPlan.of_window(extent, parts, window, padding_mode))
+        except Exception as error:
+            raise type(error)(f"{where()}: {error}") from None
+    return plans
+
+
+def plans_for_needs(
+    layout: Layout, extents: Sequence[int], needed: Callable[[int, Interval], Interval], padding_mode: str = "zeros"
+) -> list[DimPlan]:
+    """A plan for each of the last dims, whose outputs of `extents` need, in dim `number`, `needed(number, outputs)`."""
+    behind = len(layout.shape) - len(extents)
+    plans = []
+    for number, extent in enumerate(extents):
+        parts = _parts(layout, behind + number)
+        needs = tuple(needed(number, mine) if mine else Interval(0, 0) for mine in all_owned(extent, parts))
+        whole = layout.shape[behind + number]
+        plans.append(DimPlan(whole, all_owned(whole, parts), needs, padding_mode))
+    return plans
+
+
+def output_layout(layout: Layout, extents: Sequence[int], channels: int | None = None) -> Layout:
+    """The layout of outputs whose last dims have `extents`: balanced, along the axes of the input."""
+    behind = len(layout.shape) - len(extents)
+    shape, cuts = list(layout.shape), list(layout.cuts)
+    if channels is not None:
+        shape[1], cuts[1] = channels, None
+    for number, extent in enumerate(extents):
+        shape[behind + number] = extent
+        cuts[behind + number] = _balanced(layout.cuts[behind + number], extent)
+    return layout.with_dims(tuple(shape), tuple(cuts))
+
+
+def _balanced(cut: AnyCut, extent: int) -> AnyCut:
+    if cut is None:
+        return None
+    if not isinstance(cut, Cut):
+        refuse("a flattened image has no rows and columns any more")
+    return Cut.balanced(cut.axis, extent, len(cut.intervals))
+
+
+def _parts(layout: Layout, dim: int) -> int:
+    cut = layout.cuts[dim]
+    if cut is None:
+        return 1
+    if not isinstance(cut, Cut):
+        refuse("a flattened image has no rows and columns any more")
+    return len(cut.intervals)
+
+
+def nothing(shape: Sequence[int], *sources: Tensor | None) -> Tensor:
+    """An empty tensor of `shape` that still hangs on its sources in the graph.
+
+    A rank without outputs must take part in the backward exchange of the others.
+    """
+    zero = sum((x.sum() * 0 for x in sources if x is not None), torch.zeros(()))
+    first = next(x for x in sources if x is not None)
+    return zero.to(first).expand(tuple(shape))  # type: ignore[union-attr]
+
+
+class Rebuilt:
+    """What backward needs to make a buffer again from the tile that the graph holds anyway, and its borders."""
+
+    def __init__(self, tile: Tensor, buffer: Tensor, box: tuple[Interval, ...]):
+        self.tile, self.version = tile.detach(), tile._version
+        self.shape, self.box = buffer.shape, box
+        self.inner = (..., *(interval.as_slice() for interval in box))
+        self.borders = [(where_, buffer.detach()[where_].clone()) for where_ in _outside(buffer, box)]
+
+    def buffer(self) -> Tensor:
+        if self.tile._version != self.version:
+            raise RuntimeError("a value that backward needs was changed in place after it had been used")
+        buffer = self.tile.new_empty(self.shape)
+        buffer[self.inner] = self.tile
+        for where_, border in self.borders:
+            buffer[where_] = border
+        return buffer
+
+
+def _outside(buffer: Tensor, box: tuple[Interval, ...]) -> list[tuple]:
+    """How to index what lies around a box: boxes that do not overlap."""
+    whole = [Interval(0, extent) for extent in buffer.shape[-len(box) :]]
+    outside = []
+    for at, (full, inner) in enumerate(zip(whole, box, strict=True)):
+        for side in (Interval(0, inner.start), Interval(inner.stop, full.stop)):
+            if side:
+                outside.append((..., *(i.as_slice() for i in (*box[:at], side, *whole[at + 1 :]))))
+    return outside
+
+
+def remembered_as_tile(x: Part, buffer: Tensor, dims: Sequence[DimPlan]) -> AbstractContextManager[Any]:
+    """While this context lasts, autograd remembers `buffer` as the tile, which lives anyway, and its borders.
+
+    Without it every convolution would keep a second copy of its input.
+    """
+    tile, layout = local(x), x.layout_
+    box = []
+    for number, plan in enumerate(dims):
+        place = _place(layout, len(layout.shape) - len(dims) + number)
+        needed, own = plan.needed[place], plan.owned[place]
+        if not own or own.start < needed.start or own.stop > needed.stop:
+            return torch.autograd.graph.saved_tensors_hooks(_same, _same)  # the tile is not wholly in the buffer
+        box.append(own.shift(-needed.start))
+    address, shape = buffer.data_ptr(), buffer.shape
+
+    def pack(saved: Tensor) -> Tensor | Rebuilt:
+        if saved.data_ptr() != address or saved.shape != shape or tile.data_ptr() == address:
+            return saved
+        return Rebuilt(tile, buffer, tuple(box))
+
+    return torch.autograd.graph.saved_tensors_hooks(pack, _unpack)
+
+
+def _unpack(packed: Tensor | Rebuilt) -> Tensor:
+    return packed.buffer() if isinstance(packed, Rebuilt) else packed
+
+
+def _same(x: Tensor) -> Tensor:
+    return x

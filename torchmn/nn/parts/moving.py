@@ -1,0 +1,101 @@
+"""Between whole tensors and Parts: cutting, gathering, and values that enter a computation on parts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import lru_cache
+
+import torch
+from torch import Tensor, nn
+
+from torchmn.functions.replicated import enter_parts, part_of_whole, whole_of_parts
+from torchmn.nn.parts import roles
+from torchmn.nn.parts.layout import FlatCut, Layout
+from torchmn.nn.parts.part import Part, local, wrap
+
+
+def whole(x: Part) -> Tensor:
+    """The global tensor of which every rank of `grid.tiles` holds a part."""
+    layout = x.layout_
+    if not layout.cut_dims:
+        return local(x)
+    return whole_of_parts(local(x), layout.grid.tiles, _gather(layout), _take(layout))
+
+
+def part_of(x: Tensor, layout: Layout) -> Part:
+    """This rank's part of a whole tensor; its gradient is put together from all ranks' parts."""
+    if not layout.cut_dims:
+        return wrap(x, layout)
+    return wrap(part_of_whole(x, layout.grid.tiles, _gather(layout), _take(layout)), layout)
+
+
+def entering(x: Tensor, layout: Layout) -> Tensor:
+    """A whole tensor as an operand of parts.
+
+    Each rank's share of its gradient comes from its own part only. A parameter keeps that share, and the optimizer
+    sums it together with all others; anything else is summed in backward.
+    """
+    if not isinstance(x, nn.Parameter):
+        return enter_parts(x, layout.grid.tiles)
+    recorder = roles.recorder()
+    if recorder is not None:
+        recorder.note_part_use(x)
+    return enter_parts(x, layout.grid.tiles) if roles.always_enters(x) else x
+
+
+def cut_like(x: Tensor, layout: Layout, dims: dict[int, int]) -> Tensor:
+    """A whole tensor, cut in its own dims (the keys) as `layout` is in its dims (the values); no communication.
+
+    The gradient is this rank's share: zeros outside of the cut.
+    """
+    for dim, layout_dim in dims.items():
+        cut = layout.cuts[layout_dim]
+        if cut is None or x.shape[dim] == 1:
+            continue
+        if isinstance(cut, FlatCut):
+            x = x.index_select(dim, own_columns(layout, layout_dim).to(x.device))
+        else:
+            mine = layout.interval(layout_dim)
+            x = x.narrow(dim, mine.start, len(mine))
+    return x
+
+
+def own_columns(layout: Layout, dim: int, tile: int | None = None) -> Tensor:
+    """The global indices of a flattened image's dim that a rank owns, in the order in which it holds them."""
+    return _columns(layout.unflattened(dim), layout.grid.tiles.rank if tile is None else tile)
+
+
+@lru_cache(maxsize=256)
+def _columns(image: Layout, tile: int) -> Tensor:
+    everything = torch.arange(torch.Size(image.shape[1:]).numel()).view(image.shape[1:])
+    slices = tuple(image.interval(dim, tile).as_slice() for dim in range(1, len(image.shape)))
+    return everything[slices].reshape(-1)
+
+
+def _take(layout: Layout) -> Callable[[Tensor], Tensor]:
+    def take(x: Tensor) -> Tensor:
+        return cut_like(x, layout, {dim: dim for dim in layout.cut_dims}).contiguous()
+
+    return take
+
+
+def _gather(layout: Layout) -> Callable[[Tensor], Tensor]:
+    def gather(x: Tensor) -> Tensor:
+        result = x.new_empty(layout.shape)
+        if x.is_meta:
+            return result
+        for tile, part in enumerate(layout.grid.tiles.allgather(x)):
+            _put(result, part, layout, tile)
+        return result
+
+    return gather
+
+
+def _put(result: Tensor, part: Tensor, layout: Layout, tile: int) -> None:
+    """Write a tile's part to its place in the whole."""
+    flat = [dim for dim in layout.cut_dims if isinstance(layout.cuts[dim], FlatCut)]
+    if flat:
+        (dim,) = flat  # a flattened image is the only cut dim that its tensor has
+        result.index_copy_(dim, own_columns(layout, dim, tile).to(part.device), part)
+        return
+    result[tuple(layout.interval(dim, tile).as_slice() for dim in range(len(layout.shape)))] = part

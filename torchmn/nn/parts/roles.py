@@ -1,0 +1,106 @@
+"""Which gradient a parameter of a parallel model holds after backward, and so how ranks must combine it.
+
+whole    the same, complete gradient on every tile rank: it was only used with whole values
+summed   this rank's share of it: the complete one is the sum over tile ranks
+own      the gradient of this rank's own slice of a split parameter
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+from torch.utils import _pytree as pytree
+
+WHOLE, SUMMED, OWN = "whole", "summed", "own"
+
+_here = threading.local()  # ranks may be threads
+
+
+class Recorder(TorchFunctionMode):
+    """Notes, while a model runs once on tensors without values, with what each parameter is used."""
+
+    def __init__(self, parameters: Iterable[tuple[str, nn.Parameter]]):
+        super().__init__()
+        self._names = {id(p): name for name, p in parameters}
+        self.with_parts: set[str] = set()
+        self.with_whole: set[str] = set()
+
+    def __torch_function__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
+        from torchmn.nn.parts.part import Part
+
+        tensors = [x for x in pytree.tree_leaves((args, kwargs or {})) if isinstance(x, Tensor)]
+        if not any(isinstance(x, Part) for x in tensors) and not _only_looks(func):
+            self.with_whole.update(self._names[id(x)] for x in tensors if id(x) in self._names)
+        return func(*args, **(kwargs or {}))
+
+    def note_part_use(self, x: Tensor) -> None:
+        """A parameter meets a Part directly."""
+        if id(x) in self._names:
+            self.with_parts.add(self._names[id(x)])
+
+    @property
+    def used_both_ways(self) -> set[str]:
+        return self.with_parts & self.with_whole
+
+
+def _only_looks(func: Any) -> bool:
+    """Whether a function reads an attribute (shape, dtype), which leaves no trace in the gradient."""
+    return getattr(func, "__name__", "") in ("__get__", "size", "dim", "numel", "is_floating_point")
+
+
+@contextmanager
+def recording(recorder: Recorder) -> Iterator[None]:
+    _here.recorder = recorder
+    try:
+        with recorder:
+            yield
+    finally:
+        _here.recorder = None
+
+
+def recorder() -> Recorder | None:
+    return getattr(_here, "recorder", None)
+
+
+def always_enters(parameter: nn.Parameter) -> bool:
+    """Whether the gradient of a parameter that is used with parts and with whole values is summed at once."""
+    return getattr(parameter, "_torchmn_enters", False)
+
+
+def let_enter(parameter: nn.Parameter) -> None:
+    parameter._torchmn_enters = True  # type: ignore[attr-defined]
+
+
+def mark_own(parameter: nn.Parameter, replicas: Any) -> None:
+    """Note that a parameter is this rank's own slice: only the ranks of `replicas` have the same one."""
+    parameter._torchmn_replicas = replicas  # type: ignore[attr-defined]
+
+
+def replicas_of(parameter: Tensor) -> Any:
+    """The communicator over which the gradient of a rank's own slice is averaged; None for other parameters."""
+    return getattr(parameter, "_torchmn_replicas", None)
+
+
+def mark_summed(parameter: nn.Parameter, tiles: int) -> None:
+    """Let the mean over ranks of this parameter's gradients be the sum over the `tiles` ranks of an image.
+
+    Each rank's gradient is counted `tiles` times as it arrives. Then whatever averages gradients over ranks is right,
+    for these parameters as for those whose gradient is the same on all tile ranks.
+    """
+    if tiles > 1 and parameter.requires_grad:
+        parameter.register_hook(_Times(tiles))
+
+
+class _Times:
+    """A gradient hook that multiplies; an object, so that a deep copy of the model keeps it."""
+
+    def __init__(self, factor: int):
+        self.factor = factor
+
+    def __call__(self, gradient: Tensor) -> Tensor:
+        return gradient * self.factor

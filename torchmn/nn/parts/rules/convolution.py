@@ -1,0 +1,144 @@
+"""Convolutions: fetch the halo, compute this rank's outputs with the whole filter."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch.nn.functional as F
+from torch import Tensor
+
+from torchmn.geometry import Interval, Window
+from torchmn.nn.parts.exchange import (
+    fetch,
+    nothing,
+    output_layout,
+    plans_for_needs,
+    plans_for_windows,
+    remembered_as_tile,
+)
+from torchmn.nn.parts.moving import entering, whole
+from torchmn.nn.parts.part import Part, wrap
+from torchmn.nn.parts.refusals import refuse
+from torchmn.nn.parts.rules.registry import rule
+
+
+def per_dim(value: int | Sequence[int], dims: int) -> tuple[int, ...]:
+    """A setting of a layer, once per image dim."""
+    values = (value,) * dims if isinstance(value, int) else tuple(value)
+    return values * dims if len(values) == 1 else values
+
+
+def checked_image(x: Part, dims: int, function: str) -> Part | Tensor:
+    """An image of `dims` dims with its channels whole, or a whole tensor if no image is cut."""
+    layout = x.layout_
+    if not layout.is_tile:
+        return whole(x)
+    if len(layout.shape) != dims + 2:
+        refuse(f"{function} expects (batch, channel, {dims} image dims), got {layout}")
+    return x
+
+
+@rule("conv1d", "conv2d", "conv3d")
+def convolution(
+    x: Part,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    stride: Any = 1,
+    padding: Any = 0,
+    dilation: Any = 1,
+    groups: int = 1,
+) -> Tensor:
+    dims = weight.dim() - 2
+    function = (F.conv1d, F.conv2d, F.conv3d)[dims - 1]
+    image = checked_image(x, dims, f"conv{dims}d")
+    if not isinstance(image, Part):
+        return function(image, weight, bias, stride, padding, dilation, groups)
+    stride, dilation = per_dim(stride, dims), per_dim(dilation, dims)
+    windows = [
+        Window(
+            weight.shape[2 + i], stride[i], _padding(padding, i, dims, weight.shape[2 + i], dilation[i]), dilation[i]
+        )
+        for i in range(dims)
+    ]
+    layout = x.layout_
+    plans = plans_for_windows(layout, windows)
+    extents = [window.output_extent(extent) for window, extent in zip(windows, layout.shape[2:], strict=True)]
+    result = output_layout(layout, extents, weight.shape[0])
+    weight = entering(weight, layout)
+    bias = None if bias is None else entering(bias, layout)
+    buffer = fetch(x, plans)
+    shape = result.local_shape()
+    if 0 in shape:
+        return wrap(nothing(shape, buffer, weight, bias), result)
+    with remembered_as_tile(x, buffer, plans):
+        return wrap(function(buffer, weight, bias, stride, 0, dilation, groups), result)
+
+
+def _padding(padding: Any, number: int, dims: int, kernel: int, dilation: int) -> tuple[int, int]:
+    if padding == "valid":
+        return (0, 0)
+    if padding == "same":
+        total = dilation * (kernel - 1)
+        return (total // 2, total - total // 2)
+    amount = per_dim(padding, dims)[number]
+    return (amount, amount)
+
+
+@rule("conv_transpose1d", "conv_transpose2d", "conv_transpose3d")
+def transposed_convolution(
+    x: Part,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    stride: Any = 1,
+    padding: Any = 0,
+    output_padding: Any = 0,
+    groups: int = 1,
+    dilation: Any = 1,
+) -> Tensor:
+    dims = weight.dim() - 2
+    function = (F.conv_transpose1d, F.conv_transpose2d, F.conv_transpose3d)[dims - 1]
+    image = checked_image(x, dims, f"conv_transpose{dims}d")
+    if not isinstance(image, Part):
+        return function(image, weight, bias, stride, padding, output_padding, groups, dilation)
+    stride, padding, dilation = per_dim(stride, dims), per_dim(padding, dims), per_dim(dilation, dims)
+    extra = per_dim(output_padding, dims)
+    windows = [
+        Window(
+            weight.shape[2 + i],
+            stride[i],
+            (padding[i], padding[i]),
+            dilation[i],
+            transposed=True,
+            output_padding=extra[i],
+        )
+        for i in range(dims)
+    ]
+    layout = x.layout_
+    extents = [window.output_extent(extent) for window, extent in zip(windows, layout.shape[2:], strict=True)]
+    result = output_layout(layout, extents, weight.shape[1] * groups)
+    plans = plans_for_needs(layout, extents, lambda number, outputs: _covering(windows[number], outputs))
+    weight = entering(weight, layout)
+    bias = None if bias is None else entering(bias, layout)
+    buffer = fetch(x, plans)
+    shape = result.local_shape()
+    if 0 in shape:
+        return wrap(nothing(shape, buffer, weight, bias), result)
+    with remembered_as_tile(x, buffer, plans):
+        everything = function(buffer, weight, bias, stride, 0, 0, groups, dilation)
+    # The buffer's first input reaches outputs from `first` on, which may lie before this rank's own.
+    for number, window in enumerate(windows):
+        mine = result.interval(2 + number)
+        first = _covering(window, mine).start * window.stride - window.padding[0]
+        everything = everything.narrow(2 + number, mine.start - first, len(mine))
+    return wrap(everything, result)
+
+
+def _covering(window: Window, outputs: Interval) -> Interval:
+    """Inputs (zeros beyond the image) whose outputs reach over all of `outputs`, also where no tap falls."""
+    low = window.padding[0]
+    start = (outputs.start + low - window.span + 1) // window.stride
+    stop = (outputs.stop - 1 + low) // window.stride + 1
+    while (stop - 1) * window.stride - low + window.span < outputs.stop:
+        stop += 1
+    return Interval(start, stop)

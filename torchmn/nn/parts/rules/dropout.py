@@ -1,0 +1,68 @@
+"""Dropout: the mask of the serial run, cut.
+
+Every rank draws the mask of the whole batch from its own generator, as the serial run would, and keeps its part.
+Ranks must therefore have the same seed, as they have after `torch.manual_seed` with the same number. Ranks that are
+threads share one generator: there rank 0 draws and hands the mask out.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from torchmn.nn.parts.layout import Layout
+from torchmn.nn.parts.moving import cut_like
+from torchmn.nn.parts.part import Part, local, wrap
+from torchmn.nn.parts.refusals import refuse
+from torchmn.nn.parts.rules.registry import rule
+
+
+@rule(F.dropout)
+def dropout(x: Part, p: float = 0.5, training: bool = True, inplace: bool = False) -> Tensor:
+    return _dropped(x, p, training, inplace, x.layout_.shape[1:])
+
+
+@rule(F.dropout1d, F.dropout2d, F.dropout3d)
+def feature_dropout(x: Part, p: float = 0.5, training: bool = True, inplace: bool = False) -> Tensor:
+    """Whole channels at once."""
+    layout = x.layout_
+    return _dropped(x, p, training, inplace, (layout.shape[1], *[1] * (len(layout.shape) - 2)))
+
+
+@rule(F.alpha_dropout, F.feature_alpha_dropout)
+def alpha_dropout(x: Part, p: float = 0.5, training: bool = False, inplace: bool = False) -> Tensor:
+    if training and p > 0:
+        refuse("alpha dropout in training is not supported on cut tensors. Use Dropout")
+    return x
+
+
+def _dropped(x: Part, p: float, training: bool, inplace: bool, mask_shape: tuple[int, ...]) -> Tensor:
+    if not 0 <= p <= 1:
+        refuse(f"dropout expects a probability between 0 and 1, got {p}")
+    mine = local(x)
+    if not training or p == 0:
+        return x
+    layout = x.layout_
+    if mine.is_meta or p == 1:
+        kept = mine.new_zeros(()) if p == 1 else mine.new_ones(())
+    else:
+        kept = part_of_mask(layout, mask_shape, 1 - p, mine).div_(1 - p)
+    if inplace:
+        x.mul_(kept)
+        return x
+    return wrap(mine * kept, layout)
+
+
+def part_of_mask(layout: Layout, mask_shape: tuple[int, ...], probability: float, like: Tensor) -> Tensor:
+    """This rank's part of the mask that the serial run draws for (total samples, *mask_shape)."""
+    comm, samples = layout.grid.comm, layout.samples
+    drawn: Any = None
+    if not comm.ranks_share_a_process or comm.rank == 0:
+        drawn = torch.empty((samples.total, *mask_shape), dtype=like.dtype, device=like.device).bernoulli_(probability)
+    if comm.ranks_share_a_process and comm.size > 1:
+        drawn = comm.bcast(drawn)
+    mine = drawn.narrow(0, samples.start, layout.shape[0])
+    return cut_like(mine, layout, {dim: dim for dim in range(1, len(layout.shape))}).clone()

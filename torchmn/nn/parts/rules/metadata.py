@@ -1,0 +1,70 @@
+"""What a Part says of itself: the global shape; dtype, device and the graph are those of its values."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from torchmn.nn.parts.part import RULES, Part, local, wrap
+from torchmn.nn.parts.rules.registry import functions_named, names, rule
+
+
+@rule("shape")
+def shape(x: Part, *_: Any) -> torch.Size:
+    return torch.Size(x.layout_.shape)
+
+
+@rule("size")
+def size(x: Part, dim: int | None = None) -> torch.Size | int:
+    whole = torch.Size(x.layout_.shape)
+    return whole if dim is None else whole[dim]
+
+
+@rule("numel", "nelement")
+def numel(x: Part) -> int:
+    return torch.Size(x.layout_.shape).numel()
+
+
+@rule("__len__")
+def length(x: Part) -> int:
+    return x.layout_.shape[0]
+
+
+@rule("__repr__")
+def representation(x: Part, **_: Any) -> str:
+    return f"Part of {x.layout_}, this rank's: {local(x)!r}"
+
+
+@rule("type_as")
+def type_as(x: Tensor, other: Tensor) -> Tensor:
+    result = x.to(dtype=other.dtype, device=other.device)
+    return wrap(result, x.layout_) if isinstance(x, Part) else result
+
+
+def _told(function: Any, *args: Any, **kwargs: Any) -> Any:
+    return function(*args, **kwargs)
+
+
+_TOLD_BY_THE_VALUES = names(
+    "dim ndimension ndim dtype device requires_grad grad_fn is_leaf is_cuda is_cpu is_meta layout is_sparse "
+    "is_quantized is_mkldnn is_nested is_floating_point is_complex is_signed is_contiguous itemsize element_size "
+    "retain_grad register_hook requires_grad_ _version get_device is_inference output_nr has_names __hash__ "
+    "is_conj is_neg name grad_dtype retains_grad is_xpu is_mps data_ptr stride"
+)
+for _name in _TOLD_BY_THE_VALUES:
+    for _function in functions_named(_name):
+        RULES[_function] = partial(_told, _function)
+
+
+def _kept(function: Any, x: Part, *args: Any, **kwargs: Any) -> Any:
+    result = function(x, *args, **kwargs)
+    return result if result is x or result is None else wrap(result, x.layout_)
+
+
+_SAME_ELEMENTS = names("detach clone contiguous to float double half bfloat16 type cpu cuda data grad detach_ alias")
+for _name in _SAME_ELEMENTS:
+    for _function in functions_named(_name):
+        RULES[_function] = partial(_kept, _function)

@@ -1,0 +1,177 @@
+"""Normalisations: statistics over everything that the serial layer would see, on whichever ranks it lies."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from torchmn.nn.batch_norm import normalize_over_ranks, track_statistics
+from torchmn.nn.moments import Moments, local_moments, union
+from torchmn.nn.parts.moving import cut_like, entering, whole
+from torchmn.nn.parts.part import Part, local, wrap
+from torchmn.nn.parts.refusals import refuse
+from torchmn.nn.parts.rules.registry import composed, rule
+
+
+@rule(F.batch_norm)
+def batch_norm(
+    x: Part,
+    running_mean: Tensor | None,
+    running_var: Tensor | None,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    training: bool = False,
+    momentum: float | None = 0.1,
+    eps: float = 1e-5,
+) -> Tensor:
+    layout = x.layout_
+    if not layout.is_tile or layout.cuts[1] is not None:
+        if layout.is_tile:
+            refuse("batch_norm of a flattened image that is cut is not supported: normalise before flattening")
+        return F.batch_norm(whole(x), running_mean, running_var, weight, bias, training, momentum or 0.0, eps)
+    weight = None if weight is None else entering(weight, layout)
+    bias = None if bias is None else entering(bias, layout)
+    if not training:
+        return wrap(
+            F.batch_norm(local(x), running_mean, running_var, weight, bias, False, momentum or 0.0, eps), layout
+        )
+    comm, mine = layout.grid.comm, local(x)
+    if mine.is_meta:
+        return wrap(F.batch_norm(mine, None, None, weight, bias, True, 0.0, eps) if mine.numel() else mine * 1, layout)
+    moments = _of_all_ranks(mine, comm)
+    if moments.count == 1:
+        refuse(f"expected more than 1 value per channel when training, got 1 over all ranks, for {layout}")
+    if running_mean is not None and running_var is not None:
+        track_statistics(running_mean, running_var, moments, momentum or 0.0)
+    return wrap(normalize_over_ranks(mine, weight, bias, moments, eps, comm), layout)
+
+
+@torch.no_grad()
+def _of_all_ranks(x: Tensor, comm: Any) -> Moments:
+    wide = x if x.dtype == torch.float64 else x.float()
+    mine = local_moments(wide).packed()
+    return union([Moments.unpacked(part.to(x.device)) for part in comm.allgather(mine)])
+
+
+def _standardized(x: Tensor, dims: list[int], eps: float) -> Tensor:
+    """(x - mean) / sqrt(variance + eps) over `dims`, in two passes so that no digits cancel."""
+    distance = x - x.mean(dims, keepdim=True)
+    return distance * torch.rsqrt(distance.square().mean(dims, keepdim=True) + eps)
+
+
+@composed("group_norm")
+def group_norm(
+    x: Part, num_groups: int, weight: Tensor | None = None, bias: Tensor | None = None, eps: float = 1e-5, *_: Any
+) -> Tensor:
+    layout = x.layout_
+    if layout.cuts[1] is not None:
+        return F.group_norm(whole(x), num_groups, weight, bias, eps)
+    channels = layout.shape[1]
+    if channels % num_groups:
+        refuse(f"group_norm expects channels divisible by num_groups, got {channels} and {num_groups}")
+    grouped = wrap(
+        local(x).unflatten(1, (num_groups, channels // num_groups)),
+        layout.with_dims(
+            (layout.shape[0], num_groups, channels // num_groups, *layout.shape[2:]),
+            (layout.cuts[0], None, None, *layout.cuts[2:]),
+        ),
+    )
+    normal: Any = _standardized(grouped, list(range(2, len(layout.shape) + 1)), eps)
+    return _scaled_channels(wrap(local(normal).flatten(1, 2), layout), weight, bias)
+
+
+def _scaled_channels(x: Part, weight: Tensor | None, bias: Tensor | None) -> Tensor:
+    """`x`, one weight and one bias per channel applied; parameters stay parameters until they meet the part."""
+    layout, result = x.layout_, local(x)
+    shape = (-1, *[1] * (len(layout.shape) - 2))
+    if weight is not None:
+        result = result * entering(weight, layout).view(shape)
+    if bias is not None:
+        result = result + entering(bias, layout).view(shape)
+    return wrap(result, layout)
+
+
+@composed(F.instance_norm)
+def instance_norm(
+    x: Part,
+    running_mean: Tensor | None = None,
+    running_var: Tensor | None = None,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    use_input_stats: bool = True,
+    momentum: float = 0.1,
+    eps: float = 1e-5,
+) -> Tensor:
+    layout = x.layout_
+    if not use_input_stats:
+        return F.batch_norm(x, running_mean, running_var, weight, bias, False, momentum, eps)
+    dims = range(2, len(layout.shape))
+    mean = x.mean(list(dims), keepdim=True)
+    distance = x - mean
+    variance = distance.square().mean(list(dims), keepdim=True)
+    if running_mean is not None and running_var is not None:
+        _track_instances(x, mean, variance, running_mean, running_var, momentum)
+    return _scaled_channels(distance * torch.rsqrt(variance + eps), weight, bias)  # type: ignore[arg-type]
+
+
+@torch.no_grad()
+def _track_instances(
+    x: Part, mean: Tensor, variance: Tensor, running_mean: Any, running_var: Any, momentum: float
+) -> None:
+    """torch's running statistics of instance norm: the mean over samples of each sample's own."""
+    layout = x.layout_
+    replicas, count = layout.grid.replicas, torch.Size(layout.shape[2:]).numel()
+    sums = torch.stack([mean.flatten(1).sum(0), variance.flatten(1).sum(0) * (count / max(count - 1, 1))])
+    if sums.is_meta:
+        return
+    total = (replicas.allreduce(sums) if replicas.size > 1 else sums) / layout.samples.total
+    running_mean.mul_(1 - momentum).add_(total[0].to(running_mean), alpha=momentum)
+    running_var.mul_(1 - momentum).add_(total[1].to(running_var), alpha=momentum)
+
+
+@composed("layer_norm")
+def layer_norm(
+    x: Part,
+    normalized_shape: Sequence[int],
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    eps: float = 1e-5,
+    *_: Any,
+) -> Tensor:
+    layout = x.layout_
+    first = len(layout.shape) - len(normalized_shape)
+    if tuple(normalized_shape) != layout.shape[first:]:
+        refuse(f"layer_norm expects the last dims to be {tuple(normalized_shape)}, got {layout}")
+    behind = {dim: dim + first for dim in range(len(normalized_shape))}
+    if not any(layout.cuts[first:]):
+        weight = None if weight is None else entering(weight, layout)
+        bias = None if bias is None else entering(bias, layout)
+        return wrap(F.layer_norm(local(x), tuple(normalized_shape), weight, bias, eps), layout)
+    result = local(_standardized(x, list(range(first, len(layout.shape))), eps))
+    if weight is not None:
+        result = result * cut_like(entering(weight, layout), layout, behind)
+    if bias is not None:
+        result = result + cut_like(entering(bias, layout), layout, behind)
+    return wrap(result, layout)
+
+
+@composed("local_response_norm")
+def local_response_norm(x: Part, size: int, alpha: float = 1e-4, beta: float = 0.75, k: float = 1.0) -> Tensor:
+    """Over neighbouring channels, which no rank shares with another."""
+    layout = x.layout_
+    if layout.cuts[1] is not None:
+        return F.local_response_norm(whole(x), size, alpha, beta, k)
+    mine = local(x)
+    # Torch's own formula needs at least one element; a rank without a part has nothing to normalise.
+    return wrap(F.local_response_norm(mine, size, alpha, beta, k) if mine.numel() else mine * 1, layout)
+
+
+@composed("normalize")
+def normalize(x: Part, p: float = 2.0, dim: int = 1, eps: float = 1e-12, out: None = None) -> Tensor:
+    """F.normalize: divided by the norm along a dim."""
+    norm = x.abs().pow(p).sum(dim, keepdim=True).pow(1.0 / p)
+    return x / norm.clamp_min(eps)

@@ -1,0 +1,104 @@
+"""Functions that work element by element: each rank computes its own elements, nothing travels."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from torchmn.nn.parts.layout import Layout
+from torchmn.nn.parts.moving import cut_like, entering, whole
+from torchmn.nn.parts.part import RULES, Part, wrap
+from torchmn.nn.parts.refusals import refuse
+from torchmn.nn.parts.rules.registry import functions_named, names, rule
+
+ACTIVATIONS = names(
+    "relu relu6 elu selu celu leaky_relu gelu silu mish sigmoid tanh softplus softsign tanhshrink softshrink "
+    "hardshrink hardtanh hardsigmoid hardswish logsigmoid threshold"
+)
+ARITHMETIC = names(
+    "add sub subtract mul multiply div divide true_divide remainder fmod floor_divide pow rsub neg negative abs "
+    "absolute sign sgn square sqrt rsqrt exp exp2 expm1 log log2 log10 log1p sin cos tan asin acos atan atan2 "
+    "sinh cosh asinh acosh atanh erf erfc erfinv expit logit reciprocal floor ceil round trunc frac clamp clip "
+    "clamp_min clamp_max nan_to_num maximum minimum fmax fmin lerp addcmul addcdiv where masked_fill isnan isinf "
+    "isfinite eq ne lt le gt ge greater greater_equal less less_equal not_equal logical_and logical_or "
+    "logical_not logical_xor bitwise_and bitwise_or bitwise_not bitwise_xor hypot copysign xlogy logaddexp "
+    "zeros_like ones_like full_like empty_like sigmoid positive real imag conj deg2rad heaviside float_power sinc"
+)
+OPERATORS = names(
+    "__add__ __radd__ __sub__ __rsub__ __mul__ __rmul__ __truediv__ __rtruediv__ __div__ __rdiv__ __pow__ "
+    "__rpow__ __mod__ __floordiv__ __rfloordiv__ __neg__ __abs__ __invert__ __and__ __or__ __xor__ __eq__ __ne__ "
+    "__lt__ __le__ __gt__ __ge__ __pos__ __rmod__"
+)
+IN_PLACE = names("__iadd__ __isub__ __imul__ __itruediv__ __idiv__ __ipow__ fill_ zero_ __iand__ __ior__")
+
+
+def pointwise(function: Any, *args: Any, **kwargs: Any) -> Any:
+    """The rule: bring all operands to one layout and compute on what this rank holds."""
+    if kwargs.get("out") is not None:
+        refuse(f"out= of {function.__name__!r} is not supported for parts")
+    parts = [x for x in (*args, *kwargs.values()) if isinstance(x, Part)]
+    others = [x for x in (*args, *kwargs.values()) if isinstance(x, Tensor) and not isinstance(x, Part)]
+    if len(parts) == 1 and all(x.dim() == 0 for x in others):
+        layout = parts[0].layout_
+        operands = [entering(x, layout) if isinstance(x, Tensor) and x is not parts[0] else x for x in args]
+    else:
+        layout = broadcast_layout(parts, others)
+        if layout is None:  # vectors that are cut in different ways: together they are only whole
+            return function(*[whole(x) if isinstance(x, Part) else x for x in args], **kwargs)
+        operands = [operand(x, layout) for x in args]
+        kwargs = {name: operand(x, layout) for name, x in kwargs.items()}
+    result = function(*operands, **kwargs)
+    if result is operands[0] and result is args[0]:
+        return result  # computed in place
+    return wrap(result, layout)
+
+
+def operand(x: Any, layout: Layout) -> Any:
+    """`x` as an operand of parts of `layout`: whole tensors are cut where they have the global extent."""
+    if not isinstance(x, Tensor) or isinstance(x, Part):
+        return x
+    behind = len(layout.shape) - x.dim()
+    return cut_like(entering(x, layout), layout, {dim: dim + behind for dim in range(x.dim())})
+
+
+def broadcast_layout(parts: list[Part], others: list[Tensor]) -> Layout | None:
+    """The layout of what parts and whole tensors broadcast to; None for vectors that do not fit together."""
+    shapes = [x.layout_.shape for x in parts] + [tuple(x.shape) for x in others]
+    shape = torch.broadcast_shapes(*shapes)
+    cuts: list = [None] * len(shape)
+    for x in parts:
+        behind = len(shape) - len(x.layout_.shape)
+        for dim in x.layout_.cut_dims:
+            cuts[dim + behind] = x.layout_.cuts[dim]
+    layout = parts[0].layout_.with_dims(tuple(shape), tuple(cuts))
+    for x in parts:
+        behind = len(shape) - len(x.layout_.shape)
+        for dim, extent in enumerate(x.layout_.shape):
+            if extent != 1 and x.layout_.cuts[dim] != cuts[dim + behind]:
+                if not any(y.layout_.is_tile for y in parts):
+                    return None
+                refuse(f"operands are cut in different ways: {parts[0].layout_} and {x.layout_}")
+    return layout
+
+
+def _register() -> None:
+    for name in (*ACTIVATIONS, *ARITHMETIC, *OPERATORS, *IN_PLACE):
+        variants = [name] if name in (*OPERATORS, *IN_PLACE) else [name, f"{name}_"]
+        for variant in variants:
+            for function in functions_named(variant):
+                RULES[function] = partial(pointwise, function)
+
+
+_register()
+
+
+@rule("prelu")
+def prelu(x: Part, weight: Tensor) -> Tensor:
+    layout = x.layout_
+    weight = entering(weight, layout)
+    if len(layout.shape) > 1:  # one weight per channel, or one for all
+        weight = cut_like(weight, layout, {0: 1})
+    return wrap(torch.prelu(x, weight), layout)

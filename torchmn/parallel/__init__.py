@@ -1,0 +1,16 @@
+"""An ordinary model in, the same model on a grid of ranks out.
+
+parallelize.py   the one line that users write
+input_shape.py   for which images a model is made
+dry_run.py       a run on tensors without values, which finds what can not be computed in parts
+splitting.py     which layers are swapped for slices of them
+running.py       what happens around the forward of a parallel model
+randomness.py    dropout and batch statistics as the serial run has them
+guard.py         optimizers that would step with one rank's share of the gradients
+state.py         state dicts with global tensors
+"""
+
+from torchmn.parallel.parallelize import parallelize
+from torchmn.parallel.state import full_state_dict, load_full_state_dict
+
+__all__ = ["full_state_dict", "load_full_state_dict", "parallelize"]

@@ -1,0 +1,63 @@
+"""A run of a model on tensors without values: finds what can not be computed in parts, before anything is."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from torchmn.errors import ParallelizeError, TorchMNError
+from torchmn.nn.parts.roles import Recorder, recording
+
+
+def dry_run(model: nn.Module, forward: Callable[..., Any], inputs: Sequence[Any], kwargs: dict[str, Any]) -> Recorder:
+    """What the parameters of `model` meet when `forward` computes `inputs`, which are on the device "meta".
+
+    Parameters and buffers are replaced by ones without values while it runs, so nothing is changed or communicated.
+    """
+    parameters = {name: _without_values(p) for name, p in model.named_parameters()}
+    buffers = {name: torch.empty_like(b, device="meta") for name, b in model.named_buffers()}
+    recorder = Recorder(parameters.items())
+    holder = _Holder(model, forward)
+    tensors = {f"model.{name}": x for name, x in (*parameters.items(), *buffers.items())}
+    with recording(recorder):
+        functional_call(holder, tensors, tuple(inputs), kwargs, tie_weights=True)
+    return recorder
+
+
+def meta_like(x: Tensor) -> Tensor:
+    """A tensor without values that looks like `x`."""
+    return torch.empty_like(x, device="meta").requires_grad_(x.requires_grad)
+
+
+def _without_values(p: nn.Parameter) -> nn.Parameter:
+    meta = nn.Parameter(torch.empty_like(p, device="meta"), requires_grad=p.requires_grad)
+    for name in ("_torchmn_enters", "_torchmn_replicas"):
+        if hasattr(p, name):
+            setattr(meta, name, getattr(p, name))
+    return meta
+
+
+class _Holder(nn.Module):
+    """Runs a forward of `model` that is not the one it has."""
+
+    def __init__(self, model: nn.Module, forward: Callable[..., Any]):
+        super().__init__()
+        self.model = model
+        self._forward = forward
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        return self._forward(*args, **kwargs)
+
+
+def explained(error: BaseException) -> TorchMNError:
+    """The error of a dry run as one that says what to do."""
+    if isinstance(error, TorchMNError):
+        return error
+    return ParallelizeError(
+        f"the model can not be run on tensors without values, which finds out what is cut how: {error!s}. Its forward "
+        "may look at values (if x.sum() > 0, .item()), make tensors on a fixed device, or expect another input_shape."
+    )

@@ -1,0 +1,227 @@
+"""parallelize: an ordinary model in, the same model on a grid of ranks out."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from copy import deepcopy
+from types import MethodType
+from typing import Any
+
+import torch
+from torch import nn
+
+import torchmn.nn.parts.rules  # noqa: F401  (registers the rules)
+from torchmn.communicators.base import Communicator
+from torchmn.communicators.process_grid import ProcessGrid
+from torchmn.errors import ArgumentError, ParallelizeError, nearest
+from torchmn.nn.parts.layout import Samples, image_layout
+from torchmn.nn.parts.part import wrap
+from torchmn.nn.parts.refusals import remember_names
+from torchmn.parallel.channels import swap_channel_layers
+from torchmn.parallel.dry_run import dry_run, explained
+from torchmn.parallel.input_shape import candidates, dtype_of
+from torchmn.parallel.running import Parallelism
+from torchmn.parallel.splitting import LinearUse, LinearWatch, choose_splits, swap_linears
+
+MODES = ("datapar", "modelpar", "halopar", "halodatapar")
+ALIASES = {"vecpar": "modelpar"}
+OUTPUTS = ("whole", "tile")
+
+
+def parallelize(
+    model: nn.Module,
+    grid: ProcessGrid | Communicator,
+    mode: str,
+    *,
+    input_shape: Sequence[int] | None = None,
+    output: str = "whole",
+) -> nn.Module:
+    """A copy of `model` that computes on the ranks of `grid` what `model` computes on one. Every rank must call it.
+
+    mode: "datapar" each rank has samples of its own; "modelpar" (or "vecpar") vectors and channels are cut over ranks;
+        "halopar" images are cut into tiles; "halodatapar" both tiles and samples, by the axes of the grid
+    input_shape: of one sample, without the batch dim: (channels, height, width). Needed where the model takes images
+        that are not square and has a Linear behind them.
+    output: "whole" on every rank, or "tile": a dense output stays cut, its loss goes through functions.global_mean
+
+    The parameters are rank 0's. The class and the keys of the state dict stay; `torchmn.full_state_dict(model)` is
+    the serial one. Under halopar the input is this rank's tile, or the whole image. What can not be computed in parts
+    with the numbers of one rank is refused, naming the module, before anything is computed.
+    """
+    mode = ALIASES.get(mode, mode)
+    comm = grid.comm if isinstance(grid, ProcessGrid) else grid
+    problem = _problem(model, mode, output, input_shape)
+    comm._meet("parallelize", problem, ("mode", "output", "input_shape"), (mode, output, str(input_shape)))
+    grid = _as_grid(grid, mode)
+    _check_axes(grid, mode)
+    copied = deepcopy(model)
+    remember_names(copied)
+    comm.bcast_data(copied)
+    shape = tuple(input_shape) if input_shape is not None else None
+    parallelism = Parallelism(grid, mode, mode in ("halopar", "halodatapar"), output, shape)
+    if mode != "datapar":
+        _distribute(copied, parallelism)
+        remember_names(copied)
+    copied.parallelism = parallelism  # type: ignore[assignment]
+    copied.forward = MethodType(_forward, copied)
+    if mode == "datapar":
+        parallelism.mark(copied)
+    if grid.sizes["data"] > 1 and _has_batch_norm(copied):
+        copied.gradients_cross_ranks = True  # type: ignore[assignment]
+    return copied
+
+
+def _forward(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
+    return self.parallelism.run(self, args, kwargs)  # type: ignore[operator, union-attr]
+
+
+def _problem(model: object, mode: object, output: object, input_shape: object) -> str | None:
+    if not isinstance(model, nn.Module):
+        return f"expected a torch.nn.Module, got {type(model).__name__}"
+    if mode not in MODES:
+        return f"expected a mode, got {mode!r}. {nearest(mode, (*MODES, *ALIASES))}"
+    if output not in OUTPUTS:
+        return f"expected output to be one of {', '.join(OUTPUTS)}, got {output!r}"
+    if hasattr(model, "parallelism"):
+        return "the model is parallel already"
+    scripted = [name or "the model" for name, m in model.named_modules() if isinstance(m, torch.jit.ScriptModule)]
+    if scripted:
+        return (
+            f"{', '.join(scripted)} is compiled (ScriptModule): what it computes can not be seen. Pass the plain module"
+        )
+    lazy = [name for name, p in model.named_parameters() if nn.parameter.is_lazy(p)]
+    if lazy:
+        return f"expected initialised parameters, got lazy {', '.join(lazy)}: run a forward pass first"
+    if input_shape is not None and not all(isinstance(extent, int) for extent in input_shape):  # type: ignore[attr-defined]
+        return f"expected input_shape to be ints, (channels, height, width), got {input_shape!r}"
+    return None
+
+
+def _as_grid(grid: ProcessGrid | Communicator, mode: str) -> ProcessGrid:
+    """A grid for a communicator: all its ranks along data, or as the squarest grid of tiles."""
+    if isinstance(grid, ProcessGrid):
+        return grid
+    if mode == "datapar":
+        return ProcessGrid(grid, data=grid.size)
+    if mode == "halodatapar":
+        raise ArgumentError(
+            "parallelize: halodatapar needs a ProcessGrid, to know how many ranks share an image: "
+            "ProcessGrid(comm, data=2, height=2)"
+        )
+    return ProcessGrid.squarest(grid)
+
+
+def _check_axes(grid: ProcessGrid, mode: str) -> None:
+    tiles, data = grid.tile_count, grid.sizes["data"]
+    if mode == "datapar" and tiles > 1:
+        raise ArgumentError(f"parallelize: datapar uses the axis data only, got {grid!r}. Use mode='halodatapar'")
+    if mode == "halopar" and data > 1:
+        raise ArgumentError(f"parallelize: halopar does not use the axis data, got {grid!r}. Use mode='halodatapar'")
+
+
+def _has_batch_norm(model: nn.Module) -> bool:
+    return any(isinstance(m, nn.modules.batchnorm._BatchNorm) for m in model.modules())
+
+
+def _distribute(model: nn.Module, parallelism: Parallelism) -> None:
+    """Swap layers for this rank's slices, and learn the role of every parameter, by runs without values."""
+    shapes = [parallelism.input_shape] if parallelism.input_shape is not None else candidates(model)
+    failure: Exception | None = None
+    for shape in shapes:
+        if shape is None or not _runs_serially(model, shape):
+            continue
+        try:
+            _split(model, parallelism, shape)
+            args, samples = _inputs(model, parallelism, shape)
+            parallelism.learn_roles(model, args, {}, samples, samples.total)
+            return
+        except Exception as error:
+            failure = failure or error
+            if parallelism.input_shape is not None or not _is_too_small(error):
+                break
+    if failure is not None:
+        raise explained(failure) from (None if isinstance(failure, ParallelizeError) else failure)
+    if parallelism.input_shape is not None:
+        _inputs_serial_error(model, parallelism.input_shape)
+    # No shape fits (several inputs, say): what needs no knowledge of the run is done, the rest at the first forward.
+    if not parallelism.cuts_images:
+        swap_channel_layers(model, parallelism.grid)
+
+
+def _split(model: nn.Module, parallelism: Parallelism, shape: tuple[int, ...]) -> None:
+    grid = parallelism.grid
+    if grid.tiles.size == 1:
+        return
+    if parallelism.mode == "modelpar":
+        swap_channel_layers(model, grid)
+    uses = {
+        id(module): LinearUse(module)
+        for module in model.modules()
+        if type(module) is nn.Linear and not module._forward_hooks and not module._forward_pre_hooks
+    }
+    if not uses:
+        return
+    watch = _watch_linears(model, parallelism, shape, uses)
+    once = [use for use in watch.order if use.calls == 1 and not _is_shared(model, use.layer)]
+    swap_linears(model, grid, [pair for pair in choose_splits(watch.order) if pair[0] in once])
+
+
+def _is_shared(model: nn.Module, layer: nn.Linear) -> bool:
+    """Whether another module has the same parameters, or the layer stands in two places."""
+    owners = [m for m in model.modules() for p in m.parameters(recurse=False) if p is layer.weight or p is layer.bias]
+    places = [m for _, m in model.named_modules(remove_duplicate=False) if m is layer]
+    return len(owners) > 2 or len(places) > 1 or any(m is not layer for m in owners)
+
+
+def _watch_linears(
+    model: nn.Module, parallelism: Parallelism, shape: tuple[int, ...], uses: dict[int, LinearUse]
+) -> LinearWatch:
+    weights: dict[int, LinearUse] = {}
+    watch = LinearWatch(weights)
+
+    def forward(*args: Any) -> Any:
+        weights.update({id(use.layer.weight): use for use in uses.values()})
+        with watch:
+            return type(model).forward(model, *args)
+
+    args, _ = _inputs(model, parallelism, shape)
+    dry_run(model, forward, args, {})
+    return watch
+
+
+def _inputs(model: nn.Module, parallelism: Parallelism, shape: tuple[int, ...]) -> tuple[tuple, Samples]:
+    """An input without values: two samples, so that batch statistics exist."""
+    batch = 2
+    samples = Samples(0, batch)
+    dtype = dtype_of(model)
+    if not parallelism.cuts_images or len(shape) < 2:
+        return (torch.empty((batch, *shape), dtype=dtype, device="meta"),), samples
+    layout = image_layout(parallelism.grid, (batch, *shape), samples)
+    return (wrap(torch.empty(layout.local_shape(), dtype=dtype, device="meta"), layout),), samples
+
+
+def _runs_serially(model: nn.Module, shape: tuple[int, ...]) -> bool:
+    """Whether the model takes samples of this shape on one rank."""
+    x = torch.empty((2, *shape), dtype=dtype_of(model), device="meta")
+    try:
+        dry_run(model, lambda *args: type(model).forward(model, *args), (x,), {})
+    except Exception:
+        return False
+    return True
+
+
+def _inputs_serial_error(model: nn.Module, shape: tuple[int, ...]) -> None:
+    """Raise what the model itself says of an input_shape that it does not take."""
+    x = torch.empty((2, *shape), dtype=dtype_of(model), device="meta")
+    try:
+        dry_run(model, lambda *args: type(model).forward(model, *args), (x,), {})
+    except Exception as error:
+        raise explained(error) from error
+
+
+def _is_too_small(error: Exception) -> bool:
+    """Whether a larger image might do: more ranks than rows, or a window larger than the image."""
+    return "smaller than the window" in str(error) or "rows" in str(error)
+
+
+__all__ = ["MODES", "parallelize"]

@@ -1,0 +1,195 @@
+"""What happens around the forward of a parallel model: inputs become parts, outputs become what the user wants."""
+
+from __future__ import annotations
+
+import weakref
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
+
+from torchmn.communicators.process_grid import ProcessGrid
+from torchmn.errors import ParallelizeError
+from torchmn.geometry import owned
+from torchmn.nn.parts import roles
+from torchmn.nn.parts.layout import Layout, Samples, forward_of, image_layout
+from torchmn.nn.parts.moving import part_of, whole
+from torchmn.nn.parts.part import Part, local, wrap
+from torchmn.nn.parts.roles import OWN, SUMMED, WHOLE
+from torchmn.nn.slices import SlicedModule
+from torchmn.parallel.dry_run import dry_run, explained
+from torchmn.parallel.guard import guard
+from torchmn.parallel.randomness import SerialRandomness
+
+
+@dataclass
+class Parallelism:
+    """How a model runs on a grid. It hangs on the model as `model.parallelism`."""
+
+    grid: ProcessGrid
+    mode: str
+    cuts_images: bool
+    output: str = "whole"
+    input_shape: tuple[int, ...] | None = None  # of one sample, if the user gave it
+    roles: dict[str, str] = field(default_factory=dict)
+    _checked: set[Any] = field(default_factory=set)
+    _marked: Any = None  # the model whose parameters carry the marks of their roles
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Parallelism:
+        copied = Parallelism(self.grid, self.mode, self.cuts_images, self.output, self.input_shape, dict(self.roles))
+        memo[id(self)] = copied
+        return copied
+
+    # -- one forward -------------------------------------------------------------------------------------------
+
+    def run(self, model: nn.Module, args: tuple, kwargs: dict[str, Any]) -> Any:
+        """The forward of `model` on this rank's part of the inputs."""
+        if self._marked is None or self._marked() is not model:
+            self.mark(model)  # a deep copy has the parameters, but not their marks
+        samples, batch = self._samples(model, args, kwargs)
+        args, kwargs = pytree.tree_map_only(Tensor, lambda x: self._entered(x, samples), (args, kwargs))
+        self._check(model, args, kwargs, samples, batch)
+        return self._computed(model, args, kwargs, samples, batch)
+
+    def _computed(self, model: nn.Module, args: tuple, kwargs: dict, samples: Samples, batch: int) -> Any:
+        with forward_of(samples):
+            if model.training and self.grid.comm.size > 1:
+                with SerialRandomness(self.grid, samples, batch):
+                    result = type(model).forward(model, *args, **kwargs)
+            else:
+                result = type(model).forward(model, *args, **kwargs)
+        return pytree.tree_map_only(Part, whole if self.output == "whole" else local, result)
+
+    def _samples(self, model: nn.Module, args: tuple, kwargs: dict) -> tuple[Samples, int]:
+        """Which samples of the whole batch this rank's replica holds; what other replicas hold is asked in training."""
+        first = next((x for x in pytree.tree_leaves((args, kwargs)) if isinstance(x, Tensor) and x.dim()), None)
+        batch = 0 if first is None else first.layout_.shape[0] if isinstance(first, Part) else first.shape[0]
+        replicas = self.grid.replicas
+        if replicas.size == 1 or not model.training:
+            return Samples(0, batch), batch
+        sizes = [int(n) for n in replicas.allgather(torch.tensor(batch))]
+        return Samples(sum(sizes[: replicas.rank]), sum(sizes)), batch
+
+    def _entered(self, x: Tensor, samples: Samples) -> Tensor:
+        """An input as a Part, if images are cut and it is one."""
+        if not self.cuts_images or isinstance(x, Part) or x.dim() < 3:
+            return x
+        shape = self._global_shape(x)
+        layout = image_layout(self.grid, shape, samples)
+        if tuple(x.shape) == layout.local_shape():
+            return wrap(x, layout)
+        if tuple(x.shape) == shape:
+            return part_of(x, layout)
+        raise ParallelizeError(
+            f"rank {self.grid.comm.rank} of {self.grid.comm.size}: expected this rank's tile {layout.local_shape()} of "
+            f"an input {shape}, or all of it, got {tuple(x.shape)}. torchmn.data.scatter_regions gives each rank its "
+            "tile."
+        )
+
+    def _global_shape(self, x: Tensor) -> tuple[int, ...]:
+        """The shape of the whole input: as the user said, or from the shapes of all ranks' tiles."""
+        if self.input_shape is not None and len(self.input_shape) == x.dim() - 1:
+            return (x.shape[0], *self.input_shape)
+        tiles = self.grid.tiles
+        shapes = [tuple(part.tolist()) for part in tiles.allgather(torch.tensor(x.shape))]
+        return whole_shape(self.grid, shapes)
+
+    # -- before the first forward --------------------------------------------------------------------------------
+
+    def _check(self, model: nn.Module, args: tuple, kwargs: dict, samples: Samples, batch: int) -> None:
+        """Run once without values for every new shape of the inputs: what can not be computed raises here."""
+        leaves = pytree.tree_leaves((args, kwargs))
+        seen = tuple(x.layout_ if isinstance(x, Part) else tuple(x.shape) for x in leaves if isinstance(x, Tensor))
+        seen = (model.training, *(_shape_of(s) for s in seen))
+        if seen in self._checked or not (self.cuts_images or self.mode == "modelpar"):
+            return
+        meta_args, meta_kwargs = pytree.tree_map_only(Tensor, _without_values, (args, kwargs))
+        self.learn_roles(model, meta_args, meta_kwargs, samples, batch)
+        self._checked.add(seen)
+
+    def learn_roles(self, model: nn.Module, args: tuple, kwargs: dict, samples: Samples, batch: int) -> None:
+        """Find out from a run without values which gradient each parameter will hold."""
+
+        def forward(*args: Any, **kwargs: Any) -> Any:
+            return self._computed(model, args, kwargs, samples, batch)
+
+        try:
+            recorder = dry_run(model, forward, args, kwargs)
+        except Exception as error:
+            raise explained(error) from (None if isinstance(error, ParallelizeError) else error)
+        found = dict.fromkeys((name for name, _ in model.named_parameters()), WHOLE)
+        found |= dict.fromkeys(recorder.with_parts, SUMMED)
+        for name in recorder.used_both_ways:
+            found[name] = WHOLE
+            roles.let_enter(model.get_parameter(name))
+        found |= dict.fromkeys(own_parameters(model), OWN)
+        if self.roles and found != self.roles:
+            changed = [name for name in found if found[name] != self.roles.get(name)]
+            raise ParallelizeError(
+                f"the parameters {', '.join(changed)} are used in another way than the model was parallelized for. "
+                "Pass parallelize(..., input_shape=...) with the shape of these inputs."
+            )
+        if not self.roles:
+            self.roles = found
+            self.mark(model)
+
+    def mark(self, model: nn.Module) -> None:
+        """Let every parameter know its role, so that gradients are combined over the right ranks."""
+        for name, parameter in model.named_parameters():
+            role = self.roles.get(name, WHOLE)
+            if role == OWN:
+                roles.mark_own(parameter, self.grid.replicas)
+            elif role == SUMMED:
+                roles.mark_summed(parameter, self.grid.tile_count)
+            if self.grid.comm.size > 1 and not (role == OWN and self.grid.replicas.size == 1):
+                guard(parameter)
+        self._marked = weakref.ref(model)
+
+
+def own_parameters(model: nn.Module) -> list[str]:
+    """The names of the parameters of which every tile rank holds its own slice."""
+    return [
+        f"{prefix}.{name}" if prefix else name
+        for prefix, module in model.named_modules()
+        if isinstance(module, SlicedModule)
+        for name in module.cut_parameters
+    ]
+
+
+def whole_shape(grid: ProcessGrid, shapes: list[tuple[int, ...]]) -> tuple[int, ...]:
+    """The global shape of an input of which the tile ranks hold `shapes`; an error if these do not fit together."""
+    first = shapes[0]
+    axes = grid.axes_of(len(first) - 2)
+    shape = list(first)
+    layout = Layout(grid, first, (None,) * len(first), Samples(0, first[0]))
+    for dim, axis in enumerate(axes, start=2):
+        along = {layout.place(axis, tile): part[dim] for tile, part in enumerate(shapes) if len(part) == len(first)}
+        shape[dim] = sum(along.values())
+    expected = [
+        (
+            *first[:2],
+            *(
+                len(owned(shape[dim], grid.sizes[axis], layout.place(axis, tile)))
+                for dim, axis in enumerate(axes, start=2)
+            ),
+        )
+        for tile in range(len(shapes))
+    ]
+    if expected != shapes:
+        raise ParallelizeError(
+            f"rank {grid.comm.rank} of {grid.comm.size}: the ranks' tiles have shapes {shapes}, expected {expected} "
+            f"for an input {tuple(shape)}: balanced, larger tiles first. torchmn.data.scatter_regions cuts them so."
+        )
+    return tuple(shape)
+
+
+def _shape_of(layout: Layout | tuple[int, ...]) -> tuple[int, ...]:
+    return layout.shape if isinstance(layout, Layout) else layout
+
+
+def _without_values(x: Tensor) -> Tensor:
+    if isinstance(x, Part):
+        return wrap(torch.empty_like(local(x), device="meta").requires_grad_(x.requires_grad), x.layout_)
+    return torch.empty_like(x, device="meta").requires_grad_(x.requires_grad)

@@ -1,0 +1,106 @@
+"""Which layers are swapped for this rank's slices of them, decided from one run without values."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+from torch.utils import _pytree as pytree
+
+from torchmn.communicators.process_grid import ProcessGrid
+from torchmn.nn.parts.layout import Cut, FlatCut
+from torchmn.nn.parts.part import Part
+from torchmn.nn.parts.rules import pointwise
+from torchmn.nn.parts.rules.registry import functions_named
+from torchmn.nn.vector_linear import VectorLinear
+
+_ELEMENT_BY_ELEMENT = {
+    function
+    for name in (*pointwise.ACTIVATIONS, *pointwise.ARITHMETIC, "dropout")
+    for variant in (name, f"{name}_")
+    for function in functions_named(variant)
+}
+
+
+@dataclass
+class LinearUse:
+    """How a Linear layer was used in a run: what its input was, and where its output went."""
+
+    layer: nn.Linear
+    calls: int = 0
+    cut: Cut | FlatCut | None = None  # of its input
+    source: LinearUse | None = None  # the Linear whose output, element by element, is the input
+    feeds: list[LinearUse] = field(default_factory=list)
+    leaves: bool = False  # whether the output also goes anywhere else
+
+
+class LinearWatch(TorchFunctionMode):
+    """Follows the vectors between the Linear layers of a model while it runs."""
+
+    def __init__(self, weights: dict[int, LinearUse]):
+        super().__init__()
+        self._weights = weights
+        self._made_by: dict[int, tuple[Tensor, LinearUse]] = {}  # the tensors are kept, so that ids stay theirs
+        self.order: list[LinearUse] = []
+
+    def __torch_function__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        tensors = [x for x in pytree.tree_leaves((args, kwargs or {})) if isinstance(x, Tensor)]
+        if getattr(func, "__name__", "") in ("__get__", "size", "dim"):
+            return result
+        sources = [self._made_by[id(x)][1] for x in tensors if id(x) in self._made_by]
+        use = self._weights.get(id(tensors[1])) if func is F.linear and len(tensors) > 1 else None
+        if use is not None:
+            self._linear(use, tensors[0], sources)
+            self._made_by[id(result)] = (result, use)
+        elif len(sources) == 1 and func in _ELEMENT_BY_ELEMENT and len(tensors) == 1 and isinstance(result, Tensor):
+            self._made_by[id(result)] = (result, sources[0])
+        else:
+            for source in sources:
+                source.leaves = True
+        return result
+
+    def _linear(self, use: LinearUse, x: Tensor, sources: Sequence[LinearUse]) -> None:
+        use.calls += 1
+        self.order.append(use)
+        if isinstance(x, Part):
+            use.cut = x.layout_.cuts[-1]
+        elif sources:
+            use.source = sources[0]
+            sources[0].feeds.append(use)
+
+
+def choose_splits(order: Sequence[LinearUse]) -> list[tuple[LinearUse, str]]:
+    """ "input" or "output" for each Linear: in pairs, so that between the two of a pair nothing travels."""
+    chosen: dict[int, str] = {}
+    for use in order:
+        if use.cut is not None or (use.source is not None and chosen.get(id(use.source)) == "output"):
+            chosen[id(use)] = "input"
+        elif use.feeds and not use.leaves and all(other.calls == 1 for other in use.feeds):
+            chosen[id(use)] = "output"
+        else:
+            chosen[id(use)] = "input"
+    return [(use, chosen[id(use)]) for use in order]
+
+
+def swap_linears(model: nn.Module, grid: ProcessGrid, splits: Sequence[tuple[LinearUse, str]]) -> None:
+    """Put this rank's slices in the place of the Linear layers that are used once."""
+    places = {id(module): name for name, module in model.named_modules(remove_duplicate=True)}
+    for use, split in splits:
+        if use.calls != 1:
+            continue
+        if use.layer.in_features < grid.tiles.size and split == "input" and use.cut is None:
+            continue  # some ranks would have nothing
+        name = places[id(use.layer)]
+        columns = use.cut if isinstance(use.cut, FlatCut) else None
+        replace_module(model, name, VectorLinear.of(use.layer, grid, split, columns))
+
+
+def replace_module(model: nn.Module, name: str, module: nn.Module) -> None:
+    """Put `module` in the place of the submodule called `name`."""
+    parent, _, last = name.rpartition(".")
+    model.get_submodule(parent).register_module(last, module)
