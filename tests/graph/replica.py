@@ -51,7 +51,8 @@ class Node(nn.Module):
         self.bias = nn.Parameter(torch.randn(WIDTH, generator=generator, dtype=torch.float64))
 
     def forward(self, *arguments: Any) -> Any:
-        total = torch.zeros(WIDTH, dtype=torch.float64)
+        rows = next((x.shape[:-1] for x in floats(arguments)), ())
+        total = torch.zeros(*rows, WIDTH, dtype=torch.float64)
         for n, argument in enumerate(arguments):
             if n not in self.spec.ignores:
                 for place, x in enumerate(floats(argument)):

@@ -168,7 +168,7 @@ class MultiNodeChainList(nn.Module):
                 f"rank {comm.rank} of {comm.size}: with microbatches={self._microbatches} these layers see one "
                 f"micro-batch at a time, so the numbers are not those of microbatches=1: {', '.join(found)}. Use "
                 "layers that treat each sample alone (GroupNorm, LayerNorm), or microbatches=1.",
-                stacklevel=4,
+                stacklevel=5,  # who called the chain
             )
 
     def __deepcopy__(self, memo: dict[int, Any]) -> MultiNodeChainList:

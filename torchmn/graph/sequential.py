@@ -28,10 +28,12 @@ def stage_of_rank(
     """This rank's layers (None if it has none), the rank before and the rank after; None at either end."""
     counts = layers_per_rank(model, comm, balance, sample)
     owners = [rank for rank, count in enumerate(counts) if count]
-    stages = []
-    for rank in range(comm.size):
-        first = sum(counts[:rank])
-        stages.append(nn.Sequential(OrderedDict(list(model.named_children())[first : first + counts[rank]])))
+    layers = list(model._modules.items())  # named_children leaves out a layer that is used twice
+    firsts = [sum(counts[:rank]) for rank in range(comm.size)]
+    stages = [
+        nn.Sequential(OrderedDict(layers[first : first + count]))  # type: ignore[arg-type]
+        for first, count in zip(firsts, counts, strict=True)
+    ]
     _refuse_shared_parameters(stages, comm)
     if not counts[comm.rank]:
         return None, None, None
