@@ -11,6 +11,7 @@ from torchmn.cli.parser import Parser
 from torchmn.errors import TorchMNError, nearest
 
 COMMANDS = {
+    "train": "train the experiment in a YAML file, on one rank or many",
     "run": "start a script on several ranks of this machine, over MPI or gloo",
     "doctor": "check this machine (or --hosts) step by step, and say what to do",
 }

@@ -42,7 +42,7 @@ def main(arguments: Sequence[str]) -> int:
     python = [sys.executable, *command]
     if options.n == 1 and options.transport is None:
         os.execve(sys.executable, python, environment)
-    job = _job(options.transport, options.n, python, environment)
+    job = job_for(options.transport, options.n, python, environment)
     return supervise(job, raw=options.raw or options.n == 1)
 
 
@@ -86,7 +86,8 @@ def check_command(parser: Parser, command: list[str]) -> None:
         parser.error(f"there is no script {str(script)!r}." + (f" {nearest(script.name, beside)}" if beside else ""))
 
 
-def _job(transport: str | None, size: int, command: list[str], environment: dict[str, str]) -> Job:
+def job_for(transport: str | None, size: int, command: list[str], environment: dict[str, str]) -> Job:
+    """The job of `command` on `size` ranks over `transport`, or over what this machine has."""
     if transport == "gloo":
         return gloo_job(size, command, environment)
     try:

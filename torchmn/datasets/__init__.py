@@ -1,8 +1,26 @@
 """Datasets that come with TorchMN, or that it reads and fetches."""
 
+from torchmn.datasets.arrays import Arrays
 from torchmn.datasets.errors import DatasetError
 from torchmn.datasets.image_set import ImageSet
 from torchmn.datasets.load_cifar10 import cifar10
+from torchmn.datasets.load_cifar100 import cifar100
+from torchmn.datasets.load_images import images
+from torchmn.datasets.load_iris import iris
+from torchmn.datasets.load_made_up import random, toy_images
 from torchmn.datasets.load_mnist import mnist
+from torchmn.datasets.load_npz import npz
 
-__all__ = ["DatasetError", "ImageSet", "cifar10", "mnist"]
+__all__ = [
+    "Arrays",
+    "DatasetError",
+    "ImageSet",
+    "cifar10",
+    "cifar100",
+    "images",
+    "iris",
+    "mnist",
+    "npz",
+    "random",
+    "toy_images",
+]

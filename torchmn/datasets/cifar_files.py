@@ -33,11 +33,11 @@ def read_binary(path: Path) -> tuple[np.ndarray, np.ndarray]:
     return records[:, 0], records[:, 1:]
 
 
-def read_pickled(path: Path) -> tuple[np.ndarray, np.ndarray]:
+def read_pickled(path: Path, labels_name: str = "labels") -> tuple[np.ndarray, np.ndarray]:
     """Labels and pixels of a pickled batch. Nothing in the file is run, whatever it holds."""
     try:
         batch = _Unpickler(io.BytesIO(_content(path)), encoding="bytes").load()
-        labels, data = (_entry(batch, name) for name in ("labels", "data"))
+        labels, data = (_entry(batch, name) for name in (labels_name, "data"))
         pixels = data.array() if isinstance(data, _PickledArray) else None
         labels = np.array([_label(label) for label in labels], dtype=np.uint8)
     except DatasetError as error:

@@ -6,6 +6,7 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
+import numpy as np
 import torch
 
 from torchmn.datasets.errors import DatasetError
@@ -82,6 +83,14 @@ def load(name: str, files: MnistSplit, root: Path) -> ImageSet:
     images_path, labels_path = files.images.find(root), files.labels.find(root)
     images = read_idx(images_path, dims=3)
     labels = read_idx(labels_path, dims=1)
+    check(images_path, images, labels_path, labels)
+    # A copy of each: NumPy's arrays stand on read-only bytes, and a tensor must be writable.
+    pixels = torch.from_numpy(images.copy()).to(torch.float32).div_(255).unsqueeze(1)
+    return ImageSet(name, pixels, torch.from_numpy(labels.copy()).to(torch.int64))
+
+
+def check(images_path: Path, images: np.ndarray, labels_path: Path, labels: np.ndarray) -> None:
+    """Raise a DatasetError where images and labels are not MNIST's, or do not belong together."""
     if images.shape[1:] != (SIDE, SIDE):
         raise DatasetError(
             f"{images_path}: expected images of {SIDE} x {SIDE}, got {' x '.join(map(str, images.shape[1:]))}."
@@ -95,6 +104,3 @@ def load(name: str, files: MnistSplit, root: Path) -> ImageSet:
         raise DatasetError(
             f"{labels_path}: expected labels from 0 to {CLASSES - 1}, got {labels.max()} at position {labels.argmax()}."
         )
-    # A copy of each: NumPy's arrays stand on read-only bytes, and a tensor must be writable.
-    pixels = torch.from_numpy(images.copy()).to(torch.float32).div_(255).unsqueeze(1)
-    return ImageSet(name, pixels, torch.from_numpy(labels.copy()).to(torch.int64))

@@ -48,22 +48,22 @@ class Failure:
         return f"rank {self.rank} {how} (exit status {self.status})"
 
 
-def supervise(job: Job, *, raw: bool = False) -> int:
+def supervise(job: Job, *, raw: bool = False, patience: float = RANKS_MAY_CLEAN_UP) -> int:
     """The exit status of `job` when it is over: 0, or its first failing rank's (128 + n after signal n).
 
-    SIGINT, SIGTERM and SIGHUP are passed to the ranks; after 3 s, or the second signal, all are killed.
+    SIGINT, SIGTERM and SIGHUP are passed to the ranks; after `patience` + 1 s, or the second signal, all are killed.
     """
     screen = Screen()
     adopt_orphans()
     with job.held, rank_pipes(job.size, screen, raw=raw) as pipes:
-        return Supervisor(job, pipes, screen).run()
+        return Supervisor(job, pipes, screen, patience).run()
 
 
 class Supervisor:
     """A job while it runs."""
 
-    def __init__(self, job: Job, pipes: RankPipes, screen: Screen):
-        self.job, self.pipes, self.screen = job, pipes, screen
+    def __init__(self, job: Job, pipes: RankPipes, screen: Screen, patience: float):
+        self.job, self.pipes, self.screen, self.patience = job, pipes, screen, patience
         self.processes: list[subprocess.Popen[bytes]] = []
         self.running: dict[int, int] = {}  # rank: process id
         self.succeeded = 0  # ranks
@@ -92,7 +92,7 @@ class Supervisor:
                 self._end(signal.SIGTERM, RANKS_MAY_END_THEMSELVES)
             return self._status()
         except Interrupted as interrupted:
-            self._end(interrupted.signum, RANKS_MAY_CLEAN_UP)
+            self._end(interrupted.signum, self.patience)
             return 128 + interrupted.signum
         except BrokenPipeError:  # who read our output is gone, as after `| head`
             self._end(signal.SIGTERM, RANKS_MAY_CLEAN_UP)

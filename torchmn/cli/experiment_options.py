@@ -1,0 +1,97 @@
+"""Flags that the commands on experiment files share, and what they say about the file."""
+
+from __future__ import annotations
+
+import argparse
+import re
+from typing import TYPE_CHECKING
+
+from torchmn.cli.parser import Parser, at_least, one_of
+
+if TYPE_CHECKING:
+    from torchmn.experiment import Override
+
+MODES = ("datapar", "modelpar", "halopar", "halodatapar")
+GRID_AXES = ("depth", "height", "width")
+
+
+def add_file(parser: Parser) -> None:
+    parser.add_argument("file", metavar="FILE", help="the experiment")
+
+
+def add_ranks(parser: Parser) -> None:
+    parser.add_argument("-n", "-np", metavar="N", type=at_least(1), help="start N ranks on this machine")
+    parser.add_argument("--transport", metavar="mpi|gloo", type=one_of("mpi", "gloo"), help="what the ranks talk over")
+    parser.add_argument("--threads", metavar="T", type=at_least(1), help="threads per rank")
+
+
+def add_modes(parser: Parser) -> None:
+    helps = {
+        "datapar": "ranks divide the samples of each batch",
+        "modelpar": "ranks divide the vectors of linear layers; with --datapar, the hybrid of both",
+        "halopar": "ranks divide the images, and exchange their edges",
+        "halodatapar": "groups of ranks divide the samples, the ranks of a group the images",
+    }
+    short = {"datapar": ["-p"], "modelpar": ["-m"]}  # as bin/neon had them
+    for mode in MODES:
+        parser.add_argument(*short.get(mode, []), f"--{mode}", action="store_true", help=helps[mode])
+    parser.add_argument(
+        "--grid", metavar="HxW", type=grid, help="how the ranks of an image stand: 2x2, or data=2,height=2"
+    )
+
+
+def add_values(parser: Parser) -> None:
+    parser.add_argument("--data", metavar="DIR", help="where the data set is")
+    parser.add_argument("--sample", metavar="10%", help="take only a share of the data")
+    parser.add_argument("--epochs", metavar="E", help="another number of epochs")
+    parser.add_argument("-r", "--seed", metavar="S", help="another seed")
+    parser.add_argument(
+        "--set", metavar="KEY=VALUE", action="append", default=[], help="another value in the file, as optimizer.lr=0.1"
+    )
+
+
+def grid(text: str) -> dict[str, int]:
+    """The axes of `2x2` (height, width), `2x2x2` (depth too) or `data=2,height=2`."""
+    if re.fullmatch(r"\d+(x\d+){0,2}", text):
+        sizes = [int(part) for part in text.split("x")]
+        axes: dict[str, int] = dict(zip(GRID_AXES[3 - len(sizes) :], sizes, strict=True))
+    elif re.fullmatch(r"(data|depth|height|width)=\d+(,(data|depth|height|width)=\d+)*", text):
+        axes = {name: int(size) for name, size in (part.split("=") for part in text.split(","))}
+    else:
+        raise argparse.ArgumentTypeError(f"expected a grid as 2x2 (height x width) or data=2,height=2, got {text!r}")
+    if min(axes.values()) < 1:
+        raise argparse.ArgumentTypeError(f"expected at least one rank along each axis, got {text!r}")
+    return axes
+
+
+def overrides(options: argparse.Namespace) -> list[Override]:
+    """What the flags say about the file, in the order in which later ones win."""
+    from torchmn.experiment import Override, parse_set
+
+    found = [parse_set(text) for text in options.set]
+    for flag, path in (("sample", ("dataset", "sample")), ("epochs", ("epochs",)), ("seed", ("seed",))):
+        if (text := getattr(options, flag)) is not None:
+            said = f"--{flag} {text}"
+            value = parse_set(f"x={text}").value
+            found.append(Override(path, value, said))
+    return found
+
+
+def parallel_overrides(options: argparse.Namespace) -> list[Override]:
+    """What the flags of modes say."""
+    from torchmn.errors import ExperimentError
+    from torchmn.experiment import Override
+
+    named = [mode for mode in MODES if getattr(options, mode)]
+    if named == ["datapar", "modelpar"]:
+        named = ["hybrid"]
+    if len(named) > 1:
+        raise ExperimentError(f"--{named[0]} and --{named[1]} do not go together; --datapar and --modelpar do")
+    found = []
+    if named:
+        said = "--datapar --modelpar" if named == ["hybrid"] else f"--{named[0]}"
+        # A grid of the file belongs to the mode of the file.
+        found.append(Override(("parallel",), {"mode": named[0]}, said))
+    if options.grid:
+        found.append(Override(("parallel", "grid"), dict(options.grid), f"--grid {options.grid}"))
+    return found

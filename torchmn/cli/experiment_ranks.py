@@ -1,0 +1,47 @@
+"""On which ranks a command on an experiment runs: those that are there, this process, or ranks started here."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable, Sequence
+
+from torchmn.cli.launch.job import rank_environment
+from torchmn.cli.launch.supervisor import supervise
+from torchmn.cli.parser import Parser
+from torchmn.cli.run import job_for
+from torchmn.communicators.launchers import Launch, detect
+
+SECONDS_TO_SAVE = 60.0
+"""How long ranks may take to save a checkpoint after Ctrl-C."""
+
+
+def started_elsewhere(
+    parser: Parser, name: str, arguments: Sequence[str], options: argparse.Namespace, check: Callable[[int], None]
+) -> int | None:
+    """The exit status of ranks that were started to do this; None if this process is to do it.
+
+    `check` is called with the number of ranks before any are started: what it raises is said once.
+    """
+    launch = detect()
+    if is_rank(launch):
+        if options.n is not None and options.n != launch.size:
+            parser.error(f"-n {options.n}, but {launch.name} has started {launch.size} ranks: leave out -n.")
+        return None
+    if options.n in (None, 1):
+        return None
+    check(options.n)
+    environment = rank_environment(options.n, options.threads)
+    command = [sys.executable, "-m", "torchmn.cli.main", name, *arguments]
+    job = job_for(options.transport, options.n, command, environment)
+    return supervise(job, raw=True, patience=SECONDS_TO_SAVE)
+
+
+def is_rank(launch: Launch) -> bool:
+    """Whether a launcher started this process as one of several ranks."""
+    return launch.transport != "solo" and launch.size > 1
+
+
+def speaks() -> bool:
+    """Whether this process is the one to print: rank 0, or the only one."""
+    return detect().rank == 0

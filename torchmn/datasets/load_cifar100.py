@@ -1,0 +1,67 @@
+"""CIFAR-100: small colour photographs, 32 x 32 pixels, a hundred classes."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from torchmn.datasets import cifar_files
+from torchmn.datasets.errors import DatasetError
+from torchmn.datasets.image_set import ImageSet
+from torchmn.errors import ArgumentError, nearest
+
+SPLITS = ("train", "test")
+CLASSES, COARSE_CLASSES = 100, 20
+RECORD = 2 + cifar_files.PIXELS
+# How a format names its files, and the folder that its archive unpacks to.
+FORMATS = ((".bin", "cifar-100-binary"), ("", "cifar-100-python"))
+
+
+def cifar100(split: str, root: str | os.PathLike[str], *, coarse: bool = False) -> ImageSet:
+    """The photographs of `split` ("train" or "test") as a dataset of (image, label).
+
+    image: (3, 32, 32), float32 in [0, 1]; label: 0 to 99, or with `coarse` the 20 groups of classes
+    `root` holds the files of the binary or the Python version, or the folder that the archive unpacks to.
+    """
+    labels, pixels = cifar100_bytes(split, Path(root).expanduser(), coarse)
+    images = torch.from_numpy(pixels.copy()).view(-1, 3, 32, 32).to(torch.float32).div_(255)
+    return ImageSet(f"cifar100 {split}", images, torch.from_numpy(labels.astype(np.int64)))
+
+
+def cifar100_bytes(split: str, root: Path, coarse: bool) -> tuple[np.ndarray, np.ndarray]:
+    """Labels and pixels as bytes: (count,), (count, 3072)."""
+    path = find(split, root)
+    labels, pixels = _binary(path, coarse) if path.suffix == ".bin" else _pickled(path, coarse)
+    classes = COARSE_CLASSES if coarse else CLASSES
+    if labels.size and labels.max() >= classes:
+        raise DatasetError(f"{path}: expected labels from 0 to {classes - 1}, got {labels.max()}.")
+    return labels, pixels
+
+
+def find(split: str, root: Path) -> Path:
+    """The file of a split, in `root` or in the folder of an archive in it."""
+    if split not in SPLITS:
+        raise ArgumentError(f"cifar100: split {split!r} does not exist. {nearest(split, SPLITS)}")
+    for suffix, folder in FORMATS:
+        for place in (root, root / folder):
+            if (place / f"{split}{suffix}").is_file():
+                return place / f"{split}{suffix}"
+    raise DatasetError(
+        f"cifar100 {split}: no {split}.bin or {split} in {str(root)!r}, nor in cifar-100-binary or cifar-100-python in "
+        "it. Unpack cifar-100-binary.tar.gz or cifar-100-python.tar.gz there."
+    )
+
+
+def _binary(path: Path, coarse: bool) -> tuple[np.ndarray, np.ndarray]:
+    content = path.read_bytes()
+    if not content or len(content) % RECORD:
+        raise DatasetError(f"{path}: expected records of {RECORD} bytes, got {len(content)} bytes. Get the file again.")
+    records = np.frombuffer(content, dtype=np.uint8).reshape(-1, RECORD)
+    return records[:, 0 if coarse else 1], records[:, 2:]
+
+
+def _pickled(path: Path, coarse: bool) -> tuple[np.ndarray, np.ndarray]:
+    return cifar_files.read_pickled(path, labels_name="coarse_labels" if coarse else "fine_labels")

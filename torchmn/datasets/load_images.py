@@ -1,0 +1,83 @@
+"""Images in folders: one folder per class."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from torchmn.datasets import cache
+from torchmn.datasets.arrays import Arrays, labels
+from torchmn.datasets.errors import DatasetError
+
+ENDINGS = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".ppm", ".pgm", ".webp", ".tif", ".tiff")
+MODES = {1: "L", 3: "RGB"}
+
+
+def images(
+    root: str | os.PathLike[str],
+    *,
+    size: tuple[int, int] | None = None,
+    channels: int = 3,
+    classes: tuple[str, ...] = (),
+) -> Arrays:
+    """The images in the folders of `root`, each of which is a class, in the order of their names.
+
+    inputs: (count, channels, height, width), bytes; images are resized to `size` (height, width), without which all
+    must have the same. `classes` says which folders there must be, where another split has decided that.
+    """
+    root = Path(root).expanduser()
+    found = class_folders(root)
+    names = classes or tuple(folder.name for folder in found)
+    unknown = [folder.name for folder in found if folder.name not in names]
+    if unknown:
+        raise DatasetError(f"{root}: the folder {unknown[0]!r} is no class of the training images: {', '.join(names)}.")
+    files = [(path, names.index(folder.name)) for folder in found for path in image_files(folder)]
+    if not files:
+        raise DatasetError(f"no images in the folders of {str(root)!r}; looked for {', '.join(ENDINGS)}.")
+    paths = [path for path, _ in files]
+    key = cache.digest(paths, "images", size, channels)
+    pixels = cache.kept(key, lambda: np.stack(_same_size([_decoded(path, size, channels) for path in paths], paths)))
+    return Arrays(f"images {root.name}", pixels, labels([label for _, label in files]), 1 / 255, names)
+
+
+def class_folders(root: Path) -> list[Path]:
+    if not root.is_dir():
+        raise DatasetError(f"{str(root)!r} is no folder; it should hold one folder of images for each class.")
+    folders = sorted(path for path in root.iterdir() if path.is_dir() and not path.name.startswith("."))
+    if not folders:
+        raise DatasetError(f"{str(root)!r} holds no folders; it should hold one folder of images for each class.")
+    return folders
+
+
+def image_files(folder: Path) -> list[Path]:
+    return sorted(path for path in folder.iterdir() if path.suffix.lower() in ENDINGS)
+
+
+def _decoded(path: Path, size: tuple[int, int] | None, channels: int) -> np.ndarray:
+    image: Any
+    try:
+        from PIL import Image
+    except ImportError as error:
+        raise DatasetError(f"to read {path.name} Pillow is needed: pip install pillow") from error
+    try:
+        with Image.open(path) as image:
+            image = image.convert(MODES[channels])
+            if size is not None and image.size != (size[1], size[0]):
+                image = image.resize((size[1], size[0]), Image.Resampling.BILINEAR)
+            pixels = np.asarray(image, dtype=np.uint8)
+    except Exception as error:  # a damaged image may fail in any way
+        raise DatasetError(f"{path}: this image can not be read ({type(error).__name__}: {error}).") from error
+    return pixels[None] if pixels.ndim == 2 else pixels.transpose(2, 0, 1)
+
+
+def _same_size(decoded: list[np.ndarray], paths: list[Path]) -> list[np.ndarray]:
+    for image, path in zip(decoded, paths, strict=True):
+        if image.shape != decoded[0].shape:
+            first, here = (f"{a.shape[1]} x {a.shape[2]}" for a in (decoded[0], image))
+            raise DatasetError(
+                f"{path}: this image is {here}, and {paths[0].name} is {first}. Say the size that all shall have."
+            )
+    return decoded

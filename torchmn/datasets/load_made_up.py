@@ -1,0 +1,40 @@
+"""Data sets that are made up on the spot, for tests and first steps: random numbers, and drawn shapes."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from torchmn.datasets.arrays import Arrays
+
+SHAPES = ("circle", "square", "cross", "stripes")
+
+
+def random(shape: tuple[int, ...], *, count: int = 1000, classes: int = 10, seed: int = 0) -> Arrays:
+    """Uniform inputs in [0, 1) and uniform labels: nothing to learn, but every shape.
+
+    inputs: (count, *shape), float32; targets: 0 to classes - 1
+    """
+    numbers = np.random.default_rng(seed)
+    inputs = numbers.random((count, *shape), dtype=np.float32)
+    return Arrays("random", inputs, numbers.integers(0, classes, count))
+
+
+def toy_images(*, count: int = 1000, side: int = 32, seed: int = 0) -> Arrays:
+    """Grey images of a circle, a square, a cross or stripes, somewhere, of some size, with noise: easy to learn.
+
+    inputs: (count, 1, side, side), bytes; targets: places in `SHAPES`
+    """
+    numbers = np.random.default_rng(seed)
+    targets = numbers.integers(0, len(SHAPES), count)
+    radius = numbers.uniform(side / 6, side / 4, (count, 1, 1))
+    centre = numbers.uniform(side / 4, side * 3 / 4, (2, count, 1, 1))
+    rows, columns = np.mgrid[:side, :side]
+    y, x = np.abs(rows - centre[0]), np.abs(columns - centre[1])
+    inside = (x <= radius) & (y <= radius)
+    drawn = np.choose(
+        targets[:, None, None],
+        [x**2 + y**2 <= radius**2, inside, inside & (np.minimum(x, y) <= side / 20), inside & (y % 4 < 2)],
+    )
+    noise = numbers.uniform(0, 60, drawn.shape)
+    pixels = np.where(drawn, 255 - noise, noise).astype(np.uint8)
+    return Arrays("toy_images", pixels[:, None], targets.astype(np.int64), 1 / 255, SHAPES)

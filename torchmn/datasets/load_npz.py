@@ -1,0 +1,66 @@
+"""Arrays in one file of NumPy: x_train, y_train, x_test, y_test."""
+
+from __future__ import annotations
+
+import os
+import zipfile
+from pathlib import Path
+
+import numpy as np
+
+from torchmn.datasets.arrays import Arrays
+from torchmn.datasets.errors import DatasetError
+
+# The names of inputs and targets, by split, in the order in which they are looked for.
+NAMES = {
+    "train": (("x_train", "y_train"), ("train_inputs", "train_targets"), ("inputs", "targets"), ("x", "y")),
+    "test": (("x_test", "y_test"), ("test_inputs", "test_targets")),
+}
+
+
+def npz(path: str | os.PathLike[str], split: str = "train") -> Arrays | None:
+    """The arrays of `split` in an .npz file; None where there is no test split.
+
+    inputs: bytes (which become 0 to 1) or floats; targets: whole numbers are labels, floats are values.
+    Nothing in the file is run: arrays of Python objects are refused.
+    """
+    path = Path(path).expanduser()
+    try:
+        with np.load(path, allow_pickle=False) as file:
+            pair = next((names for names in NAMES[split] if names[0] in file.files), None)
+            if pair is None:
+                if split == "test":
+                    return None
+                there = ", ".join(file.files) or "nothing"
+                raise DatasetError(f"{path}: no x_train and y_train in it (it holds: {there}).")
+            if pair[1] not in file.files:
+                raise DatasetError(f"{path}: it has {pair[0]}, and no {pair[1]}.")
+            inputs, targets = file[pair[0]], file[pair[1]]
+    except DatasetError:
+        raise
+    except FileNotFoundError:
+        raise DatasetError(f"{path}: there is no such file.") from None
+    except (OSError, ValueError, zipfile.BadZipFile, EOFError, AttributeError) as error:
+        raise DatasetError(f"{path}: this is no .npz file that can be read ({error}).") from error
+    return checked(path, split, inputs, targets)
+
+
+def checked(path: Path, split: str, inputs: np.ndarray, targets: np.ndarray) -> Arrays:
+    if inputs.ndim < 2 or inputs.dtype.kind not in "fiub" or inputs.dtype.kind == "i":
+        raise DatasetError(f"{path}: expected inputs of bytes or floats with a first dim of samples, got "
+                           f"{inputs.dtype} of shape {inputs.shape}.")  # fmt: skip
+    if len(inputs) != len(targets) or not len(inputs):
+        raise DatasetError(f"{path}: {len(inputs)} inputs, and {len(targets)} targets.")
+    if targets.dtype.kind in "iu":
+        targets = targets.reshape(len(targets), -1)[:, 0] if targets.ndim > 1 and targets.shape[1:] == (1,) else targets
+        if targets.ndim != 1 or targets.min() < 0:
+            raise DatasetError(f"{path}: expected labels 0, 1, 2, ..., one for each sample, got shape {targets.shape}.")
+        targets = targets.astype(np.int64)
+    elif targets.dtype.kind != "f":
+        raise DatasetError(f"{path}: expected targets of whole numbers (labels) or floats, got {targets.dtype}.")
+    if not np.isfinite(inputs).all():
+        raise DatasetError(f"{path}: some inputs are not finite.")
+    scale = 1 / 255 if inputs.dtype == np.uint8 else 1.0
+    if inputs.dtype.kind == "f" and inputs.dtype != np.float64:
+        inputs = inputs.astype(np.float32)
+    return Arrays(f"{path.stem} {split}", inputs, targets, scale)

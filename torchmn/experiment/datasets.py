@@ -1,0 +1,146 @@
+"""The data sets that an experiment file can name. `build(folder, seed)` gives the arrays of each split."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from pydantic import Field
+
+from torchmn import datasets
+from torchmn.datasets import Arrays, DatasetError
+from torchmn.datasets.byte_images import cifar10_arrays, cifar100_arrays, mnist_arrays
+from torchmn.experiment.fields import Count, Sample, ShapeField
+from torchmn.experiment.registry import Options, register_dataset
+
+Splits = dict[str, Arrays]
+"""train, and test where there is one."""
+
+
+class DatasetOptions(Options):
+    """What every data set has."""
+
+    path: str | None = Field(None, description="where its files are; the flag --data says so too")
+    sample: Sample | None = Field(None, description="take only a share of it, as 10%")
+
+    def build(self, folder: Path | None, seed: int) -> Splits:
+        """The arrays of each split; `folder` is what --data says, and wins."""
+        place = folder if folder is not None else Path(self.path).expanduser() if self.path else None
+        splits = self.load(place)
+        if self.sample is None:
+            return splits
+        return {name: arrays.sampled(self.sample, seed) for name, arrays in splits.items()}
+
+    def load(self, folder: Path | None) -> Splits:
+        raise NotImplementedError
+
+    def needed(self, folder: Path | None, example: str) -> Path:
+        """The folder, without which this data set can not be read; or the folder in it that has its name."""
+        if folder is None:
+            raise DatasetError(
+                f"{self.kind}: where is it? Say --data {example}, or dataset: {{name: {self.kind}, path: ...}}."
+            )
+        return folder / self.kind if (folder / self.kind).is_dir() else folder
+
+
+@register_dataset("mnist")
+class MNIST(DatasetOptions):
+    """Handwritten digits; without a path, the sample of 6,000 + 1,000 that comes with TorchMN."""
+
+    def load(self, folder: Path | None) -> Splits:
+        if folder is not None and (folder / "mnist").is_dir():
+            folder = folder / "mnist"
+        return {split: mnist_arrays(split, folder) for split in ("train", "test")}
+
+
+@register_dataset("cifar10")
+class CIFAR10(DatasetOptions):
+    """Colour photographs of ten classes, as python or binary files."""
+
+    def load(self, folder: Path | None) -> Splits:
+        folder = self.needed(folder, "DIR/cifar-10-batches-bin")
+        return {split: cifar10_arrays(split, folder) for split in ("train", "test")}
+
+
+@register_dataset("cifar100")
+class CIFAR100(DatasetOptions):
+    """Colour photographs of a hundred classes, as python or binary files."""
+
+    coarse: bool = Field(False, description="the 20 groups of classes as labels")
+
+    def load(self, folder: Path | None) -> Splits:
+        folder = self.needed(folder, "DIR/cifar-100-binary")
+        return {split: cifar100_arrays(split, folder, self.coarse) for split in ("train", "test")}
+
+
+@register_dataset("iris")
+class Iris(DatasetOptions):
+    """Four measurements of 150 flowers; comes with TorchMN."""
+
+    def load(self, folder: Path | None) -> Splits:
+        return {split: datasets.iris(split) for split in ("train", "test")}
+
+
+@register_dataset("images")
+class Images(DatasetOptions):
+    """Images in DIR/train/CLASS/ and DIR/test/CLASS/, or in DIR/CLASS/."""
+
+    size: list[Count] | None = Field(None, min_length=2, max_length=2, description="height and width, as [32, 32]")
+    channels: int = Field(3, description="3 for colours, 1 for grey")
+
+    def load(self, folder: Path | None) -> Splits:
+        if self.channels not in (1, 3):
+            raise DatasetError(f"images: expected channels to be 1 or 3, got {self.channels}")
+        folder = self.needed(folder, "DIR")
+        size = (self.size[0], self.size[1]) if self.size else None
+        if not (folder / "train").is_dir():
+            return {"train": datasets.images(folder, size=size, channels=self.channels)}
+        train = datasets.images(folder / "train", size=size, channels=self.channels)
+        if not (folder / "test").is_dir():
+            return {"train": train}
+        size = size or (train.shape[1], train.shape[2])
+        test = datasets.images(folder / "test", size=size, channels=self.channels, classes=train.classes)
+        return {"train": train, "test": test}
+
+
+@register_dataset("npz")
+class Npz(DatasetOptions):
+    """An .npz file with x_train, y_train and, if there is a test split, x_test, y_test."""
+
+    def load(self, folder: Path | None) -> Splits:
+        if folder is None:
+            raise DatasetError("npz: which file? Say --data FILE.npz, or dataset: {name: npz, path: FILE.npz}.")
+        splits = {split: datasets.npz(folder, split) for split in ("train", "test")}
+        return {split: arrays for split, arrays in splits.items() if arrays is not None}
+
+
+@register_dataset("random")
+class Random(DatasetOptions):
+    """Random inputs of any shape, and random labels."""
+
+    shape: ShapeField = Field(description="the shape of a sample, as [3, 32, 32]")
+    classes: Count = 10
+    train: Count = Field(1000, description="how many samples to train on")
+    test: int = Field(200, ge=0, description="how many samples to test on")
+    seed: int = Field(0, ge=0)
+
+    def load(self, folder: Path | None) -> Splits:
+        splits = {"train": datasets.random(self.shape, count=self.train, classes=self.classes, seed=self.seed)}
+        if self.test:
+            splits["test"] = datasets.random(self.shape, count=self.test, classes=self.classes, seed=self.seed + 1)
+        return splits
+
+
+@register_dataset("toy_images")
+class ToyImages(DatasetOptions):
+    """Drawn circles, squares, crosses and stripes."""
+
+    side: int = Field(32, ge=8, description="height and width")
+    train: Count = 1000
+    test: int = Field(200, ge=0)
+    seed: int = Field(0, ge=0)
+
+    def load(self, folder: Path | None) -> Splits:
+        splits = {"train": datasets.toy_images(count=self.train, side=self.side, seed=self.seed)}
+        if self.test:
+            splits["test"] = datasets.toy_images(count=self.test, side=self.side, seed=self.seed + 1)
+        return splits

@@ -1,0 +1,69 @@
+"""Loss and metrics of a whole split, and its predictions: those of one rank, at any number of ranks."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from torchmn.experiment.batches import Batches
+from torchmn.experiment.session import Session
+
+
+@torch.no_grad()
+def evaluate(session: Session, split: str) -> dict[str, float]:
+    """The mean loss and all metrics of a split; every rank must call it, and gets the same."""
+    data = session.splits[split]
+    sums = torch.zeros(1 + len(session.measures), dtype=torch.float64)
+    kept: list[tuple[Tensor, Tensor]] = []
+    keeps = any(measure.needs_all for measure in session.measures.values())
+    for outputs, targets in _outputs(session, split):
+        sums[0] += session.losses(outputs, targets).double().sum().cpu()
+        for place, measure in enumerate(session.measures.values(), start=1):
+            if not measure.needs_all:
+                sums[place] += measure.of(outputs, targets).sum().cpu()
+        if keeps:
+            kept.append((outputs.cpu(), targets.cpu()))
+    replicas = session.placed.replicas
+    totals = replicas.allreduce(sums).tolist()
+    whole = _whole(session, kept) if keeps else None
+    values = {"loss": totals[0] / len(data)}
+    for (name, measure), total in zip(session.measures.items(), totals[1:], strict=True):
+        values[name] = float(measure.of(*whole)) if measure.needs_all and whole else measure.finish(total, len(data))
+    return values
+
+
+@torch.no_grad()
+def predict(session: Session, split: str) -> tuple[np.ndarray, np.ndarray]:
+    """The model's outputs for a split and its targets, in the order of the data; every rank must call it."""
+    kept = [(outputs.cpu(), targets.cpu()) for outputs, targets in _outputs(session, split)]
+    outputs, targets = _whole(session, kept)
+    return outputs.numpy(), targets.numpy()
+
+
+def _outputs(session: Session, split: str):
+    """Outputs and targets of this rank's part of each batch."""
+    data = session.splits[split]
+    batches = Batches(len(data), session.experiment.batch_size)
+    model = session.placed.model
+    was_training = model.training
+    model.eval()
+    try:
+        order = batches.order(0)
+        for number in range(batches.steps):
+            inputs, targets = session.batch(data, batches.rows(order, number))
+            yield model(inputs), targets
+    finally:
+        model.train(was_training)
+
+
+def _whole(session: Session, kept: list[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
+    """All ranks' outputs and targets, in the order of the data: batch by batch, and in each rank by rank."""
+    replicas = session.placed.replicas
+    lengths = replicas.allgather_obj([len(targets) for _, targets in kept])
+    whole = []
+    for place in range(2):
+        parts = replicas.allgather(torch.cat([pair[place] for pair in kept]))
+        pieces = [part.split(sizes) for part, sizes in zip(parts, lengths, strict=True)]
+        whole.append(torch.cat([piece for batch in zip(*pieces, strict=True) for piece in batch]))
+    return whole[0], whole[1]

@@ -1,0 +1,126 @@
+"""The types of values in an experiment file, each with the words for what it expects."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Annotated, Any
+
+from pydantic import BaseModel, BeforeValidator, Field, WithJsonSchema
+from pydantic_core import PydanticCustomError
+
+from torchmn.experiment import registry
+from torchmn.experiment.registry import Registry
+
+Count = Annotated[int, Field(ge=1)]
+NotNegative = Annotated[float, Field(ge=0)]
+Positive = Annotated[float, Field(gt=0)]
+Share = Annotated[float, Field(ge=0, lt=1)]
+
+
+def refuse(what: str) -> PydanticCustomError:
+    """An error that says: expected ... to be `what`, got ..."""
+    return PydanticCustomError("expected", "{what}", {"what": what})
+
+
+def _whole(value: Any, smallest: int) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= smallest
+
+
+def extent(smallest: int, more: str = "") -> Callable[[Any], Any]:
+    """A check that a value is a whole number, or a list with one for each dim; `more` ends the message."""
+
+    def check(value: Any) -> Any:
+        if _whole(value, smallest):
+            return value
+        if isinstance(value, list | tuple) and value and all(_whole(item, smallest) for item in value):
+            return tuple(value)
+        words = f"a whole number of at least {smallest}, or a list with one for each dim {more}"
+        raise refuse(words.strip())
+
+    return check
+
+
+def _extent_schema(smallest: int) -> WithJsonSchema:
+    one = {"type": "integer", "minimum": smallest}
+    return WithJsonSchema({"anyOf": [one, {"type": "array", "items": one, "minItems": 1}]})
+
+
+Extent = Annotated[Any, BeforeValidator(extent(1)), _extent_schema(1)]
+"""One number for all dims of an image, or one for each: 5 or [5, 3]."""
+Padding = Annotated[Any, BeforeValidator(extent(0)), _extent_schema(0)]
+
+
+def _sample(value: Any) -> float:
+    share = None
+    if isinstance(value, str) and value.strip().endswith("%"):
+        try:
+            share = float(value.strip()[:-1]) / 100
+        except ValueError:
+            share = None
+    elif isinstance(value, float):
+        share = value
+    if share is None or not 0 < share <= 1:
+        raise refuse("a share of the data, as 10% or 0.1")
+    return share
+
+
+Sample = Annotated[
+    Any,
+    BeforeValidator(_sample),
+    WithJsonSchema({"anyOf": [{"type": "string", "pattern": "%$"}, {"type": "number", "maximum": 1}]}),
+]
+
+
+def _shape(value: Any) -> tuple[int, ...]:
+    if _whole(value, 1):
+        return (value,)
+    if not isinstance(value, list | tuple) or not value or not all(_whole(item, 1) for item in value):
+        raise refuse("the shape of a sample, as [1, 28, 28]")
+    return tuple(value)
+
+
+ShapeField = Annotated[
+    Any,
+    BeforeValidator(_shape),
+    WithJsonSchema({"type": "array", "items": {"type": "integer", "minimum": 1}, "minItems": 1}),
+]
+
+
+class Reference:
+    """Marks a field whose value is a name of `registry` with its options: `relu`, or {name: relu, ...}."""
+
+    def __init__(self, registry: Registry):
+        self.registry = registry
+
+
+class ReferenceList(Reference):
+    """Marks a field whose value is a list of such names."""
+
+
+class Nested:
+    """Marks a field whose value is a mapping with options of `cls`, or (with its shorthand) a plain value."""
+
+    def __init__(self, cls: type[BaseModel]):
+        self.cls = cls
+
+
+class LayerList:
+    """Marks a field whose value is a list of layers."""
+
+
+def named_schema(name: str) -> WithJsonSchema:
+    """In the JSON schema: what stands under this name among its definitions."""
+    return WithJsonSchema({"$ref": f"#/$defs/{name}"})
+
+
+ActivationField = Annotated[Any, Reference(registry.activations), named_schema("activation")]
+InitializerField = Annotated[Any, Reference(registry.initializers), named_schema("initializer")]
+CostField = Annotated[Any, Reference(registry.costs), named_schema("cost")]
+OptimizerField = Annotated[Any, Reference(registry.optimizers), named_schema("optimizer")]
+DatasetField = Annotated[Any, Reference(registry.datasets), named_schema("dataset")]
+MetricsField = Annotated[
+    Any, ReferenceList(registry.metrics), WithJsonSchema({"type": "array", "items": {"$ref": "#/$defs/metric"}})
+]
+LayersField = Annotated[
+    Any, LayerList(), WithJsonSchema({"type": "array", "items": {"$ref": "#/$defs/layer"}, "minItems": 1})
+]

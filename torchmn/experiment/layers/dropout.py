@@ -1,0 +1,38 @@
+"""Dropout, with the same masks at any number of ranks."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+from pydantic import Field, model_validator
+from torch import nn
+
+from torchmn.experiment.fields import Share, refuse
+from torchmn.experiment.masks import Dropout
+from torchmn.experiment.registry import Layer, register_layer
+from torchmn.experiment.weighted import Shape
+
+
+@register_layer("dropout")
+class DropoutLayer(Layer):
+    """Sets a share `rate` of the values to zero in training; the others grow so that the mean stays."""
+
+    shorthand: ClassVar[str | None] = "rate"
+
+    rate: Share = Field(0.5, description="which share of the values becomes zero")
+    keep: float | None = Field(None, gt=0, le=1, description="the other way round: which share stays")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _one_of_both(cls, given: Any) -> Any:
+        if not isinstance(given, dict) or given.get("keep") is None:
+            return given
+        if "rate" in given:
+            raise refuse("either a rate or a keep")
+        keep = given["keep"]
+        if isinstance(keep, bool) or not isinstance(keep, int | float) or not 0 < keep <= 1:
+            return given  # the field itself says what is wrong
+        return {**{key: value for key, value in given.items() if key != "keep"}, "rate": 1.0 - keep}
+
+    def build(self, shape: Shape) -> nn.Module:
+        return Dropout(self.rate)

@@ -1,0 +1,179 @@
+"""Metrics: numbers about outputs and targets of a whole data set, exact at any number of ranks.
+
+`build(activation)` gives a Measure. A measure is a sum over samples, which ranks add up; or, where that is not
+enough (the area under a curve), it asks for all outputs.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from torchmn.experiment.costs import SMALLEST, one_hot, per_sample
+from torchmn.experiment.fields import Count
+from torchmn.experiment.registry import Options, register_metric
+
+
+class Measure(ABC):
+    """How a metric is computed: either from sums over samples, or (`needs_all`) from all samples at once."""
+
+    needs_all: ClassVar[bool] = False
+    percent: ClassVar[bool] = False
+
+    @abstractmethod
+    def of(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """One number per sample; with `needs_all`, the number itself."""
+
+    def finish(self, total: float, samples: int) -> float:
+        """The metric, from the sum over all samples."""
+        return total / samples if samples else float("nan")
+
+
+class Metric(Options):
+    """A metric by its name."""
+
+    def build(self, activation: str) -> Measure:
+        raise NotImplementedError
+
+
+def scores(outputs: Tensor, activation: str) -> Tensor:
+    """Log-probabilities of the classes."""
+    if activation in ("softmax", "logistic"):
+        p = outputs.clamp(min=SMALLEST)
+        return torch.log(p / p.sum(dim=1, keepdim=True))
+    return functional.log_softmax(outputs, dim=1)
+
+
+class Misclassification(Measure):
+    def __init__(self, top: int, kind: str):
+        self.top, self.kind = top, kind
+        self.percent = kind in ("misclassified", "accuracy")  # type: ignore[misc]
+
+    def of(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        labels = targets if not targets.is_floating_point() else targets.argmax(dim=1)
+        best = outputs.topk(min(self.top, outputs.shape[1]), dim=1).indices
+        right = (best == labels.unsqueeze(1)).any(dim=1)
+        return (right if self.kind == "accuracy" else ~right).double()
+
+    def finish(self, total: float, samples: int) -> float:
+        share = super().finish(total, samples)
+        return {"misclassified_sum": total, "misclassified_percentage": 100 * share}.get(self.kind, share)
+
+
+class _Misclassified(Metric):
+    top: Count = 1
+    """The right class may be any of the `top` best."""
+
+    def build(self, activation: str) -> Measure:
+        return Misclassification(self.top, self.kind)
+
+
+@register_metric("misclassified", "misclassified_rate")
+class Misclassified(_Misclassified):
+    """The share of samples in a wrong class."""
+
+
+@register_metric("misclassified_sum")
+class MisclassifiedSum(_Misclassified):
+    """How many samples are in a wrong class."""
+
+
+@register_metric("misclassified_percentage")
+class MisclassifiedPercentage(_Misclassified):
+    """The share of samples in a wrong class, in percent."""
+
+
+@register_metric("accuracy")
+class Accuracy(_Misclassified):
+    """The share of samples in the right class."""
+
+
+class _LogLoss(Measure):
+    def __init__(self, activation: str, is_sum: bool):
+        self.activation, self.is_sum = activation, is_sum
+
+    def of(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        return -per_sample(one_hot(targets, outputs) * scores(outputs, self.activation)).double()
+
+    def finish(self, total: float, samples: int) -> float:
+        return total if self.is_sum else super().finish(total, samples)
+
+
+@register_metric("log_loss", "log_loss_mean")
+class LogLoss(Metric):
+    """The mean of -log of the probability of the right class."""
+
+    def build(self, activation: str) -> Measure:
+        return _LogLoss(activation, is_sum=False)
+
+
+@register_metric("log_loss_sum")
+class LogLossSum(Metric):
+    """The sum of -log of the probability of the right class."""
+
+    def build(self, activation: str) -> Measure:
+        return _LogLoss(activation, is_sum=True)
+
+
+class _Squares(Measure):
+    def __init__(self, is_sum: bool):
+        self.is_sum = is_sum
+
+    def of(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        squares = (outputs - one_hot(targets, outputs)).double().flatten(1) ** 2
+        return squares.sum(dim=1) if self.is_sum else squares.mean(dim=1)
+
+    def finish(self, total: float, samples: int) -> float:
+        return total if self.is_sum else super().finish(total, samples)
+
+
+@register_metric("sse")
+class SSE(Metric):
+    """The sum of squared errors over all samples and units."""
+
+    def build(self, activation: str) -> Measure:
+        return _Squares(is_sum=True)
+
+
+@register_metric("mse")
+class MSE(Metric):
+    """The mean of squared errors over all samples and units."""
+
+    def build(self, activation: str) -> Measure:
+        return _Squares(is_sum=False)
+
+
+class _AUC(Measure):
+    needs_all = True
+
+    def of(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """The mean over classes that occur (and are not all) of the area under their curve."""
+        wanted = one_hot(targets, outputs).bool()
+        if outputs.shape[1] == 2 and not targets.is_floating_point():
+            outputs, wanted = (outputs[:, 1:] - outputs[:, :1]), wanted[:, 1:]
+        areas = [
+            area(outputs[:, k], wanted[:, k]) for k in range(outputs.shape[1]) if 0 < wanted[:, k].sum() < len(wanted)
+        ]
+        return torch.stack(areas).mean() if areas else torch.tensor(float("nan"), dtype=torch.float64)
+
+
+def area(values: Tensor, positive: Tensor) -> Tensor:
+    """The probability that a positive sample has a larger value than a negative one; ties count half."""
+    unique, place = values.unique(return_inverse=True)
+    counts = torch.bincount(place, minlength=len(unique)).double()
+    rank = counts.cumsum(0) - (counts - 1) / 2  # the mean rank among equals
+    positives = positive.sum().double()
+    negatives = len(values) - positives
+    return (rank[place][positive].sum() - positives * (positives + 1) / 2) / (positives * negatives)
+
+
+@register_metric("auc")
+class AUC(Metric):
+    """The area under the ROC curve; with several classes, the mean of each against the rest."""
+
+    def build(self, activation: str) -> Measure:
+        return _AUC()

@@ -1,0 +1,75 @@
+"""The whole model of an experiment, the same on every rank."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+from torch import nn
+
+from torchmn.datasets import Arrays, DatasetError
+from torchmn.errors import ExperimentError
+from torchmn.experiment.build import chain, output_shape, random_numbers_from
+from torchmn.experiment.datasets import Splits
+from torchmn.experiment.schema import Experiment
+from torchmn.experiment.weighted import Shape, text
+
+
+def build_model(experiment: Experiment, data: Arrays) -> nn.Module:
+    """The experiment's model for samples such as those of `data`, with the initial weights of its seed.
+
+    It is made in float32 and converted, so that a run in float64 begins with the same weights.
+    """
+    spec = experiment.the_model()
+    with random_numbers_from(experiment.seed):
+        if spec.layers:
+            model: nn.Module = chain(spec.layers, data.shape)
+            where = spec.layers[-1].where
+        else:
+            where = spec.module.where
+            try:
+                model = spec.module.build(data.shape)
+                output_shape(model, data.shape)
+            except (ValueError, RuntimeError, TypeError) as error:
+                raise ExperimentError(
+                    f"{where}: {_first_line(error)} (its input has shape {text(data.shape)})"
+                ) from error
+        model.to(experiment.torch_dtype())
+        _check_outputs(experiment, output_shape(model, data.shape), data, where)
+    return model
+
+
+def _check_outputs(experiment: Experiment, shape: Shape, data: Arrays, where: str) -> None:
+    """Raise where outputs can not be compared with targets."""
+    if experiment.the_model().target == "inputs":
+        if math.prod(shape) != math.prod(data.shape):
+            raise ExperimentError(f"{where}: the model gives {text(shape)}, and should reconstruct {text(data.shape)}")
+        return
+    if data.targets.dtype.kind == "f":
+        if math.prod(shape) != math.prod(data.targets.shape[1:]):
+            wanted = text(data.targets.shape[1:]) or "one number"
+            raise ExperimentError(
+                f"{where}: the model gives {text(shape)}, and the targets of {data.name} are {wanted}"
+            )
+        return
+    classes = int(data.targets.max()) + 1 if len(data.classes) == 0 else len(data.classes)
+    if len(shape) != 1 or shape[0] < classes:
+        raise ExperimentError(
+            f"{where}: the model gives {text(shape)}, and {data.name} has {classes} classes: expected a last layer "
+            f"with {classes} units"
+        )
+
+
+def load_data(experiment: Experiment, folder: str | None) -> Splits:
+    """The arrays of each split of the experiment's data set; `folder` is what --data says."""
+    options = experiment.the_dataset()
+    try:
+        return options.build(None if folder is None else Path(folder).expanduser(), experiment.seed)
+    except DatasetError as error:
+        raise ExperimentError(f"{options.where}: {error}") from error
+    except OSError as error:
+        raise ExperimentError(f"{options.where}: {options.kind}: {error}") from error
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).splitlines()[0] if str(error) else type(error).__name__

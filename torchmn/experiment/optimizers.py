@@ -1,0 +1,204 @@
+"""Optimizers and how their numbers change from epoch to epoch.
+
+`build(parameters)` gives torch's optimizer; `set_epoch` sets its learning rates and momentum, which depend on nothing
+but the epoch: after a resume they are what they would have been.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from typing import Annotated, Any
+
+import torch
+from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, model_validator
+from torch import nn
+
+from torchmn.experiment.fields import Count, NotNegative, Positive, Share, refuse
+from torchmn.experiment.registry import Options, register_optimizer
+
+STRICT = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False, populate_by_name=True)
+SHAPES = ("step", "every", "exponential", "linear", "cosine")
+
+
+class Schedule(BaseModel):
+    """How the learning rate changes: one of step, every, exponential, linear, cosine."""
+
+    model_config = STRICT
+
+    step: list[Count] | None = Field(None, description="after these many epochs it is multiplied by ratio")
+    every: Count | None = Field(None, description="after each so many epochs it is multiplied by ratio")
+    ratio: Positive | None = Field(None, description="goes with step and every; 0.1 if it is not said")
+    exponential: Positive | None = Field(None, description="it is multiplied by this after each epoch")
+    linear: NotNegative | None = Field(None, description="it goes in a line to this share, in the last epoch")
+    cosine: NotNegative | None = Field(None, description="it goes in half a wave to this share, in the last epoch")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _one(cls, given: Any) -> Any:
+        if isinstance(given, dict):
+            named = [name for name in SHAPES if given.get(name) is not None]
+            if len(named) != 1 and not set(given) - set(SHAPES) - {"ratio"}:
+                raise refuse(
+                    f"one of {', '.join(SHAPES)}" + (f", and not {' and '.join(named)} together" if named else "")
+                )
+        return given
+
+    def factor(self, epoch: int, epochs: int) -> float:
+        """By what the learning rate is multiplied in `epoch` (the first is 0) of `epochs`."""
+        done = epoch / max(epochs - 1, 1)
+        ratio = 0.1 if self.ratio is None else self.ratio
+        if self.step is not None:
+            return ratio ** sum(epoch >= at for at in self.step)
+        if self.every is not None:
+            return ratio ** (epoch // self.every)
+        if self.exponential is not None:
+            return self.exponential**epoch
+        if self.linear is not None:
+            return 1 + (self.linear - 1) * done
+        end = self.cosine or 0.0
+        return end + (1 - end) * (1 + math.cos(math.pi * done)) / 2
+
+
+class Ramp(BaseModel):
+    """A momentum that goes in a line from one value to another, between two epochs."""
+
+    model_config = STRICT
+
+    first: Share = Field(alias="from")
+    last: Share = Field(alias="to")
+    start: int = Field(0, ge=0)
+    end: Count
+
+    def at(self, epoch: int) -> float:
+        done = min(max((epoch - self.start) / max(self.end - self.start, 1), 0.0), 1.0)
+        return self.first + (self.last - self.first) * done
+
+
+Momentum = Annotated[
+    Annotated[Share, Tag("#number")] | Annotated[Ramp, Tag("#ramp")],
+    Discriminator(lambda value: "#ramp" if isinstance(value, dict | Ramp) else "#number"),
+]
+
+
+class Optimizer(Options):
+    """What every optimizer has."""
+
+    lr: NotNegative = Field(description="the learning rate")
+    weight_decay: NotNegative = 0.0
+    schedule: Schedule | None = None
+
+    def build(self, parameters: Iterable[Any]) -> torch.optim.Optimizer:
+        raise NotImplementedError
+
+    def set_epoch(self, optimizer: torch.optim.Optimizer, epoch: int, epochs: int) -> None:
+        """Set the learning rates (and momentum) of `epoch`, the first being 0."""
+        factor = self.schedule.factor(epoch, epochs) if self.schedule else 1.0
+        for group in optimizer.param_groups:
+            group["lr"] = group.setdefault("first_lr", group["lr"]) * factor
+
+
+def parameter_groups(model: nn.Module) -> list[dict[str, Any]]:
+    """The parameters that follow the optimizer's rule, and those of layers with a rule of their own."""
+    own: dict[int, dict[str, Any]] = {}
+    for module in model.modules():
+        rule = getattr(module, "own_rule", None)
+        if rule:
+            own.update({id(p): rule for p in module.parameters()})
+    groups: list[dict[str, Any]] = [{"params": [p for p in model.parameters() if id(p) not in own]}]
+    for rule in {id(rule): rule for rule in own.values()}.values():
+        groups.append({"params": [p for p in model.parameters() if own.get(id(p)) is rule], **rule})
+    return [group for group in groups if group["params"]]
+
+
+def _known(groups: list[dict[str, Any]], names: Iterable[str]) -> list[dict[str, Any]]:
+    """Groups without the rules that an optimizer has not (momentum in Adam)."""
+    return [{key: value for key, value in group.items() if key in ("params", *names)} for group in groups]
+
+
+@register_optimizer("sgd", "gradient_descent")
+class SGD(Optimizer):
+    """Stochastic gradient descent, with momentum if asked for."""
+
+    momentum: Momentum = 0.0
+    nesterov: bool = False
+    dampening: Share = 0.0
+
+    def build(self, parameters: Iterable[Any]) -> torch.optim.Optimizer:
+        momentum = self.momentum.at(0) if isinstance(self.momentum, Ramp) else self.momentum
+        # torch refuses Nesterov without momentum, which a ramp may begin with.
+        return torch.optim.SGD(
+            parameters, self.lr, momentum, self.dampening, self.weight_decay, self.nesterov and momentum > 0
+        )
+
+    def set_epoch(self, optimizer: torch.optim.Optimizer, epoch: int, epochs: int) -> None:
+        super().set_epoch(optimizer, epoch, epochs)
+        if isinstance(self.momentum, Ramp):
+            for group in optimizer.param_groups:
+                group["momentum"] = self.momentum.at(epoch)
+                group["nesterov"] = self.nesterov and group["momentum"] > 0
+
+
+class _Adam(Optimizer):
+    lr: NotNegative = 1e-3
+    betas: list[Share] = Field([0.9, 0.999], min_length=2, max_length=2)
+    eps: Positive = 1e-8
+
+
+@register_optimizer("adam")
+class Adam(_Adam):
+    """Adam."""
+
+    def build(self, parameters: Iterable[Any]) -> torch.optim.Optimizer:
+        groups = _known(list(parameters), ("lr", "weight_decay"))
+        return torch.optim.Adam(groups, self.lr, (self.betas[0], self.betas[1]), self.eps, self.weight_decay)
+
+
+@register_optimizer("adamw")
+class AdamW(_Adam):
+    """Adam with decoupled weight decay."""
+
+    weight_decay: NotNegative = 0.01
+
+    def build(self, parameters: Iterable[Any]) -> torch.optim.Optimizer:
+        groups = _known(list(parameters), ("lr", "weight_decay"))
+        return torch.optim.AdamW(groups, self.lr, (self.betas[0], self.betas[1]), self.eps, self.weight_decay)
+
+
+@register_optimizer("adadelta")
+class Adadelta(Optimizer):
+    """Adadelta."""
+
+    lr: NotNegative = 1.0
+    rho: Share = 0.9
+    eps: Positive = 1e-6
+
+    def build(self, parameters: Iterable[Any]) -> torch.optim.Optimizer:
+        groups = _known(list(parameters), ("lr", "weight_decay"))
+        return torch.optim.Adadelta(groups, self.lr, self.rho, self.eps, self.weight_decay)
+
+
+@register_optimizer("rmsprop")
+class RMSprop(Optimizer):
+    """RMSprop."""
+
+    lr: NotNegative = 1e-2
+    alpha: Share = 0.99
+    eps: Positive = 1e-8
+    momentum: Share = 0.0
+
+    def build(self, parameters: Iterable[Any]) -> torch.optim.Optimizer:
+        groups = _known(list(parameters), ("lr", "weight_decay", "momentum"))
+        return torch.optim.RMSprop(groups, self.lr, self.alpha, self.eps, self.weight_decay, self.momentum)
+
+
+@register_optimizer("adagrad")
+class Adagrad(Optimizer):
+    """Adagrad."""
+
+    lr: NotNegative = 1e-2
+    eps: Positive = 1e-10
+
+    def build(self, parameters: Iterable[Any]) -> torch.optim.Optimizer:
+        groups = _known(list(parameters), ("lr", "weight_decay"))
+        return torch.optim.Adagrad(groups, self.lr, weight_decay=self.weight_decay, eps=self.eps)

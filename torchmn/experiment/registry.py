@@ -1,0 +1,136 @@
+"""The words that an experiment file may use, by kind; users add their own with the decorators.
+
+    @torchmn.experiment.register_layer("scale")
+    class Scale(torchmn.experiment.Layer):
+        factor: float = 2.0                      # `- scale: {factor: 3.0}` in the file, checked before it is used
+
+        def build(self, shape):                  # shape of one sample, without the batch
+            return MyScale(self.factor)
+
+A function does too, whose keyword arguments are the options:
+
+    @torchmn.experiment.register_layer("scale")
+    def scale(shape, *, factor: float = 2.0):
+        return MyScale(factor)
+
+The file then says `imports: [my_package.my_layers]`.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterator
+from typing import Any, ClassVar, TypeVar, get_type_hints
+
+from pydantic import BaseModel, ConfigDict, PrivateAttr, create_model
+
+from torchmn.errors import ArgumentError, nearest
+
+
+class Options(BaseModel):
+    """What a file says about one thing: a layer, a cost, a data set. Unknown keys and wrong types are refused."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
+
+    kind: ClassVar[str] = ""
+    """The name in the file, set by the registry."""
+    shorthand: ClassVar[str | None] = None
+    """The field that `- kind: value` sets where the value is no mapping."""
+    _where: str = PrivateAttr("")
+
+    @property
+    def where(self) -> str:
+        """`file:line:column`, for messages."""
+        return self._where
+
+    def build(self, *args: Any) -> Any:
+        """What these options describe; each kind says what it takes and gives."""
+        raise NotImplementedError(f"{type(self).__name__} has no build")
+
+
+class Layer(Options):
+    """A layer: `build(shape)` gives its module, for samples of that shape (without the batch)."""
+
+
+Registered = TypeVar("Registered")
+
+
+class Registry:
+    """Names of one kind and what they stand for."""
+
+    def __init__(self, noun: str, plural: str, base: type[Options] = Options):
+        self.noun, self.plural, self.base = noun, plural, base
+        self.entries: dict[str, type[Options]] = {}
+
+    def register(self, *names: str) -> Callable[[Registered], Registered]:
+        """A decorator that gives a class of options, or a function, these names; the first is the one shown."""
+
+        def add(given: Registered) -> Registered:
+            for name in names:
+                if not isinstance(name, str) or not name.isidentifier():
+                    raise ArgumentError(f"register_{self.noun}: expected a name such as 'my_{self.noun}', got {name!r}")
+                if name in self.entries and not _same_origin(self.entries[name], given):
+                    raise ArgumentError(f"register_{self.noun}: there is a {self.noun} {name!r} already")
+            is_class = inspect.isclass(given) and issubclass(given, self.base)
+            if not is_class and not inspect.isfunction(given):
+                raise ArgumentError(
+                    f"register_{self.noun}: expected a class derived from torchmn.experiment.{self.base.__name__}, or "
+                    f"a function with keyword arguments, got {given!r}"
+                )
+            options: type[Options] = given if is_class else self._from_function(given)  # type: ignore[assignment, arg-type]
+            options.kind = names[0]
+            self.entries.update(dict.fromkeys(names, options))
+            return given
+
+        if not names:
+            raise ArgumentError(f"register_{self.noun}: expected a name")
+        return add
+
+    def _from_function(self, function: Callable[..., Any]) -> type[Options]:
+        hints = get_type_hints(function, include_extras=True)
+        fields: dict[str, Any] = {}
+        for name, parameter in inspect.signature(function).parameters.items():
+            if parameter.kind is inspect.Parameter.KEYWORD_ONLY:
+                default = ... if parameter.default is parameter.empty else parameter.default
+                fields[name] = (hints.get(name, Any), default)
+
+        def build(self: Options, *args: Any) -> Any:
+            return function(*args, **{name: getattr(self, name) for name in fields})
+
+        made = create_model(function.__name__, __base__=self.base, __doc__=function.__doc__, **fields)
+        made.build = build  # type: ignore[method-assign]
+        made.__module__, made.__qualname__ = function.__module__, function.__qualname__
+        return made
+
+    def find(self, name: str) -> type[Options]:
+        """What `name` stands for; a KeyError with the nearest name if it stands for nothing."""
+        if name not in self.entries:
+            raise KeyError(f"there is no {self.noun} {name!r}. {nearest(name, self.entries)}")
+        return self.entries[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.entries)
+
+
+def _same_origin(old: type[Options], new: Any) -> bool:
+    """Whether a module that is imported again (a notebook's cell, `python -m`) only says the same again."""
+    return old.__qualname__ == new.__qualname__ and old.__module__ == new.__module__
+
+
+layers = Registry("layer", "layers", Layer)
+activations = Registry("activation", "activations")
+initializers = Registry("initializer", "initializers")
+costs = Registry("cost", "costs")
+optimizers = Registry("optimizer", "optimizers")
+metrics = Registry("metric", "metrics")
+datasets = Registry("dataset", "datasets")
+
+KINDS = (layers, activations, initializers, costs, optimizers, metrics, datasets)
+
+register_layer = layers.register
+register_activation = activations.register
+register_initializer = initializers.register
+register_cost = costs.register
+register_optimizer = optimizers.register
+register_metric = metrics.register
+register_dataset = datasets.register

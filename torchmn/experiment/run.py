@@ -1,0 +1,146 @@
+"""A whole run of an experiment on the ranks of a communicator: training, log, checkpoints, report."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TypeVar
+
+import numpy as np
+from rich.console import Console
+
+from torchmn.communicators.base import Communicator
+from torchmn.errors import ExperimentError, TorchMNError
+from torchmn.experiment.evaluation import evaluate, predict
+from torchmn.experiment.run_directory import RunDirectory, choose
+from torchmn.experiment.schema import Experiment
+from torchmn.experiment.session import Session, open_session
+from torchmn.experiment.trainer import Trainer
+from torchmn.experiment.weighted import text
+from torchmn.training import Logger
+from torchmn.training.checkpoint import MultiNodeCheckpointer, create_multi_node_checkpointer
+
+CHECKPOINT = "training"
+
+Result = TypeVar("Result")
+
+
+@dataclass(frozen=True)
+class Request:
+    """What a user asks of a run beside the experiment itself."""
+
+    file: str
+    data: str | None = None
+    out: str | None = None
+    resume: bool = False
+    stop: Callable[[], bool] = lambda: False
+    console: Console | None = None
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a run ended. `history` has a row of numbers for each epoch."""
+
+    finished: bool
+    directory: RunDirectory
+    history: list[dict[str, float]]
+
+
+def train(experiment: Experiment, comm: Communicator, request: Request) -> Outcome:
+    """Train to the end, or to where the user stops it; every rank must call it."""
+    session = open_session(experiment, comm, request.data)
+    directory = on_rank_0(comm, lambda: _prepared(experiment, request))
+    checkpointer = checkpoints(session, directory)
+    trainer = Trainer(session, Logger(comm), checkpointer, request.stop)
+    if request.resume and not trainer.resume():
+        raise ExperimentError(f"--resume: no checkpoint in {directory.checkpoints} that all ranks can read")
+    if comm.rank == 0 and request.resume:
+        directory.cut_log(trainer.progress.step)
+    steps = experiment.epochs * session.batches.steps - trainer.progress.step
+    formats = {
+        f"{split} {name}": ".2%" for split in session.splits for name, m in session.measures.items() if m.percent
+    }
+    formats |= {"seconds": ".1f", "samples/s": ".0f"}
+    with Logger(
+        comm, max(steps, 0), json=directory.log, json_steps=1, append=True, formats=formats, console=request.console
+    ) as log:
+        trainer.log = log
+        _introduce(session, directory, trainer, log)
+        finished = trainer.run()
+        if finished:
+            _finish(session, directory, log)
+        else:
+            log.print(f"stopped after step {trainer.progress.step}; the checkpoint is in {directory.checkpoints}")
+            log.print(f"to go on: torchmn train {request.file} --resume --out {directory.path}")
+    return Outcome(finished, directory, trainer.progress.history)
+
+
+def checkpoints(session: Session, directory: RunDirectory) -> MultiNodeCheckpointer:
+    """The checkpointer of a run."""
+    return create_multi_node_checkpointer(CHECKPOINT, session.comm, directory.checkpoints, session.experiment.keep)
+
+
+def on_rank_0(comm: Communicator, work: Callable[[], Result]) -> Result:
+    """What `work()` returns on rank 0, on every rank; what it raises there is raised on every rank."""
+    told: tuple[Result | None, str | None] | None = None
+    if comm.rank == 0:
+        try:
+            told = work(), None
+        except TorchMNError as error:
+            told = None, str(error)
+    result, problem = comm.bcast_obj(told)
+    if problem is not None:
+        raise ExperimentError(problem)
+    return result
+
+
+def _prepared(experiment: Experiment, request: Request) -> RunDirectory:
+    directory = choose(request.out, request.file, request.resume)
+    if request.resume:
+        directory.go_on(experiment)
+    else:
+        directory.begin(experiment)
+    return directory
+
+
+def _introduce(session: Session, directory: RunDirectory, trainer: Trainer, log: Logger) -> None:
+    sizes = ", ".join(f"{len(arrays)} {split}" for split, arrays in session.splits.items())
+    train = session.splits["train"]
+    weights = sum(parameter.numel() for parameter in session.placed.model.parameters())
+    log.print(f"data    {train.name.removesuffix(' train')}: {sizes}, each {text(train.shape)}")
+    log.print(f"model   {weights:,} weights{' on this rank' if session.placed.is_cut else ''}")
+    log.print(f"ranks   {session.placed.description}")
+    log.print(f"out     {directory.path}")
+    if trainer.progress.step:
+        log.print(f"resumed after step {trainer.progress.step}, in epoch {trainer.progress.epoch + 1}")
+    log.print()
+
+
+def _finish(session: Session, directory: RunDirectory, log: Logger) -> None:
+    """What comes after the last epoch: predictions, if asked for."""
+    for split in session.experiment.predictions:
+        if split in session.splits:
+            path = directory.path / f"predictions-{split}.npz"
+            write_predictions(session, split, str(path))
+            log.print(f"predictions: {path}")
+
+
+def write_predictions(session: Session, split: str, path: str) -> None:
+    """Write the model's outputs for a split, its best classes and the targets; every rank must call it."""
+    outputs, targets = predict(session, split)
+    if session.comm.rank == 0:
+        np.savez(path, outputs=outputs, predicted=outputs.argmax(axis=1), targets=targets)
+
+
+def evaluate_checkpoint(session: Session, directory: RunDirectory, split: str) -> dict[str, float]:
+    """Loss and metrics of a split, with the newest weights of a run."""
+    load_weights(session, directory)
+    return evaluate(session, split)
+
+
+def load_weights(session: Session, directory: RunDirectory) -> int:
+    """Load the newest weights of a run, and return their step."""
+    step = checkpoints(session, directory).maybe_load(model=session.placed.model)
+    if step is None:
+        raise ExperimentError(f"no checkpoint in {directory.checkpoints}; `torchmn train` writes some")
+    return step

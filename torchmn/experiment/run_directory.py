@@ -1,0 +1,114 @@
+"""The directory of a run: what --out names, or the next free place under runs/."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from torchmn.errors import ExperimentError
+from torchmn.experiment.load import dump, plain
+from torchmn.experiment.schema import Experiment
+
+EXPERIMENT, LOG, CHECKPOINTS, REPORT = "experiment.yaml", "log.jsonl", "checkpoints", "report.html"
+MAY_CHANGE = ("epochs", "parallel", "metrics", "predictions", "keep", "imports")
+"""What a run may go on with other values of."""
+
+
+@dataclass(frozen=True)
+class RunDirectory:
+    """Where a run keeps its log, its checkpoints, its experiment and its report."""
+
+    path: Path
+
+    @property
+    def log(self) -> Path:
+        return self.path / LOG
+
+    @property
+    def checkpoints(self) -> Path:
+        return self.path / CHECKPOINTS
+
+    @property
+    def report(self) -> Path:
+        return self.path / REPORT
+
+    @property
+    def holds_a_run(self) -> bool:
+        return (self.path / EXPERIMENT).exists() or self.log.exists()
+
+    def begin(self, experiment: Experiment) -> None:
+        """Write down what this run is; an ExperimentError if there is a run already."""
+        if self.holds_a_run:
+            raise ExperimentError(
+                f"--out {self.path}: there is a run already. Say --resume to go on with it, or name another directory."
+            )
+        self._write(experiment)
+
+    def go_on(self, experiment: Experiment) -> None:
+        """Check that this is the run to go on with; an ExperimentError if it is another experiment's."""
+        try:
+            before = yaml.safe_load((self.path / EXPERIMENT).read_text(encoding="utf-8"))
+        except FileNotFoundError:
+            raise ExperimentError(f"--resume: there is no run in {self.path}") from None
+        now = plain(experiment)
+        for key in [key for key in now if key not in MAY_CHANGE]:
+            if _plainer(before.get(key)) != _plainer(now[key]):
+                raise ExperimentError(
+                    f"--resume: the run in {self.path} began with another {key}: {_short(before.get(key))}, and now it "
+                    f"is {_short(now[key])}. Only {', '.join(MAY_CHANGE)} may change; start anew with another --out."
+                )
+        self._write(experiment)
+
+    def cut_log(self, step: int) -> None:
+        """Remove from the log what happened after `step`: it will happen again."""
+        with suppress(FileNotFoundError):
+            lines = self.log.read_text(encoding="utf-8").splitlines()
+            kept = [line for line in lines if _step_of(line) <= step]
+            self.log.write_text("".join(f"{line}\n" for line in kept), encoding="utf-8")
+
+    def _write(self, experiment: Experiment) -> None:
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+            (self.path / EXPERIMENT).write_text(dump(experiment), encoding="utf-8")
+        except OSError as error:
+            raise ExperimentError(f"--out {self.path}: can not be written to ({error.strerror})") from error
+
+
+def choose(out: str | None, file: str, resume: bool) -> RunDirectory:
+    """The directory of a run of `file`: `out`, or the newest (to go on) or next free one under runs/."""
+    if out is not None:
+        return RunDirectory(Path(os.path.abspath(Path(out).expanduser())))
+    runs, stem = Path.cwd() / "runs", Path(file).stem
+    pattern = re.compile(rf"{re.escape(stem)}(?:-(\d+))?")
+    present = {path.name for path in runs.iterdir()} if runs.is_dir() else set()
+    numbers = sorted(int(match[1] or 1) for name in present if (match := pattern.fullmatch(name)))
+    if resume:
+        if not numbers:
+            raise ExperimentError(f"--resume: there is no run of {stem} in {runs}. Name its directory with --out.")
+        number = numbers[-1]
+    else:
+        number = numbers[-1] + 1 if numbers else 1
+    return RunDirectory(runs / (stem if number == 1 else f"{stem}-{number}"))
+
+
+def _step_of(line: str) -> int:
+    try:
+        return int(json.loads(line)["step"])
+    except (ValueError, KeyError, TypeError):
+        return 1 << 62  # a line that was cut off
+
+
+def _plainer(value: Any) -> Any:
+    return json.loads(json.dumps(value))
+
+
+def _short(value: Any) -> str:
+    text = str(value)
+    return text if len(text) <= 80 else f"{text[:77]}..."

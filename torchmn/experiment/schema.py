@@ -1,0 +1,137 @@
+"""The whole of an experiment file."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Annotated, Any, Literal
+
+import torch
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from torchmn.experiment import activations, costs, initializers, layers, metrics, optimizers, registry
+from torchmn.experiment import datasets as dataset_options
+from torchmn.experiment.datasets import DatasetOptions
+from torchmn.experiment.fields import (
+    CostField,
+    Count,
+    DatasetField,
+    LayersField,
+    MetricsField,
+    Nested,
+    OptimizerField,
+    named_schema,
+    refuse,
+)
+from torchmn.experiment.layers.own_module import OwnModule
+from torchmn.experiment.metrics import Metric
+from torchmn.experiment.optimizers import Optimizer
+from torchmn.experiment.registry import Options
+
+# Importing these registers the names that a file may use.
+KINDS = (activations, costs, dataset_options, initializers, layers, metrics, optimizers)
+
+MODES = ("datapar", "modelpar", "vecpar", "halopar", "halodatapar", "hybrid")
+AXES = ("data", "depth", "height", "width")
+
+
+class Section(BaseModel):
+    """A part of the file."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
+
+
+class Grid(Section):
+    """How many ranks stand along each axis."""
+
+    data: Count | None = None
+    depth: Count | None = None
+    height: Count | None = None
+    width: Count | None = None
+
+    def sizes(self) -> dict[str, int]:
+        return self.model_dump(exclude_none=True)
+
+
+class Parallel(Section):
+    """How ranks share the work; the flags of the command line win."""
+
+    mode: Literal["datapar", "modelpar", "vecpar", "halopar", "halodatapar", "hybrid"] | None = Field(
+        None, description="what ranks divide: samples, vectors, images, or several of these"
+    )
+    grid: Annotated[Any, Nested(Grid), named_schema("Grid")] = None
+
+
+class Model(Section):
+    """What is trained: layers, or a module of one's own; and what makes it better."""
+
+    layers: LayersField = Field(None, description="a list of layers")
+    module: Annotated[Any, Nested(OwnModule), named_schema("OwnModule")] = Field(
+        None, description="a module of your own, as my_package.MyNet"
+    )
+    cost: CostField = Field(description="what the training makes smaller, as cross_entropy")
+    target: Literal["labels", "inputs"] = Field("labels", description="`inputs` for a model that reconstructs them")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _one_model(cls, given: Any) -> Any:
+        named = [name for name in ("layers", "module") if isinstance(given, dict) and given.get(name) is not None]
+        if len(named) != 1 and not set(given) - set(cls.model_fields):
+            raise refuse(
+                "a list of layers, or a module, and not both" if named else "a mapping with `layers:` or `module:`"
+            )
+        return given
+
+    @property
+    def last_activation(self) -> str:
+        """The activation through which outputs come: `identity` for scores."""
+        return _last_activation(self.layers) if self.layers else "identity"
+
+
+def _last_activation(layers: Sequence[Options]) -> str:
+    last = layers[-1]
+    if last.kind in registry.activations.entries:
+        return last.kind
+    if last.kind == "list":
+        return _last_activation(last.layers)  # type: ignore[attr-defined]
+    activation = getattr(last, "activation", None)
+    return activation.kind if activation is not None else "identity"
+
+
+class Experiment(Section):
+    """An experiment: what is learnt from what, and how."""
+
+    imports: list[str] = Field(default_factory=list, description="Python modules that register names of your own")
+    dataset: DatasetField = Field(description="as mnist, or {name: mnist, sample: 10%}")
+    model: Annotated[Any, Nested(Model), named_schema("Model")] = Field(description="layers and cost")
+    optimizer: OptimizerField = Field(description="as {name: sgd, lr: 0.01}")
+    epochs: Count = Field(description="how often the training goes over the data")
+    batch_size: Count = Field(description="how many samples there are in a step, on all ranks together")
+    seed: int = Field(0, ge=0, le=2**62, description="where random numbers begin")
+    metrics: MetricsField = Field(default_factory=list, description="what is measured after each epoch")
+    parallel: Annotated[Any, Nested(Parallel), named_schema("Parallel")] = None
+    shuffle: bool = Field(True, description="take the samples in another order in each epoch")
+    drop_last: bool = Field(False, description="leave out a last batch that is not full")
+    dtype: Literal["float32", "float64"] = "float32"
+    predictions: list[Literal["train", "test"]] = Field(
+        default_factory=list, description="the splits whose outputs are written at the end"
+    )
+    keep: Count = Field(3, description="how many checkpoints stay")
+
+    def torch_dtype(self) -> torch.dtype:
+        return torch.float64 if self.dtype == "float64" else torch.float32
+
+    # What the sections are, for readers and for type checkers: the fields are resolved by `reading`.
+    def the_model(self) -> Model:
+        return self.model
+
+    def the_dataset(self) -> DatasetOptions:
+        return self.dataset
+
+    def the_optimizer(self) -> Optimizer:
+        return self.optimizer
+
+    def the_metrics(self) -> list[Metric]:
+        return self.metrics
+
+    def the_parallel(self) -> Parallel:
+        return self.parallel or Parallel(mode=None)

@@ -1,0 +1,81 @@
+"""Everything that a training needs, built from an experiment on each rank."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from torchmn.communicators.base import Communicator
+from torchmn.datasets import Arrays
+from torchmn.experiment import masks
+from torchmn.experiment.batches import Batches, share
+from torchmn.experiment.costs import Losses
+from torchmn.experiment.datasets import Splits
+from torchmn.experiment.metrics import Measure
+from torchmn.experiment.model import build_model, load_data
+from torchmn.experiment.optimizers import parameter_groups
+from torchmn.experiment.parallel import Placed, place
+from torchmn.experiment.schema import Experiment
+
+
+@dataclass
+class Session:
+    """An experiment on this rank: data, model in its place, optimizer, cost and metrics."""
+
+    experiment: Experiment
+    comm: Communicator
+    splits: Splits
+    placed: Placed
+    optimizer: torch.optim.Optimizer
+    losses: Losses
+    measures: dict[str, Measure]
+    step: masks.Step
+    batches: Batches
+
+    def batch(self, data: Arrays, rows: np.ndarray) -> tuple[Tensor, Tensor]:
+        """This rank's part of the samples at `rows`, and their targets."""
+        replicas = self.placed.replicas
+        mine = share(len(rows), replicas.size, replicas.rank)
+        self.step.first, self.step.total = mine.start, len(rows)
+        inputs, targets = data.take(rows[mine], self.experiment.torch_dtype(), self.placed.region)
+        inputs, targets = inputs.to(self.comm.device), targets.to(self.comm.device)
+        return inputs, inputs if self.experiment.the_model().target == "inputs" else targets
+
+    def train_on(self, rows: np.ndarray) -> Tensor:
+        """One step on the samples at `rows`; returns this rank's part of their mean loss, in float64."""
+        inputs, targets = self.batch(self.splits["train"], rows)
+        self.optimizer.zero_grad(set_to_none=True)
+        loss = self.losses(self.placed.model(inputs), targets).sum() / len(rows)
+        self.placed.backward(loss)
+        self.optimizer.step()
+        for module in self.placed.model.modules():
+            if name := getattr(module, "after_step", None):
+                getattr(module, name)()
+        return loss.detach().double()
+
+
+def open_session(experiment: Experiment, comm: Communicator, data_folder: str | None = None) -> Session:
+    """The experiment on this rank; every rank must call it, with the same experiment."""
+    splits = load_data(experiment, data_folder)
+    train = splits["train"]
+    where = experiment.the_dataset().where
+    model = build_model(experiment, train).to(comm.device)
+    step = masks.Step(seed=experiment.seed)
+    masks.attach(model, step)
+    placed = place(model, comm, experiment.the_parallel(), where)
+    optimizer = experiment.the_optimizer().build(parameter_groups(placed.model))
+    activation = experiment.the_model().last_activation
+    return Session(
+        experiment,
+        comm,
+        splits,
+        placed,
+        placed.optimizer(optimizer),
+        experiment.the_model().cost.build(activation),
+        {metric.kind: metric.build(activation) for metric in experiment.the_metrics()},
+        step,
+        Batches(len(train), experiment.batch_size, experiment.seed, experiment.shuffle, experiment.drop_last),
+    )
