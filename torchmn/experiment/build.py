@@ -45,7 +45,7 @@ def chain(layers: Sequence[Layer], shape: Shape) -> nn.Sequential:
                 shape = output_shape(module, shape)
         except (ValueError, RuntimeError, TypeError, IndexError, NotImplementedError, AttributeError) as error:
             reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-            got = "" if text(shape) in reason else f" (its input has shape {text(shape)})"
+            got = "" if isinstance(error, ValueError) else f" (its input has shape {text(shape)})"
             raise ExperimentError(f"{layer.where}: {name}: {reason}{got}") from error
     return modules
 

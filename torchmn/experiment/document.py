@@ -55,6 +55,12 @@ class Document:
             path = path[:-1]
         return self.places.get(path, self.name)
 
+    def also_at(self, path: KeyPath, other: KeyPath) -> None:
+        """Let what stands under `path` be found under `other`, too: a short form under its long form's path."""
+        for places in (self.places, self.key_places):
+            known = [(*other, *place[len(path) :]) for place in places if place[: len(path)] == path]
+            places.update({new: places[(*path, *new[len(other) :])] for new in known})
+
 
 def read_text(path: Path) -> str:
     """What a file holds; an ExperimentError if it can not be read."""

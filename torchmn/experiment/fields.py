@@ -22,6 +22,11 @@ def refuse(what: str) -> PydanticCustomError:
     return PydanticCustomError("expected", "{what}", {"what": what})
 
 
+def problem(text: str) -> PydanticCustomError:
+    """An error that says `text`, after the name of what it is about."""
+    return PydanticCustomError("problem", "{text}", {"text": text})
+
+
 def _whole(value: Any, smallest: int) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and value >= smallest
 

@@ -31,9 +31,7 @@ def build_model(experiment: Experiment, data: Arrays) -> nn.Module:
                 model = spec.module.build(data.shape)
                 output_shape(model, data.shape)
             except (ValueError, RuntimeError, TypeError) as error:
-                raise ExperimentError(
-                    f"{where}: {_first_line(error)} (its input has shape {text(data.shape)})"
-                ) from error
+                raise ExperimentError(f"{where}: {_first_line(error)}{_input(error, data)}") from error
         model.to(experiment.torch_dtype())
         _check_outputs(experiment, output_shape(model, data.shape), data, where)
     return model
@@ -43,20 +41,22 @@ def _check_outputs(experiment: Experiment, shape: Shape, data: Arrays, where: st
     """Raise where outputs can not be compared with targets."""
     if experiment.the_model().target == "inputs":
         if math.prod(shape) != math.prod(data.shape):
-            raise ExperimentError(f"{where}: the model gives {text(shape)}, and should reconstruct {text(data.shape)}")
+            raise ExperimentError(
+                f"{where}: the outputs have shape {text(shape)}, and should reconstruct inputs of {text(data.shape)}"
+            )
         return
     if data.targets.dtype.kind == "f":
         if math.prod(shape) != math.prod(data.targets.shape[1:]):
             wanted = text(data.targets.shape[1:]) or "one number"
             raise ExperimentError(
-                f"{where}: the model gives {text(shape)}, and the targets of {data.name} are {wanted}"
+                f"{where}: the outputs have shape {text(shape)}, and the targets of {data.name} are {wanted}"
             )
         return
     classes = int(data.targets.max()) + 1 if len(data.classes) == 0 else len(data.classes)
     if len(shape) != 1 or shape[0] < classes:
         raise ExperimentError(
-            f"{where}: the model gives {text(shape)}, and {data.name} has {classes} classes: expected a last layer "
-            f"with {classes} units"
+            f"{where}: the outputs have shape {text(shape)}, and {data.name} has {classes} classes: expected a last "
+            f"layer with {classes} units"
         )
 
 
@@ -69,6 +69,10 @@ def load_data(experiment: Experiment, folder: str | None) -> Splits:
         raise ExperimentError(f"{options.where}: {error}") from error
     except OSError as error:
         raise ExperimentError(f"{options.where}: {options.kind}: {error}") from error
+
+
+def _input(error: Exception, data: Arrays) -> str:
+    return "" if isinstance(error, ValueError) else f" (its input has shape {text(data.shape)})"
 
 
 def _first_line(error: Exception) -> str:

@@ -14,7 +14,7 @@ import torch
 from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, model_validator
 from torch import nn
 
-from torchmn.experiment.fields import Count, NotNegative, Positive, Share, refuse
+from torchmn.experiment.fields import Count, NotNegative, Positive, Share, problem
 from torchmn.experiment.registry import Options, register_optimizer
 
 STRICT = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False, populate_by_name=True)
@@ -39,9 +39,8 @@ class Schedule(BaseModel):
         if isinstance(given, dict):
             named = [name for name in SHAPES if given.get(name) is not None]
             if len(named) != 1 and not set(given) - set(SHAPES) - {"ratio"}:
-                raise refuse(
-                    f"one of {', '.join(SHAPES)}" + (f", and not {' and '.join(named)} together" if named else "")
-                )
+                has = " and ".join(named) or "none of them"
+                raise problem(f"has {has}: expected one of {', '.join(SHAPES)}")
         return given
 
     def factor(self, epoch: int, epochs: int) -> float:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 from dataclasses import dataclass, field
 from typing import Any, TypeVar, get_args
 
@@ -64,8 +65,11 @@ class Reading:
         try:
             made = cls.model_validate(given)
         except ValidationError as error:
-            for detail in error.errors(include_url=False):
-                self._explain(cls, detail, path)
+            details = error.errors(include_url=False)
+            unknown = [detail["loc"] for detail in details if detail["type"] == "extra_forbidden"]
+            for detail in details:
+                if not _is_misspelled(detail, unknown):
+                    self._explain(cls, detail, path)
             return None
         if isinstance(made, Options):
             made._where = self.document.where(path)
@@ -136,6 +140,7 @@ class Reading:
             value = {}
         elif not isinstance(value, dict) and cls.shorthand is not None:
             value = {cls.shorthand: value}
+            self.document.also_at(kind_path, (*kind_path, cls.shorthand))
         return self.options(cls, value, kind_path)
 
     def _explain(self, cls: type[BaseModel], detail: ErrorDetails, path: KeyPath) -> None:
@@ -154,6 +159,8 @@ class Reading:
             what = _name(here[:-1]) if inner is not cls else own or _name(path)
             known = nearest(last, _keys(inner)) if _keys(inner) else "It takes no keys."
             self.problem(here, f"{what} has no key {str(last)!r}. {known}", of_key=True)
+        elif kind == "problem":
+            self.problem(here, f"{_name(here) if location else own or _name(path)} {context['text']}")
         else:
             what, got = _words(kind, context, detail), shown(detail["input"])
             hint = ""
@@ -161,6 +168,15 @@ class Reading:
                 hint = f". {nearest(detail['input'], _choices(context))}"
             subject = f"{owner}{_name(location)}" if location else _name(path)
             self.problem(here, f"expected {subject} to be {what}, got {got}{hint}")
+
+
+def _is_misspelled(detail: ErrorDetails, unknown: list[tuple[Any, ...]]) -> bool:
+    """Whether a key is missing only because it is there under another name, which is said anyway."""
+    if detail["type"] != "missing":
+        return False
+    *holder, name = detail["loc"]
+    beside = [str(other[-1]) for other in unknown if list(other[:-1]) == holder]
+    return bool(difflib.get_close_matches(str(name), beside, n=1, cutoff=0.5))
 
 
 def _words(kind: str, context: dict[str, Any], detail: ErrorDetails) -> str:

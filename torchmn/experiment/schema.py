@@ -20,7 +20,7 @@ from torchmn.experiment.fields import (
     Nested,
     OptimizerField,
     named_schema,
-    refuse,
+    problem,
 )
 from torchmn.experiment.layers.own_module import OwnModule
 from torchmn.experiment.metrics import Metric
@@ -76,8 +76,8 @@ class Model(Section):
     def _one_model(cls, given: Any) -> Any:
         named = [name for name in ("layers", "module") if isinstance(given, dict) and given.get(name) is not None]
         if len(named) != 1 and not set(given) - set(cls.model_fields):
-            raise refuse(
-                "a list of layers, or a module, and not both" if named else "a mapping with `layers:` or `module:`"
+            raise problem(
+                f"has {'both layers and a module' if named else 'no layers'}: expected `layers:` or `module:`"
             )
         return given
 

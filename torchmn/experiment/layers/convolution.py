@@ -44,9 +44,9 @@ class Convolution(Weighted):
         dilation = per_dim(self.dilation, dims, "dilation")
         padding = self._padding(kernel, stride, dilation)
         check_window(shape[1:], kernel, padding, dilation)
-        for what, maps in (("the input has", shape[0]), ("the layer has", self.maps)):
+        for whose, maps in (("input's", shape[0]), ("layer's", self.maps)):
             if maps % self.groups:
-                raise ValueError(f"groups of {self.groups} do not divide the {maps} maps that {what}")
+                raise ValueError(f"groups: {self.groups} does not divide the {whose} number of maps, {maps}")
         return CONVOLUTIONS[dims](
             shape[0], self.maps, kernel, stride, padding, dilation, self.groups, self.bias, self.padding_mode
         )

@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 from pydantic import Field, model_validator
 from torch import nn
 
-from torchmn.experiment.fields import Share, refuse
+from torchmn.experiment.fields import Share, problem
 from torchmn.experiment.masks import Dropout
 from torchmn.experiment.registry import Layer, register_layer
 from torchmn.experiment.weighted import Shape
@@ -28,7 +28,7 @@ class DropoutLayer(Layer):
         if not isinstance(given, dict) or given.get("keep") is None:
             return given
         if "rate" in given:
-            raise refuse("either a rate or a keep")
+            raise problem("has both a rate and a keep: expected one of them")
         keep = given["keep"]
         if isinstance(keep, bool) or not isinstance(keep, int | float) or not 0 < keep <= 1:
             return given  # the field itself says what is wrong

@@ -1,0 +1,100 @@
+"""Files that can not work end with one line: where, what was expected, what came, what is near."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as some
+
+from tests.experiment import broken_layers, broken_sections, broken_yaml
+from tests.experiment.files import BASE
+from torchmn.errors import ExperimentError
+from torchmn.experiment.load import read
+from torchmn.experiment.model import build_model, load_data
+
+BROKEN = broken_yaml.BROKEN + broken_sections.BROKEN + broken_layers.BROKEN
+
+
+def build(text: str) -> None:
+    experiment = read("x.yaml", text)
+    build_model(experiment, load_data(experiment, None)["train"])
+
+
+def test_there_are_many_and_the_file_that_they_change_works():
+    assert len({text for _, text, _ in BROKEN}) >= 60
+    build(BASE)
+
+
+@pytest.mark.parametrize(("text", "message"), [row[1:] for row in BROKEN], ids=[row[0] for row in BROKEN])
+def test_a_broken_file_is_one_line_with_the_place_and_the_way_out(text, message):
+    with pytest.raises(ExperimentError) as error:
+        build(text)
+    assert str(error.value) == "x.yaml:" + message.replace("{cwd}", os.getcwd())
+
+
+def test_all_mistakes_are_said_in_the_order_of_the_file():
+    text = BASE.replace("maps: 4", "maps: 0").replace("lr: 0.1", "lr: x").replace("epochs: 1", "epochs: 0")
+    with pytest.raises(ExperimentError) as error:
+        build(text)
+    assert [line.split(": ")[0] for line in str(error.value).splitlines()] == [
+        "x.yaml:4:20",
+        "x.yaml:8:28",
+        "x.yaml:9:9",
+    ]
+
+
+def test_a_file_of_a_few_lines_can_not_stand_for_billions_of_values():
+    lines = ["a0: &a0 [x, x, x, x, x, x, x, x, x, x]"]
+    lines += [f"a{k + 1}: &a{k + 1} [{', '.join([f'*a{k}'] * 10)}]" for k in range(9)]
+    with pytest.raises(ExperimentError, match="more than 100000 values"):
+        build("\n".join(lines))
+
+
+@pytest.mark.parametrize("text", ["[" * 5000, "{a: " * 3000, "- " * 3000])
+def test_deep_nesting_is_refused_and_does_not_overflow(text):
+    with pytest.raises(ExperimentError):
+        build(text)
+
+
+# Pieces of files, so that most of what is drawn is nearly right.
+WORDS = some.sampled_from(
+    ["dataset", "name", "mnist", "iris", "sample", "10%", "model", "layers", "conv", "maps", "kernel", "activation", "relu", "linear", "units", "cost", "cross_entropy", "optimizer", "sgd", "lr", "momentum", "schedule", "step", "epochs", "batch_size", "seed", "metrics", "accuracy", "parallel", "mode", "datapar", "grid", "height", "branch", "list", "dropout", "module", "torch.nn.Flatten", "imports", "dtype", "float64", "predictions", "test", "<<"]
+)  # fmt: skip
+SCALARS = WORDS | some.integers(-3, 200) | some.floats() | some.booleans() | some.none() | some.text(max_size=5)
+VALUES = some.recursive(
+    SCALARS,
+    lambda inner: some.lists(inner, max_size=4) | some.dictionaries(WORDS | some.text(max_size=3), inner, max_size=4),
+)
+
+
+@settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck))
+@given(values=some.dictionaries(WORDS, VALUES, max_size=8), drawn=some.data())
+def test_whatever_values_a_file_has_it_is_read_or_refused(values, drawn):
+    import yaml
+
+    text = yaml.safe_dump(values, allow_unicode=True)
+    if drawn.draw(some.booleans()):  # a working file, with one of its lines replaced
+        lines = BASE.splitlines()
+        place = drawn.draw(some.integers(0, len(lines) - 1))
+        lines[place] = drawn.draw(some.sampled_from(["", " ", "- "])) + text.strip().split("\n")[0]
+        text = "\n".join(lines)
+    read_or_refused(text)
+
+
+@settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck))
+@given(
+    cut=some.integers(0, len(BASE)),
+    piece=some.text(alphabet="{}[]:,-&*!|>'\"%@`#?\t\n <=.ae0\\\u0000\u00e9\ufeff", max_size=12),
+    length=some.integers(0, 20),
+)
+def test_whatever_characters_a_file_has_it_is_read_or_refused(cut, piece, length):
+    read_or_refused(BASE[:cut] + piece + BASE[cut + length :])
+
+
+def read_or_refused(text: str) -> None:
+    try:
+        read("x.yaml", text)
+    except ExperimentError as error:
+        assert str(error) and all(line.startswith("x.yaml") for line in str(error).splitlines())
