@@ -1,7 +1,18 @@
 """Data sets on many ranks: each rank gets its part, or as many empty items as others have full ones."""
 
 from torchmn.data.empty import EmptyDataset, create_empty_dataset
+from torchmn.data.micro_batches import MicroBatches
+from torchmn.data.regions import RegionDataset, scatter_regions
 from torchmn.data.scatter import scatter_dataset, scatter_index
 from torchmn.data.scattered import ScatteredDataset
 
-__all__ = ["EmptyDataset", "ScatteredDataset", "create_empty_dataset", "scatter_dataset", "scatter_index"]
+__all__ = [
+    "EmptyDataset",
+    "MicroBatches",
+    "RegionDataset",
+    "ScatteredDataset",
+    "create_empty_dataset",
+    "scatter_dataset",
+    "scatter_index",
+    "scatter_regions",
+]

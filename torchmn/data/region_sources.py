@@ -1,0 +1,210 @@
+"""How each kind of data set is cut: items whose images are this rank's tile, and nothing else of them in memory.
+
+Everything here can be pickled, for the worker processes of a `DataLoader`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils.data import IterableDataset, TensorDataset
+
+from torchmn.communicators.checks import describe
+from torchmn.datasets.image_set import ImageSet
+from torchmn.errors import ArgumentError, HaloError
+from torchmn.geometry import Interval, all_owned
+
+Cut = tuple[int | str, ...]
+Tiles = Callable[[int], Any]  # item i, its images cut
+
+
+@dataclass(frozen=True)
+class Region:
+    """A place in a grid of tiles: cuts the last dims of any image, whatever its size."""
+
+    axes: tuple[str, ...]
+    parts: tuple[int, ...]
+    place: tuple[int, ...]
+
+    def intervals(self, shape: Sequence[int]) -> tuple[Interval, ...]:
+        """What this place owns of an image of `shape`; HaloError if a place would own nothing."""
+        extents = tuple(shape)[-len(self.parts) :]
+        if len(extents) < len(self.parts):
+            raise HaloError(f"expected images of at least {len(self.parts)} dims, got shape {tuple(shape)}")
+        for axis, extent, parts in zip(self.axes, extents, self.parts, strict=True):
+            if extent < parts:
+                raise HaloError(
+                    f"images of shape {tuple(shape)} have {extent} along '{axis}', too few for {parts} ranks: some "
+                    f"would own nothing. Use at most {extent} ranks along '{axis}'"
+                )
+        each = zip(extents, self.parts, self.place, strict=True)
+        return tuple(all_owned(extent, parts)[at] for extent, parts, at in each)
+
+    def index(self, shape: Sequence[int]) -> tuple[slice, ...]:
+        """How to index an image, or images, of `shape` for the tile: every dim has its slice."""
+        mine = tuple(interval.as_slice() for interval in self.intervals(shape))
+        return (*[slice(None)] * (len(shape) - len(mine)), *mine)
+
+
+class Columns:
+    """A data set that is a table: item i is row i of each column. `cut` columns are images."""
+
+    def __init__(self, columns: Sequence[Any], cut: Sequence[int], build: Callable[[list[Any]], Any]):
+        self.columns, self.cut, self.build = list(columns), tuple(cut), build
+
+    def __len__(self) -> int:
+        return min(len(column) for column in self.columns)
+
+    def image_shape(self) -> tuple[int, ...]:
+        return tuple(self.columns[self.cut[0]].shape[1:])
+
+    def tiles(self, region: Region, rows: Tensor | None) -> Tiles:
+        """The items of `rows` (None: all), cut. What lay in memory can then be freed."""
+        taken = [_taken(x, region if i in self.cut else None, rows) for i, x in enumerate(self.columns)]
+        return _Row(tuple(taken), self.build)
+
+
+@dataclass(frozen=True)
+class _Row:
+    taken: tuple[Tiles, ...]
+    build: Callable[[list[Any]], Any]
+
+    def __call__(self, place: int) -> Any:
+        return self.build([take(place) for take in self.taken])
+
+
+class Items:
+    """Any other map-style data set: an item is read whole when it is asked for, and cut at once."""
+
+    def __init__(self, dataset: Any, cut: Cut):
+        self.dataset, self.cut = dataset, cut
+
+    def __len__(self) -> int:
+        return len(self.dataset)
+
+    def image_shape(self) -> tuple[int, ...]:
+        item = self.dataset[0]
+        image = _of(item, self.cut[0]) if isinstance(item, list | tuple | dict) else item
+        return tuple(_checked(image).shape)
+
+    def tiles(self, region: Region, rows: Tensor | None) -> Tiles:
+        """The items of `rows` (None: all), cut."""
+        return _Item(self.dataset, self.cut, region, rows)
+
+
+@dataclass(frozen=True)
+class _Item:
+    dataset: Any
+    cut: Cut
+    region: Region
+    rows: Tensor | None
+
+    def __call__(self, place: int) -> Any:
+        item = self.dataset[place if self.rows is None else int(self.rows[place])]
+        if isinstance(item, dict):
+            return {**item, **{key: self._tile(_of(item, key)) for key in self.cut}}
+        if not isinstance(item, list | tuple):
+            return self._tile(item)
+        values = [self._tile(value) if i in self.cut else value for i, value in enumerate(item)]
+        return values if isinstance(item, list) else tuple(values)
+
+    def _tile(self, image: Any) -> Any:
+        tile = _checked(image)[self.region.index(image.shape)]
+        return tile.clone() if isinstance(tile, Tensor) else tile.copy()  # so that the whole image can be freed
+
+
+def source_of(dataset: Any, cut: Cut) -> Columns | Items:
+    """How to cut `dataset`; ArgumentError if it can not be."""
+    if isinstance(dataset, IterableDataset) or not hasattr(dataset, "__getitem__"):
+        raise ArgumentError(f"expected a map-style data set, or a pair (images, labels), got {describe(dataset)}")
+    if type(dataset) is ImageSet:
+        return Columns([dataset.images, dataset.labels], _places(cut, 2), _image_and_label)
+    if type(dataset) is TensorDataset:
+        return Columns(dataset.tensors, _places(cut, len(dataset.tensors)), tuple)
+    if _is_array(dataset):
+        return Columns([dataset], (0,), _alone)
+    if isinstance(dataset, tuple) and dataset and all(_is_array(column) for column in dataset):
+        lengths = [len(column) for column in dataset]
+        if len(set(lengths)) > 1:
+            raise ArgumentError(f"expected images and labels of one length, got {lengths}")
+        return Columns(dataset, _places(cut, len(dataset)), tuple)
+    return Items(dataset, cut)
+
+
+def _image_and_label(row: list[Any]) -> tuple[Any, int]:
+    return row[0], int(row[1])
+
+
+def _alone(row: list[Any]) -> Any:
+    return row[0]
+
+
+def _is_array(x: Any) -> bool:
+    """Whether `x` has rows and can be sliced: a tensor, an array, or a file's data set that looks like one."""
+    return hasattr(x, "shape") and hasattr(x, "dtype") and hasattr(x, "__getitem__") and len(x.shape) > 0
+
+
+def _places(cut: Cut, columns: int) -> tuple[int, ...]:
+    places = tuple(place for place in cut if isinstance(place, int) and 0 <= place < columns)
+    if len(places) != len(cut):
+        raise ArgumentError(f"expected cut to name places 0..{columns - 1} of an item, got {cut}")
+    return places
+
+
+def _taken(x: Any, region: Region | None, rows: Tensor | None) -> Tiles:
+    """The rows of a column, cut: a copy of the tiles of what lies in memory; a file's are read when asked for."""
+    index = region.index(x.shape) if region else (slice(None),) * len(x.shape)
+    # Slice first, then take rows: so no more than the tile is ever read.
+    if isinstance(x, Tensor):
+        tiles = x.detach()[index]
+        return _Kept(tiles.clone(memory_format=torch.contiguous_format) if rows is None else tiles[rows])
+    if type(x) is np.ndarray and not _is_mapped(x):
+        return _Kept(x[index].copy() if rows is None else x[index][rows.numpy()])
+    return _InFile(x, index[1:], rows)
+
+
+@dataclass(frozen=True)
+class _Kept:
+    rows: Any
+
+    def __call__(self, place: int) -> Any:
+        return self.rows[place]
+
+
+@dataclass(frozen=True)
+class _InFile:
+    array: Any
+    index: tuple[slice, ...]
+    rows: Tensor | None
+
+    def __call__(self, place: int) -> Any:
+        row = self.array[(place if self.rows is None else int(self.rows[place]), *self.index)]
+        return np.array(row) if isinstance(row, np.ndarray) else row
+
+
+def _is_mapped(x: np.ndarray) -> bool:
+    """Whether an array is a view of a memory-mapped file."""
+    base: Any = x
+    while isinstance(base, np.ndarray):
+        if isinstance(base, np.memmap):
+            return True
+        base = base.base
+    return False
+
+
+def _of(item: Any, key: int | str) -> Any:
+    try:
+        return item[key]
+    except (KeyError, IndexError, TypeError):
+        raise ArgumentError(f"expected items with an element {key!r} to cut, got {describe(item)}") from None
+
+
+def _checked(image: Any) -> Any:
+    if not isinstance(image, Tensor | np.ndarray):
+        raise ArgumentError(f"expected images that are tensors or arrays, got {describe(image)}")
+    return image
