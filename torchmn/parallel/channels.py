@@ -1,11 +1,38 @@
-"""Modelpar for layers without vectors: convolutions cut by output channels, embeddings by columns."""
+"""Modelpar for layers without vectors: convolutions cut by output channels, embeddings by columns or rows."""
 
 from __future__ import annotations
+
+from typing import Any
 
 from torch import nn
 
 from torchmn.communicators.process_grid import ProcessGrid
+from torchmn.nn.channel_layers import ChannelConv1d, ChannelConv2d, ChannelConv3d, VectorEmbedding
+from torchmn.parallel.replacing import has_parameters_of_its_own, replace_module
+
+_CONVOLUTIONS = {nn.Conv1d: ChannelConv1d, nn.Conv2d: ChannelConv2d, nn.Conv3d: ChannelConv3d}
 
 
 def swap_channel_layers(model: nn.Module, grid: ProcessGrid) -> None:
-    """Put this rank's slices in the place of convolutions and embeddings."""
+    """Put this rank's slices in the place of convolutions and embeddings.
+
+    A layer that shares its parameters stays whole on every rank, and so does one with fewer channels than ranks.
+    """
+    for name, module in list(model.named_modules()):
+        if not name or not has_parameters_of_its_own(model, module):
+            continue
+        if type(module) in _CONVOLUTIONS:
+            if _units(module) >= grid.tiles.size:
+                replace_module(model, name, _CONVOLUTIONS[type(module)].of(module, grid))
+        elif isinstance(module, nn.Embedding) and _can_be_cut(module, grid.tiles.size):
+            replace_module(model, name, VectorEmbedding.of(module, grid))
+
+
+def _units(convolution: Any) -> int:
+    """How many pieces of a convolution's outputs can be on different ranks: groups stay together."""
+    return convolution.groups if convolution.groups > 1 else convolution.out_channels
+
+
+def _can_be_cut(layer: nn.Embedding, ranks: int) -> bool:
+    plain = type(layer) is nn.Embedding and layer.max_norm is None  # max_norm looks at whole rows
+    return plain and max(layer.embedding_dim, layer.num_embeddings) >= ranks

@@ -26,6 +26,8 @@ def candidates(model: nn.Module) -> list[tuple[int, ...]]:
             return [(module.in_channels, *[size] * dims) for size in sizes]  # type: ignore[list-item]
         if isinstance(module, nn.Linear):
             return [(module.in_features,)]
+        if isinstance(module, nn.Embedding):
+            return [(8,)]
         takes_image = getattr(module, "in_maps", None), getattr(module, "in_size", None)
         if None not in takes_image:  # a local filter knows its image
             maps, size = takes_image
@@ -34,5 +36,8 @@ def candidates(model: nn.Module) -> list[tuple[int, ...]]:
 
 
 def dtype_of(model: nn.Module) -> torch.dtype:
-    """The dtype that a model computes in."""
+    """The dtype of the inputs of a model: indices where it begins with an embedding, else what it computes in."""
+    first = next((m for m in model.modules() if list(m.parameters(recurse=False))), None)
+    if isinstance(first, nn.Embedding):
+        return torch.int64
     return next((p.dtype for p in model.parameters() if p.is_floating_point()), torch.get_default_dtype())

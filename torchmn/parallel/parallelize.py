@@ -17,9 +17,11 @@ from torchmn.errors import ArgumentError, ParallelizeError, nearest
 from torchmn.nn.parts.layout import Samples, image_layout
 from torchmn.nn.parts.part import wrap
 from torchmn.nn.parts.refusals import remember_names
+from torchmn.nn.slices import SlicedModule
 from torchmn.parallel.channels import swap_channel_layers
 from torchmn.parallel.dry_run import dry_run, explained
 from torchmn.parallel.input_shape import candidates, dtype_of
+from torchmn.parallel.replacing import has_parameters_of_its_own, replace_module
 from torchmn.parallel.running import Parallelism
 from torchmn.parallel.splitting import LinearUse, LinearWatch, choose_splits, swap_linears
 
@@ -66,6 +68,8 @@ def parallelize(
     copied.forward = MethodType(_forward, copied)
     if mode == "datapar":
         parallelism.mark(copied)
+    else:
+        parallelism.mark_own(copied)
     if grid.sizes["data"] > 1 and _has_batch_norm(copied):
         copied.gradients_cross_ranks = True  # type: ignore[assignment]
     return copied
@@ -144,8 +148,11 @@ def _distribute(model: nn.Module, parallelism: Parallelism) -> None:
     if parallelism.input_shape is not None:
         _inputs_serial_error(model, parallelism.input_shape)
     # No shape fits (several inputs, say): what needs no knowledge of the run is done, the rest at the first forward.
-    if not parallelism.cuts_images:
+    if parallelism.mode == "modelpar" and parallelism.grid.tiles.size > 1:
         swap_channel_layers(model, parallelism.grid)
+        linears = [LinearUse(m, calls=1) for m in model.modules() if type(m) is nn.Linear]
+        own = [use for use in linears if has_parameters_of_its_own(model, use.layer)]
+        swap_linears(model, parallelism.grid, [(use, "input") for use in own])
 
 
 def _split(model: nn.Module, parallelism: Parallelism, shape: tuple[int, ...]) -> None:
@@ -154,6 +161,10 @@ def _split(model: nn.Module, parallelism: Parallelism, shape: tuple[int, ...]) -
         return
     if parallelism.mode == "modelpar":
         swap_channel_layers(model, grid)
+    for name, module in list(model.named_modules()):
+        slice_over: Any = getattr(module, "slice_over", None)  # a layer that knows how to cut itself
+        if parallelism.cuts_images and slice_over is not None and not isinstance(module, SlicedModule):
+            replace_module(model, name, slice_over(grid))
     uses = {
         id(module): LinearUse(module)
         for module in model.modules()
@@ -162,15 +173,8 @@ def _split(model: nn.Module, parallelism: Parallelism, shape: tuple[int, ...]) -
     if not uses:
         return
     watch = _watch_linears(model, parallelism, shape, uses)
-    once = [use for use in watch.order if use.calls == 1 and not _is_shared(model, use.layer)]
-    swap_linears(model, grid, [pair for pair in choose_splits(watch.order) if pair[0] in once])
-
-
-def _is_shared(model: nn.Module, layer: nn.Linear) -> bool:
-    """Whether another module has the same parameters, or the layer stands in two places."""
-    owners = [m for m in model.modules() for p in m.parameters(recurse=False) if p is layer.weight or p is layer.bias]
-    places = [m for _, m in model.named_modules(remove_duplicate=False) if m is layer]
-    return len(owners) > 2 or len(places) > 1 or any(m is not layer for m in owners)
+    splits = choose_splits(watch.order)
+    swap_linears(model, grid, [pair for pair in splits if has_parameters_of_its_own(model, pair[0].layer)])
 
 
 def _watch_linears(

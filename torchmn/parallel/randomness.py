@@ -16,11 +16,10 @@ from torch.overrides import TorchFunctionMode
 
 from torchmn.communicators.process_grid import ProcessGrid
 from torchmn.errors import ParallelizeError
-from torchmn.nn.batch_norm import normalize_over_ranks, track_statistics
-from torchmn.nn.moments import Moments, local_moments, union
 from torchmn.nn.parts.layout import Layout, Samples
 from torchmn.nn.parts.part import Part
 from torchmn.nn.parts.rules.dropout import part_of_mask
+from torchmn.nn.parts.rules.normalization import batch_norm_over_ranks
 
 
 class SerialRandomness(TorchFunctionMode):
@@ -58,15 +57,8 @@ class SerialRandomness(TorchFunctionMode):
         momentum: float = 0.1,
         eps: float = 1e-5,
     ) -> Tensor:
-        replicas = self.grid.replicas
-        if not training or replicas.size == 1 or x.is_meta:
-            return F.batch_norm(x, running_mean, running_var, weight, bias, training, momentum, eps)
-        with torch.no_grad():
-            mine = local_moments(x if x.dtype == torch.float64 else x.float()).packed()
-            moments = union([Moments.unpacked(part) for part in replicas.allgather(mine)])
-        if running_mean is not None and running_var is not None:
-            track_statistics(running_mean, running_var, moments, momentum)
-        return normalize_over_ranks(x, weight, bias, moments, eps, replicas)
+        settings = (weight, bias, training, momentum, eps, self.grid.replicas)
+        return batch_norm_over_ranks(x, running_mean, running_var, *settings)
 
     def _dropped(self, x: Tensor, p: float, training: bool, inplace: bool, mask_shape: tuple[int, ...]) -> Tensor:
         if not training or p == 0 or x.is_meta or x.numel() == 0:

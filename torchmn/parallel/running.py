@@ -147,6 +147,11 @@ class Parallelism:
                 guard(parameter)
         self._marked = weakref.ref(model)
 
+    def mark_own(self, model: nn.Module) -> None:
+        """Mark the slices, which an optimizer must know of before the first forward."""
+        for name in own_parameters(model):
+            roles.mark_own(model.get_parameter(name), self.grid.replicas)
+
 
 def own_parameters(model: nn.Module) -> list[str]:
     """The names of the parameters of which every tile rank holds its own slice."""

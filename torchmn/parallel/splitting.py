@@ -17,6 +17,7 @@ from torchmn.nn.parts.part import Part
 from torchmn.nn.parts.rules import pointwise
 from torchmn.nn.parts.rules.registry import functions_named
 from torchmn.nn.vector_linear import VectorLinear
+from torchmn.parallel.replacing import replace_module
 
 _ELEMENT_BY_ELEMENT = {
     function
@@ -98,9 +99,3 @@ def swap_linears(model: nn.Module, grid: ProcessGrid, splits: Sequence[tuple[Lin
         name = places[id(use.layer)]
         columns = use.cut if isinstance(use.cut, FlatCut) else None
         replace_module(model, name, VectorLinear.of(use.layer, grid, split, columns))
-
-
-def replace_module(model: nn.Module, name: str, module: nn.Module) -> None:
-    """Put `module` in the place of the submodule called `name`."""
-    parent, _, last = name.rpartition(".")
-    model.get_submodule(parent).register_module(last, module)

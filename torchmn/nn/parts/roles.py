@@ -29,12 +29,13 @@ class Recorder(TorchFunctionMode):
         self._names = {id(p): name for name, p in parameters}
         self.with_parts: set[str] = set()
         self.with_whole: set[str] = set()
+        self.inside = False  # a layer that computes on plain tensors what belongs to its part
 
     def __torch_function__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
         from torchmn.nn.parts.part import Part
 
         tensors = [x for x in pytree.tree_leaves((args, kwargs or {})) if isinstance(x, Tensor)]
-        if not any(isinstance(x, Part) for x in tensors) and not _only_looks(func):
+        if not self.inside and not any(isinstance(x, Part) for x in tensors) and not _only_looks(func):
             self.with_whole.update(self._names[id(x)] for x in tensors if id(x) in self._names)
         return func(*args, **(kwargs or {}))
 
@@ -61,6 +62,19 @@ def recording(recorder: Recorder) -> Iterator[None]:
             yield
     finally:
         _here.recorder = None
+
+
+@contextmanager
+def inside_a_part() -> Iterator[None]:
+    """While it lasts, plain tensors are this rank's part: parameters that meet them are used with parts."""
+    noting = recorder()
+    if noting is not None:
+        noting.inside = True
+    try:
+        yield
+    finally:
+        if noting is not None:
+            noting.inside = False
 
 
 def recorder() -> Recorder | None:

@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from torchmn.communicators.base import Communicator
 from torchmn.nn.batch_norm import normalize_over_ranks, track_statistics
 from torchmn.nn.moments import Moments, local_moments, union
 from torchmn.nn.parts.moving import cut_like, entering, whole
@@ -28,30 +29,43 @@ def batch_norm(
     momentum: float | None = 0.1,
     eps: float = 1e-5,
 ) -> Tensor:
-    layout = x.layout_
-    if not layout.is_tile or layout.cuts[1] is not None:
-        if layout.is_tile:
-            refuse("batch_norm of a flattened image that is cut is not supported: normalise before flattening")
-        return F.batch_norm(whole(x), running_mean, running_var, weight, bias, training, momentum or 0.0, eps)
+    layout, settings = x.layout_, (running_mean, running_var)
+    if layout.is_tile and layout.cuts[1] is not None:
+        refuse("batch_norm of a flattened image that is cut is not supported: normalise before flattening")
+    if not layout.is_tile:
+        return batch_norm_over_ranks(whole(x), *settings, weight, bias, training, momentum, eps, layout.grid.replicas)
     weight = None if weight is None else entering(weight, layout)
     bias = None if bias is None else entering(bias, layout)
-    if not training:
-        return wrap(
-            F.batch_norm(local(x), running_mean, running_var, weight, bias, False, momentum or 0.0, eps), layout
-        )
-    comm, mine = layout.grid.comm, local(x)
-    if mine.is_meta:
-        return wrap(F.batch_norm(mine, None, None, weight, bias, True, 0.0, eps) if mine.numel() else mine * 1, layout)
-    moments = _of_all_ranks(mine, comm)
+    normal = batch_norm_over_ranks(local(x), *settings, weight, bias, training, momentum, eps, layout.grid.comm)
+    return wrap(normal, layout)
+
+
+def batch_norm_over_ranks(
+    x: Tensor,
+    running_mean: Tensor | None,
+    running_var: Tensor | None,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    training: bool,
+    momentum: float | None,
+    eps: float,
+    comm: Communicator,
+) -> Tensor:
+    """F.batch_norm with the statistics of the plain tensors of all ranks of `comm`."""
+    if x.is_meta and training:
+        return F.batch_norm(x, None, None, weight, bias, True, 0.0, eps) if x.numel() else x * 1
+    if not training or comm.size == 1:
+        return F.batch_norm(x, running_mean, running_var, weight, bias, training, momentum or 0.0, eps)
+    moments = _of_all_ranks(x, comm)
     if moments.count == 1:
-        refuse(f"expected more than 1 value per channel when training, got 1 over all ranks, for {layout}")
+        refuse(f"expected more than 1 value per channel when training, got 1 over all ranks, here {tuple(x.shape)}")
     if running_mean is not None and running_var is not None:
         track_statistics(running_mean, running_var, moments, momentum or 0.0)
-    return wrap(normalize_over_ranks(mine, weight, bias, moments, eps, comm), layout)
+    return normalize_over_ranks(x, weight, bias, moments, eps, comm)
 
 
 @torch.no_grad()
-def _of_all_ranks(x: Tensor, comm: Any) -> Moments:
+def _of_all_ranks(x: Tensor, comm: Communicator) -> Moments:
     wide = x if x.dtype == torch.float64 else x.float()
     mine = local_moments(wide).packed()
     return union([Moments.unpacked(part.to(x.device)) for part in comm.allgather(mine)])

@@ -1,0 +1,78 @@
+"""HaloLayer: the base class of layers over windows of images, that run on one rank and on tiles of a grid."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from torchmn.errors import ArgumentError
+from torchmn.geometry import Window
+from torchmn.nn.parts import roles
+from torchmn.nn.parts.exchange import fetch, nothing, output_layout, plans_for_windows
+from torchmn.nn.parts.moving import entering
+from torchmn.nn.parts.part import Part, wrap
+from torchmn.nn.parts.refusals import refuse
+
+_TORCH_MODES = {"zeros": "constant", "reflect": "reflect", "replicate": "replicate", "circular": "circular"}
+
+
+class HaloLayer(nn.Module):
+    """A layer of your own whose outputs each see a window of the image; it says which, and computes what it sees.
+
+    windows: one `torchmn.geometry.Window` per image dim: kernel, stride, padding, dilation
+    fill, padding_mode: what lies beyond the image
+
+    `local(x)` gets (batch, channel, *image) in which halo and padding are there already, and computes the outputs
+    whose windows lie fully inside it. Under halopar it gets this rank's tile with its halo; on one rank the padded
+    image. Its parameters are replicated, and their gradients summed over the tiles.
+    """
+
+    windows: Sequence[Window]
+    fill: float = 0.0
+    padding_mode: str = "zeros"
+
+    def local(self, x: Tensor) -> Tensor:
+        raise NotImplementedError(f"{type(self).__name__} must define local(x)")
+
+    def forward(self, x: Tensor) -> Tensor:
+        if not isinstance(x, Part):
+            return self.local(self._padded(x))
+        layout, windows = x.layout_, tuple(self.windows)
+        if not layout.is_tile:
+            refuse(f"{type(self).__name__} expects images, whole or cut, got {layout}")
+        self._note_parameters(x)
+        buffer = fetch(x, plans_for_windows(layout, windows, self.padding_mode), self.fill)
+        extents = [w.output_extent(e) for w, e in zip(windows, layout.shape[-len(windows) :], strict=True)]
+        if 0 in output_layout(layout, extents).local_shape():
+            # A rank without outputs has nothing to compute, but its channels must be those of the others.
+            channels = self.out_channels(layout.shape[1])
+            result = output_layout(layout, extents, channels)
+            return wrap(nothing(result.local_shape(), buffer, *self.parameters()), result)
+        with roles.inside_a_part():
+            y = self.local(buffer)
+        result = output_layout(layout, extents, y.shape[1])
+        if tuple(y.shape) != result.local_shape():
+            refuse(f"{type(self).__name__}.local made {tuple(y.shape)}, expected {result.local_shape()} by its windows")
+        return wrap(y, result)
+
+    def out_channels(self, in_channels: int) -> int:
+        """How many channels `local` makes; override it where they are not those of the input."""
+        return in_channels
+
+    def _padded(self, x: Tensor) -> Tensor:
+        around = [amount for window in reversed(self.windows) for amount in window.padding]
+        if not any(around):
+            return x
+        mode = _TORCH_MODES.get(self.padding_mode)
+        if mode is None:
+            raise ArgumentError(f"{type(self).__name__}: padding_mode {self.padding_mode!r} is not known")
+        return F.pad(x, around, mode, self.fill if mode == "constant" else None)
+
+    def _note_parameters(self, x: Part) -> None:
+        """Their gradients will be this rank's share."""
+        for name, parameter in self.named_parameters():
+            if roles.always_enters(parameter):
+                refuse(f"the parameter {name} is used outside of {type(self).__name__}, too, which is not supported")
+            entering(parameter, x.layout_)
