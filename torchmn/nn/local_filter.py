@@ -70,15 +70,17 @@ class LocalFilter2d(nn.Module):
         (top, left) = self.padding
         return self.local(F.pad(x, (left, left, top, top)) if top or left else x)
 
-    def transpose(self, y: Tensor) -> Tensor:
+    def transpose(self, y: Tensor, weight: Tensor | None = None) -> Tensor:
         """The decoder's image: every output unit puts its filter, times its value, where it took its input from.
 
         y: (batch, out_maps, *out_size). Gives (batch, in_maps, *in_size). With `tied`, the exact transpose of
         `forward` without bias.
+        weight: filters to decode with in place of the layer's own, of the same shape
         """
         self._check(y, "transpose", (self.out_maps, *self.out_size))
         (top, left), (height, width) = self.padding, self.in_size
-        return self.local_transpose(y, self._padded_size())[:, :, top : top + height, left : left + width]
+        image = self.local_transpose(y, self._padded_size(), self._decoder(weight))
+        return image[:, :, top : top + height, left : left + width]
 
     def local(self, x: Tensor) -> Tensor:
         """The outputs of the filters that this layer holds, from images that contain their padding or halo."""
@@ -91,9 +93,8 @@ class LocalFilter2d(nn.Module):
             y = torch.baddbmm(self.bias.flatten(0, 1).unsqueeze(2), filters, fields)
         return y.view(*self.weight.shape[:3], x.shape[0]).permute(3, 2, 0, 1).contiguous()
 
-    def local_transpose(self, y: Tensor, size: tuple[int, int]) -> Tensor:
+    def local_transpose(self, y: Tensor, size: tuple[int, int], weight: Tensor) -> Tensor:
         """The transpose of `local` for images of `size`, which contains padding and halo."""
-        weight = self.weight if self.decoder_weight is None else self.decoder_weight
         values = y.permute(2, 3, 1, 0).flatten(0, 1)
         fields = torch.bmm(_matrices(weight).transpose(1, 2), values)
         return scatter(fields, self._tiling(size)).permute(3, 2, 0, 1)
@@ -115,6 +116,11 @@ class LocalFilter2d(nn.Module):
             self.decoder_weight.copy_(self.weight)
         if self.bias is not None:
             self.bias.zero_()
+
+    def _decoder(self, weight: Tensor | None) -> Tensor:
+        if weight is not None:
+            return weight
+        return self.weight if self.decoder_weight is None else self.decoder_weight
 
     def _padded_size(self) -> tuple[int, int]:
         return self.in_size[0] + 2 * self.padding[0], self.in_size[1] + 2 * self.padding[1]

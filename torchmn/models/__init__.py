@@ -1,0 +1,27 @@
+"""Whole networks: the sparse autoencoder of local filters, its training, and looks inside it."""
+
+from torchmn.models.batches import LabelledBatches
+from torchmn.models.best_units import BestUnit, spot_check
+from torchmn.models.configurations import CIFAR10, MNIST, Configuration
+from torchmn.models.fine_tuning import FineTuningProgress, Momentum, fine_tune
+from torchmn.models.pretraining import PretrainingCost, PretrainingProgress, pretrain
+from torchmn.models.sparse_autoencoder import SparseAutoencoder
+from torchmn.models.visualization import optimal_stimuli, visualize
+
+__all__ = [
+    "CIFAR10",
+    "MNIST",
+    "BestUnit",
+    "Configuration",
+    "FineTuningProgress",
+    "LabelledBatches",
+    "Momentum",
+    "PretrainingCost",
+    "PretrainingProgress",
+    "SparseAutoencoder",
+    "fine_tune",
+    "optimal_stimuli",
+    "pretrain",
+    "spot_check",
+    "visualize",
+]

@@ -1,0 +1,47 @@
+"""Batches of labelled images that can be gone through once per epoch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+from torch import Tensor
+
+from torchmn.errors import ArgumentError
+
+Batches = Iterable[Any]  # of (images, labels), or of images
+
+
+class LabelledBatches:
+    """Consecutive batches of `batch_size` of images and their labels, the last one with what is left.
+
+    images: (count, map, height, width); labels: (count,)
+    """
+
+    def __init__(self, images: Tensor, labels: Tensor, batch_size: int) -> None:
+        if len(images) != len(labels):
+            raise ArgumentError(f"LabelledBatches: {len(images)} images, but {len(labels)} labels")
+        self.images, self.labels, self.batch_size = images, labels, batch_size
+
+    def __len__(self) -> int:
+        return -(-len(self.images) // self.batch_size)
+
+    def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
+        for start in range(0, len(self.images), self.batch_size):
+            chosen = slice(start, start + self.batch_size)
+            yield self.images[chosen], self.labels[chosen]
+
+
+def again(operation: str, batches: Batches) -> Batches:
+    """`batches`, refused if it is an iterator, which would be empty in the second epoch."""
+    if iter(batches) is batches:
+        raise ArgumentError(
+            f"{operation}: expected batches that can be gone through once per epoch, such as a list or a DataLoader, "
+            f"got the iterator {type(batches).__name__}, which would be empty in the second epoch."
+        )
+    return batches
+
+
+def images_of(batch: Any) -> Tensor:
+    """The images of a batch, which may have labels beside them."""
+    return batch if isinstance(batch, Tensor) else batch[0]

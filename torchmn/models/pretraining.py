@@ -1,0 +1,101 @@
+"""Greedy pretraining of a sparse autoencoder: stack after stack, without labels."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from torchmn.models.batches import Batches, again, images_of
+from torchmn.models.sparse_autoencoder import SparseAutoencoder, Stack
+from torchmn.nn.local_filter import unit_norm_
+
+
+@dataclass(frozen=True)
+class PretrainingCost:
+    """½‖x̂ - x‖² and λ·Σ pooled, per image, of the whole images and the batches of all ranks."""
+
+    reconstruction: float
+    sparsity: float
+
+    @property
+    def total(self) -> float:
+        return self.reconstruction + self.sparsity
+
+
+@dataclass(frozen=True)
+class PretrainingProgress:
+    """One step: of which stack, in which epoch, at which batch (all counted from 0), and what it cost."""
+
+    stack: int
+    epoch: int
+    batch: int
+    cost: PretrainingCost
+
+    def values(self) -> dict[str, Any]:
+        """For a log: `progress=lambda step: log.step(**step.values())`."""
+        parts = {"reconstruction": self.cost.reconstruction, "sparsity": self.cost.sparsity}
+        return {"stack": self.stack, "pretraining": self.epoch, **parts, "cost": self.cost.total}
+
+
+def pretrain(
+    model: SparseAutoencoder,
+    batches: Batches,
+    *,
+    epochs: int = 2,
+    learning_rate: float = 0.01,
+    progress: Callable[[PretrainingProgress], object] | None = None,
+) -> list[list[PretrainingCost]]:
+    """Train the filters of each stack in turn to reconstruct their input sparsely; gives each epoch's mean cost.
+
+    batches: of images or of (images, labels), gone through `epochs` times for each stack
+    progress: called after every step
+
+    The result is indexed by stack and epoch. The stacks below the one that learns are frozen.
+    """
+    again("pretrain", batches)
+    numbers = range(len(model.stacks))
+    return [_pretrain_stack(model, number, batches, epochs, learning_rate, progress) for number in numbers]
+
+
+def _pretrain_stack(model, number, batches, epochs, learning_rate, progress) -> list[PretrainingCost]:
+    stack, history = model.stacks[number], []
+    for epoch in range(epochs):
+        sums, images = torch.zeros(2, dtype=torch.float64), 0
+        for at, batch in enumerate(batches):
+            with torch.no_grad():
+                x = model.features(images_of(batch), number)
+            cost, count = pretraining_step(stack, x, model.sparsity, learning_rate)
+            sums += count * torch.tensor([cost.reconstruction, cost.sparsity], dtype=torch.float64)
+            images += count
+            if progress is not None:
+                progress(PretrainingProgress(number, epoch, at, cost))
+        history.append(PretrainingCost(*(sums / max(images, 1)).tolist()))
+    return history
+
+
+def pretraining_step(stack: Stack, x: Tensor, sparsity: float, learning_rate: float) -> tuple[PretrainingCost, int]:
+    """One update of the stack's filters from its inputs `x`; gives the cost before it and the number of images.
+
+    Both gradients are taken at the old filters. The decoder moves first and is renormalised, then the encoder: with
+    tied filters, these are two updates of the same tensor, one after the other.
+    """
+    filters = stack.filter
+    encoder = filters.weight
+    own = encoder if filters.decoder_weight is None else filters.decoder_weight
+    # A second handle on it, so that with tied filters the gradient of decoding is told apart from that of encoding.
+    decoder = own.detach().requires_grad_()
+    y = filters(x)
+    error = filters.transpose(y, decoder) - x
+    reconstruction = 0.5 * (error * error).sum()
+    sparse = sparsity * stack.pool(y).sum()
+    count = max(x.shape[0], 1)
+    gradients = torch.autograd.grad((reconstruction + sparse) / count, [decoder, encoder])
+    with torch.no_grad():
+        for weight, gradient in zip([own, encoder], gradients, strict=True):
+            weight.sub_(gradient, alpha=learning_rate)
+            unit_norm_(weight)
+    return PretrainingCost(reconstruction.item() / count, sparse.item() / count), x.shape[0]
