@@ -90,6 +90,7 @@ class EdgeBook:
         self.forgotten: deque[Key] = deque()  # sent edges that this rank's backward can not reach any more
         self.unneeded: deque[Key] = deque()  # received edges of that kind
         self.lost: dict[int, set[int]] = {}  # forgotten edges whose answer may still come: numbers by peer
+        self.lost_since_backward: list[Key] = []
         self._answers: dict[Key, deque[Answer]] = {}
         self._listening: set[int] = set()
         self._changed = threading.Condition()
@@ -190,10 +191,11 @@ class EdgeBook:
     def tend_after_backward(self, comm: Communicator) -> None:
         """To be called within backward: `tend`, and at its end look for the answers to forgotten edges for a while."""
         self.say_unneeded(comm)
-        fresh = self._note_forgotten()
-        if fresh and comm.tells_arrivals:
+        self._note_forgotten()
+        if self.lost_since_backward and comm.tells_arrivals:
+            hoped_for, self.lost_since_backward = self.lost_since_backward, []
             engine: Any = torch.autograd.Variable._execution_engine  # type: ignore[attr-defined]
-            engine.queue_callback(lambda: self._find_forgotten(comm, fresh))
+            engine.queue_callback(lambda: self._find_forgotten(comm, hoped_for))
 
     def settle(self, comm: Communicator) -> None:
         """At the end: answer what was not answered, and take all answers; raise if there is a gradient among them."""
@@ -210,15 +212,17 @@ class EdgeBook:
         for key in list(self.received):
             self.answer(comm, key, ())
 
-    def _note_forgotten(self) -> list[Key]:
-        """The edges that were forgotten since the last call."""
-        fresh = []
+    def _note_forgotten(self) -> None:
         while self.forgotten:
             key = self.forgotten.popleft()
             if key in self.sent:
                 self.lost.setdefault(key[0], set()).add(key[1])
-                fresh.append(key)
-        return fresh
+                self.lost_since_backward.append(key)
+        if len(self.lost_since_backward) > 1000:  # a program that only evaluates
+            self.lost_since_backward = [key for key in self.lost_since_backward if self._is_lost(key)]
+
+    def _is_lost(self, key: Key) -> bool:
+        return key[1] in self.lost.get(key[0], ())
 
     def _find_forgotten(self, comm: Communicator, hoped_for: Collection[Key] = ()) -> None:
         """Look at what has arrived from the receivers of forgotten edges; wait a while for some of them."""
@@ -230,7 +234,7 @@ class EdgeBook:
                     while comm._has_arrived(peer, comm.tag_limit):
                         self._listen(comm, peer)
                 self._take_answers_of_lost(comm, peer)
-            if not any(number in self.lost.get(peer, ()) for peer, number in hoped_for) or monotonic() > deadline:
+            if not any(map(self._is_lost, hoped_for)) or monotonic() > deadline:
                 return
             sleep(1e-3)
 

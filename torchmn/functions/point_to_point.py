@@ -93,17 +93,20 @@ def visit(comm: Communicator, edge: Edge, operation: str) -> None:
     edge.visited()
     if comm._closed:
         comm._check_open(operation)
-    if comm._edges.unneeded or comm._edges.forgotten:
-        comm._edges.tend_after_backward(comm)
+    edges = comm._edges
+    if edges.unneeded or edges.forgotten or edges.lost_since_backward:
+        edges.tend_after_backward(comm)
 
 
 def joined(message: Message, comm: Communicator, key: Key, place: Place, delegate: Tensor | None) -> tuple[Tensor, ...]:
     """The tensors of a message as part of this rank's graph; grad mode is on."""
     wanted = True in message.wants_gradient
-    if not wanted and (delegate is None or not delegate.requires_grad):
-        return message.tensors
+    if delegate is None or not delegate.requires_grad:
+        delegate = ANCHOR
+        if not wanted:
+            return message.tensors
     edge = comm._edges.receive(comm, key, place) if wanted else None
-    return _Receive.apply(ANCHOR if delegate is None else delegate, comm, edge, message)  # type: ignore[return-value]
+    return _Receive.apply(delegate, comm, edge, message)  # type: ignore[return-value]
 
 
 class _Receive(torch.autograd.Function):

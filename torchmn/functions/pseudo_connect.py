@@ -23,6 +23,10 @@ def pseudo_connect(delegate_variable: Tensor | None, *actual_variables: Tensor) 
     for place, x in enumerate(actual_variables):
         if not isinstance(x, Tensor):
             raise ArgumentError(f"pseudo_connect: expected tensors, got {describe(x)} at place {place}")
+    if delegate_variable is not None and not isinstance(delegate_variable, Tensor):
+        raise ArgumentError(
+            f"pseudo_connect: expected delegate_variable to be a tensor or None, got {describe(delegate_variable)}"
+        )
     if not actual_variables:
         raise ArgumentError("pseudo_connect: expected the variables to connect the delegate to, got none")
     if delegate_variable is None or not (torch.is_grad_enabled() and delegate_variable.requires_grad):

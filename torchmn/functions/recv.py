@@ -40,7 +40,7 @@ def recv(
     if recomputation.replays(comm, "recv"):
         message = recomputation.replay()
         if message.edge:  # forward's node answers it; this one only needs a gradient as that one did
-            delegate_variable = ANCHOR if delegate_variable is None else delegate_variable
+            delegate_variable = ANCHOR
             message.edge, message.wants_gradient = 0, ()
     else:
         message = comm._recv_message(rank, tag)
