@@ -75,7 +75,8 @@ def _check(options: argparse.Namespace, size: int) -> None:
 
     experiment = _experiment(options)
     data = load_data(experiment, options.data)["train"]
-    check(build_model(experiment, data), data.shape, experiment, size)
+    build_model(experiment, data)
+    check(experiment, size, data.shape)
 
 
 def _train(options: argparse.Namespace, experiment) -> int:

@@ -7,7 +7,7 @@ but the epoch: after a resume they are what they would have been.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Annotated, Any
 
 import torch
@@ -97,17 +97,23 @@ class Optimizer(Options):
             group["lr"] = group.setdefault("first_lr", group["lr"]) * factor
 
 
-def parameter_groups(model: nn.Module) -> list[dict[str, Any]]:
-    """The parameters that follow the optimizer's rule, and those of layers with a rule of their own."""
-    own: dict[int, dict[str, Any]] = {}
-    for module in model.modules():
-        rule = getattr(module, "own_rule", None)
-        if rule:
-            own.update({id(p): rule for p in module.parameters()})
-    groups: list[dict[str, Any]] = [{"params": [p for p in model.parameters() if id(p) not in own]}]
-    for rule in {id(rule): rule for rule in own.values()}.values():
-        groups.append({"params": [p for p in model.parameters() if own.get(id(p)) is rule], **rule})
-    return [group for group in groups if group["params"]]
+def own_rules(model: nn.Module) -> dict[str, dict[str, Any]]:
+    """The rules of layers that learn otherwise than the optimizer says, by the names of their parameters."""
+    return {
+        f"{prefix}.{name}" if prefix else name: module.own_rule  # type: ignore[misc]
+        for prefix, module in model.named_modules()
+        if hasattr(module, "own_rule")
+        for name, _ in module.named_parameters()
+    }
+
+
+def parameter_groups(model: nn.Module, rules: Mapping[str, dict[str, Any]]) -> list[dict[str, Any]]:
+    """The parameters that follow the optimizer's rule, and those with a rule of their own."""
+    groups: dict[str, dict[str, Any]] = {}
+    for name, parameter in model.named_parameters():
+        rule = rules.get(name, {})
+        groups.setdefault(repr(sorted(rule.items())), {**rule, "params": []})["params"].append(parameter)
+    return list(groups.values())
 
 
 def _known(groups: list[dict[str, Any]], names: Iterable[str]) -> list[dict[str, Any]]:

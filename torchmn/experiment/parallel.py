@@ -1,23 +1,25 @@
 """How an experiment's model is put on ranks: the one place that knows the modes.
 
-A mode decides which samples of a batch this rank takes and which region of each, and how gradients are joined. The
-trainer knows nothing else of it.
+A mode decides which samples of a batch this rank takes and which region of each. The trainer knows nothing else of it.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.batchnorm import _BatchNorm
 
 from torchmn.communicators.base import Communicator
+from torchmn.communicators.process_grid import ProcessGrid
 from torchmn.datasets.arrays import Region
-from torchmn.errors import ExperimentError
-from torchmn.experiment.schema import Experiment, Parallel
-from torchmn.nn import create_mnbn_model
+from torchmn.errors import ExperimentError, TorchMNError
+from torchmn.experiment import modes
+from torchmn.experiment.modes import Shape, Sizes, Unfit
+from torchmn.experiment.schema import MODES, Experiment, Parallel
+from torchmn.geometry import owned
 from torchmn.optim import create_multi_node_optimizer
+from torchmn.parallel import parallelize
 
 
 @dataclass
@@ -32,16 +34,18 @@ class Placed:
     comm: Communicator
     replicas: Communicator
     mode: str
+    sizes: Sizes = field(default_factory=dict)
     region: Region | None = None
+    grid: ProcessGrid | None = None
 
     @property
     def is_cut(self) -> bool:
-        """Whether this rank holds only a part of some weights."""
+        """Whether this rank may hold only a part of some weights."""
         return self.replicas.size != self.comm.size
 
     @property
     def description(self) -> str:
-        return "1" if self.comm.size == 1 else f"{self.comm.size}, {self.mode}"
+        return "1" if self.comm.size == 1 else f"{self.comm.size}, {self.mode}, {modes.described(self.sizes)}"
 
     def optimizer(self, optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
         """`optimizer`, stepping with the gradients of all ranks."""
@@ -50,9 +54,9 @@ class Placed:
         return create_multi_node_optimizer(optimizer, self.comm, model=self.model)
 
     def backward(self, loss: Tensor) -> None:
-        """Gradients of the mean loss of the whole batch, of which `loss` is this rank's part."""
-        # The optimizer takes the mean over ranks of gradients that should be summed.
-        (loss * self.comm.size).backward()
+        """Gradients of the mean loss of the whole batch, of which `loss` is the part of this rank's samples."""
+        # The optimizer takes the mean over ranks of gradients that should be summed over replicas.
+        (loss * self.replicas.size).backward()
 
     def joined(self, loss: float, stop: bool) -> tuple[float, bool]:
         """The loss of the whole batch, from each rank's part of it, and whether any rank wants to stop."""
@@ -61,20 +65,61 @@ class Placed:
         return total, stops > 0
 
 
-def check(model: nn.Module, shape: tuple[int, ...], experiment: Experiment, size: int) -> None:
-    """Raise an ExperimentError where the experiment's mode can not work on `size` ranks."""
-    mode = experiment.the_parallel().mode or "datapar"
-    if mode != "datapar" and size > 1:
-        raise ExperimentError(f"mode {mode} is not there yet; --datapar is")
-
-
-def place(model: nn.Module, comm: Communicator, parallel: Parallel, where: str) -> Placed:
-    """`model` on the ranks of `comm` as `parallel` says; an ExperimentError where that can not be."""
+def sizes_for(parallel: Parallel, size: int, shape: Shape) -> tuple[str, Sizes]:
+    """The mode, and how many ranks stand along each axis; raises Unfit."""
     mode = parallel.mode or "datapar"
+    return mode, modes.grid_for(mode, size, shape, parallel.grid.sizes() if parallel.grid else {})
+
+
+def check(experiment: Experiment, size: int, shape: Shape) -> None:
+    """Raise an ExperimentError where the experiment's mode has no place for `size` ranks."""
+    try:
+        sizes_for(experiment.the_parallel(), size, shape)
+    except Unfit as error:
+        fit = [mode for mode in MODES if mode != "vecpar" and fits(mode, size, shape)]
+        raise ExperimentError(f"{error}. With {size} ranks these would: {', '.join(f'--{m}' for m in fit)}") from None
+
+
+def fits(mode: str, size: int, shape: Shape) -> bool:
+    """Whether a mode has a grid of `size` ranks for samples of this shape."""
+    try:
+        modes.grid_for(mode, size, shape, {})
+    except Unfit:
+        return False
+    return True
+
+
+def place(model: nn.Module, comm: Communicator, experiment: Experiment, shape: Shape) -> Placed:
+    """`model` on the ranks of `comm` as the experiment says; an ExperimentError on all ranks where that can not be."""
     if comm.size == 1:
         return Placed(model, comm, comm, "one rank")
-    if mode == "datapar":
-        if any(isinstance(module, _BatchNorm) for module in model.modules()):
-            model = create_mnbn_model(model, comm)
-        return Placed(model, comm, comm, mode)
-    raise ExperimentError(f"{where}: mode {mode} is not there yet; --datapar is")
+    check(experiment, comm.size, shape)
+    mode, sizes = sizes_for(experiment.the_parallel(), comm.size, shape)
+    try:
+        return place_in(model, comm, mode, sizes, shape)
+    except TorchMNError as error:
+        others = [m for m in MODES if m not in (mode, "vecpar") and _works(model, comm, m, shape)]
+        would = f" These modes would: {', '.join(f'--{other}' for other in others)}." if others else ""
+        raise ExperimentError(f"{mode} is not possible: {error}{would}") from error
+
+
+def place_in(model: nn.Module, comm: Communicator, mode: str, sizes: Sizes, shape: Shape) -> Placed:
+    """`model` on a grid of all ranks of `comm`."""
+    grid = ProcessGrid(comm, sizes["data"], sizes["depth"], sizes["height"], sizes["width"])
+    parallel = parallelize(model, grid, "modelpar" if mode == "hybrid" else mode, input_shape=shape)
+    region = None
+    if mode in modes.CUTS_IMAGES:
+        dims = len(shape) - 1
+        places = zip(shape[1:], grid.parts_of(dims), grid.place_of(dims), strict=True)
+        intervals = [owned(extent, parts, at) for extent, parts, at in places]
+        region = tuple(slice(interval.start, interval.stop) for interval in intervals)
+    return Placed(parallel, comm, grid.replicas, mode, sizes, region, grid)
+
+
+def _works(model: nn.Module, comm: Communicator, mode: str, shape: Shape) -> bool:
+    """Whether another mode is possible; all ranks find the same."""
+    try:
+        place_in(model, comm, mode, modes.grid_for(mode, comm.size, shape, {}), shape)
+    except (Unfit, TorchMNError):
+        return False
+    return True

@@ -15,6 +15,7 @@ from torchmn.experiment.evaluation import evaluate, predict
 from torchmn.experiment.run_directory import RunDirectory, choose
 from torchmn.experiment.schema import Experiment
 from torchmn.experiment.session import Session, open_session
+from torchmn.experiment.state import GlobalModel
 from torchmn.experiment.trainer import Trainer
 from torchmn.experiment.weighted import text
 from torchmn.training import Logger
@@ -140,7 +141,7 @@ def evaluate_checkpoint(session: Session, directory: RunDirectory, split: str) -
 
 def load_weights(session: Session, directory: RunDirectory) -> int:
     """Load the newest weights of a run, and return their step."""
-    step = checkpoints(session, directory).maybe_load(model=session.placed.model)
+    step = checkpoints(session, directory).maybe_load(model=GlobalModel(session.placed.model))
     if step is None:
         raise ExperimentError(f"no checkpoint in {directory.checkpoints}; `torchmn train` writes some")
     return step

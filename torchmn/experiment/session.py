@@ -6,18 +6,18 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from torchmn.communicators.base import Communicator
 from torchmn.datasets import Arrays
-from torchmn.experiment import masks
 from torchmn.experiment.batches import Batches, share
 from torchmn.experiment.costs import Losses
 from torchmn.experiment.datasets import Splits
 from torchmn.experiment.metrics import Measure
 from torchmn.experiment.model import build_model, load_data
-from torchmn.experiment.optimizers import parameter_groups
+from torchmn.experiment.optimizers import own_rules, parameter_groups
 from torchmn.experiment.parallel import Placed, place
+from torchmn.experiment.randomness import begin_step
 from torchmn.experiment.schema import Experiment
 
 
@@ -32,28 +32,28 @@ class Session:
     optimizer: torch.optim.Optimizer
     losses: Losses
     measures: dict[str, Measure]
-    step: masks.Step
     batches: Batches
+    after_steps: dict[str, str]
+    """Which method of which module brings its weights back into bounds after a step."""
 
     def batch(self, data: Arrays, rows: np.ndarray) -> tuple[Tensor, Tensor]:
         """This rank's part of the samples at `rows`, and their targets."""
         replicas = self.placed.replicas
         mine = share(len(rows), replicas.size, replicas.rank)
-        self.step.first, self.step.total = mine.start, len(rows)
         inputs, targets = data.take(rows[mine], self.experiment.torch_dtype(), self.placed.region)
         inputs, targets = inputs.to(self.comm.device), targets.to(self.comm.device)
         return inputs, inputs if self.experiment.the_model().target == "inputs" else targets
 
-    def train_on(self, rows: np.ndarray) -> Tensor:
-        """One step on the samples at `rows`; returns this rank's part of their mean loss, in float64."""
+    def train_on(self, rows: np.ndarray, number: int) -> Tensor:
+        """Step `number`, on the samples at `rows`; returns this rank's part of their mean loss, in float64."""
         inputs, targets = self.batch(self.splits["train"], rows)
         self.optimizer.zero_grad(set_to_none=True)
+        begin_step(self.comm, self.experiment.seed, number)
         loss = self.losses(self.placed.model(inputs), targets).sum() / len(rows)
         self.placed.backward(loss)
         self.optimizer.step()
-        for module in self.placed.model.modules():
-            if name := getattr(module, "after_step", None):
-                getattr(module, name)()
+        for module, method in self.after_steps.items():
+            getattr(self.placed.model.get_submodule(module), method)()
         return loss.detach().double()
 
 
@@ -61,12 +61,10 @@ def open_session(experiment: Experiment, comm: Communicator, data_folder: str | 
     """The experiment on this rank; every rank must call it, with the same experiment."""
     splits = load_data(experiment, data_folder)
     train = splits["train"]
-    where = experiment.the_dataset().where
     model = build_model(experiment, train).to(comm.device)
-    step = masks.Step(seed=experiment.seed)
-    masks.attach(model, step)
-    placed = place(model, comm, experiment.the_parallel(), where)
-    optimizer = experiment.the_optimizer().build(parameter_groups(placed.model))
+    rules, after_steps = own_rules(model), after_steps_of(model)
+    placed = place(model, comm, experiment, train.shape)
+    optimizer = experiment.the_optimizer().build(parameter_groups(placed.model, rules))
     activation = experiment.the_model().last_activation
     return Session(
         experiment,
@@ -76,6 +74,11 @@ def open_session(experiment: Experiment, comm: Communicator, data_folder: str | 
         placed.optimizer(optimizer),
         experiment.the_model().cost.build(activation),
         {metric.kind: metric.build(activation) for metric in experiment.the_metrics()},
-        step,
         Batches(len(train), experiment.batch_size, experiment.seed, experiment.shuffle, experiment.drop_last),
+        after_steps,
     )
+
+
+def after_steps_of(model: nn.Module) -> dict[str, str]:
+    """The methods that layers ask for after each step, by the names of their modules."""
+    return {name: module.after_step for name, module in model.named_modules() if hasattr(module, "after_step")}  # type: ignore[misc]

@@ -9,6 +9,7 @@ from typing import Any
 
 from torchmn.experiment.evaluation import evaluate
 from torchmn.experiment.session import Session
+from torchmn.experiment.state import GlobalModel, GlobalOptimizer
 from torchmn.training import Logger
 from torchmn.training.checkpoint import MultiNodeCheckpointer
 
@@ -65,8 +66,7 @@ class Trainer:
     def _train_on(self, rows: Any, began: float, first_step: int) -> bool:
         """One step; whether to stop after it."""
         here, session = self.progress, self.session
-        session.step.number = here.step
-        total, stops = session.placed.joined(float(session.train_on(rows)), self.stop())
+        total, stops = session.placed.joined(float(session.train_on(rows, here.step)), self.stop())
         here.step += 1
         here.batch += 1
         here.loss += total * len(rows)
@@ -93,4 +93,5 @@ class Trainer:
             self.checkpointer.save(self.progress.step, extra=asdict(self.progress), **self._state())
 
     def _state(self) -> dict[str, Any]:
-        return {"model": self.session.placed.model, "optimizer": self.session.optimizer}
+        model, optimizer = self.session.placed.model, self.session.optimizer
+        return {"model": GlobalModel(model), "optimizer": GlobalOptimizer(optimizer, model)}

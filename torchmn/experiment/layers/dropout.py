@@ -1,4 +1,4 @@
-"""Dropout, with the same masks at any number of ranks."""
+"""Dropout. Its masks are those of one rank at any number of ranks: `experiment.randomness` sees to that."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from pydantic import Field, model_validator
 from torch import nn
 
 from torchmn.experiment.fields import Share, problem
-from torchmn.experiment.masks import Dropout
 from torchmn.experiment.registry import Layer, register_layer
 from torchmn.experiment.weighted import Shape
 
@@ -35,4 +34,4 @@ class DropoutLayer(Layer):
         return {**{key: value for key, value in given.items() if key != "keep"}, "rate": 1.0 - keep}
 
     def build(self, shape: Shape) -> nn.Module:
-        return Dropout(self.rate)
+        return nn.Dropout(self.rate)

@@ -1,0 +1,79 @@
+"""Which grid of ranks each mode takes: integers only, so that it can be said before any rank is started."""
+
+from __future__ import annotations
+
+from math import prod
+
+from torchmn.errors import nearest
+
+TILE_AXES = ("depth", "height", "width")
+CUTS_IMAGES = ("halopar", "halodatapar")
+
+Sizes = dict[str, int]
+Shape = tuple[int, ...]
+
+
+class Unfit(ValueError):
+    """A mode that does not work on so many ranks, or with such samples."""
+
+
+def grid_for(mode: str, size: int, shape: Shape, given: Sizes) -> Sizes:
+    """How many ranks stand along each axis (data, depth, height, width): as `given`, or as squarely as can be.
+
+    shape: of one sample. Raises Unfit where the mode has no grid of `size` ranks.
+    """
+    if mode in CUTS_IMAGES and not 2 <= len(shape) <= 4:
+        raise Unfit(f"{mode} cuts images, and a sample of shape {shape} is none")
+    unused = [axis for axis in given if given[axis] > 1 and axis not in _axes(mode, shape)]
+    if unused:
+        raise Unfit(f"{mode} has no axis {unused[0]} here. {nearest(unused[0], _axes(mode, shape))}")
+    sizes = {axis: given.get(axis, 1) for axis in ("data", *TILE_AXES)}
+    if given:
+        if mode in ("hybrid", "halodatapar") and "data" not in given and size % prod(sizes.values()) == 0:
+            sizes["data"] = size // prod(sizes.values())
+        if prod(sizes.values()) != size:
+            said = " x ".join(f"{axis} {count}" for axis, count in sizes.items() if count > 1) or "1"
+            raise Unfit(f"a grid of {said} has {prod(sizes.values())} ranks, and there are {size}")
+    elif mode == "datapar":
+        sizes["data"] = size
+    else:
+        sizes.update(_chosen(mode, size, shape))
+    _check_extents(mode, sizes, shape)
+    return sizes
+
+
+def _axes(mode: str, shape: Shape) -> tuple[str, ...]:
+    if mode == "datapar":
+        return ("data",)
+    tiles = TILE_AXES[4 - len(shape) :] if mode in CUTS_IMAGES else TILE_AXES
+    return tiles if mode in ("halopar", "modelpar", "vecpar") else ("data", *tiles)
+
+
+def _chosen(mode: str, size: int, shape: Shape) -> Sizes:
+    """A grid that nobody asked for in particular."""
+    sizes = {}
+    if mode in ("hybrid", "halodatapar"):
+        data = next((n for n in range(2, size) if size % n == 0), None)
+        if data is None:
+            raise Unfit(f"{mode} needs a number of ranks that is a product, as 4 = 2 x 2, and there are {size}")
+        sizes["data"] = data
+        size //= data
+    if mode in CUTS_IMAGES and len(shape) == 2:
+        return {**sizes, "width": size}
+    height = max(n for n in range(1, size + 1) if size % n == 0 and n * n <= size)
+    return {**sizes, "height": height, "width": size // height}
+
+
+def _check_extents(mode: str, sizes: Sizes, shape: Shape) -> None:
+    if mode in CUTS_IMAGES:
+        for axis, extent in zip(TILE_AXES[4 - len(shape) :], shape[1:], strict=True):
+            if sizes[axis] > extent:
+                raise Unfit(f"{sizes[axis]} ranks along {axis} can not share {extent} rows of an image")
+
+
+def described(sizes: Sizes) -> str:
+    """`2 x 2 (height x width)`, for people."""
+    used = {axis: count for axis, count in sizes.items() if count > 1}
+    if not used:
+        return "1"
+    return f"{' x '.join(str(count) for count in used.values())} ({' x '.join(used)})"

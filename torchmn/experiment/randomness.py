@@ -1,0 +1,20 @@
+"""Random numbers of a step (the masks of dropout) follow from seed and step: the same on any ranks, after any resume."""
+
+from __future__ import annotations
+
+from hashlib import blake2b
+
+import torch
+
+from torchmn.communicators.base import Communicator
+
+
+def begin_step(comm: Communicator, seed: int, step: int) -> None:
+    """Let torch's generator begin where it begins in this step on every number of ranks.
+
+    A parallel model draws the numbers of the whole batch on every rank, and takes its part. Ranks that are threads
+    share one generator: there rank 0 alone draws, and so rank 0 alone sets it.
+    """
+    if comm.rank == 0 or not comm.ranks_share_a_process:
+        digest = blake2b(f"{seed}/{step}".encode(), digest_size=7).digest()
+        torch.manual_seed(int.from_bytes(digest, "big"))
