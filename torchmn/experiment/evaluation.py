@@ -52,7 +52,7 @@ def _outputs(session: Session, split: str):
         order = batches.order(0)
         for number in range(batches.steps):
             inputs, targets = session.batch(data, batches.rows(order, number))
-            yield model(inputs), targets
+            yield session.placed.forward(inputs), targets
     finally:
         model.train(was_training)
 

@@ -1,4 +1,4 @@
-"""Random numbers of a step (the masks of dropout) follow from seed and step: the same on any ranks, after any resume."""
+"""Random numbers of a step (the masks of dropout) follow from seed and step: the same on any ranks, also resumed."""
 
 from __future__ import annotations
 

@@ -49,7 +49,7 @@ class Session:
         inputs, targets = self.batch(self.splits["train"], rows)
         self.optimizer.zero_grad(set_to_none=True)
         begin_step(self.comm, self.experiment.seed, number)
-        loss = self.losses(self.placed.model(inputs), targets).sum() / len(rows)
+        loss = self.losses(self.placed.forward(inputs), targets).sum() / len(rows)
         self.placed.backward(loss)
         self.optimizer.step()
         for module, method in self.after_steps.items():
