@@ -6,14 +6,27 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from torchmn import data, datasets, iterators, nn, optim, training
+    from torchmn import data, datasets, functions, geometry, graph, iterators, models, nn, optim, training
     from torchmn.communicators.base import Communicator
     from torchmn.communicators.factory import create_communicator
+    from torchmn.communicators.process_grid import ProcessGrid
     from torchmn.communicators.threads import run_threads
     from torchmn.data import create_empty_dataset, scatter_dataset, scatter_index
-    from torchmn.errors import ArgumentError, LaunchError, MismatchError, PeerError, TorchMNError, WaitTimeout
+    from torchmn.errors import (
+        ArgumentError,
+        HaloError,
+        LaunchError,
+        MismatchError,
+        ParallelizeError,
+        PeerError,
+        TorchMNError,
+        WaitTimeout,
+    )
+    from torchmn.functions.global_array import GlobalArray
+    from torchmn.graph import MultiNodeChainList, describe, draw
     from torchmn.nn import create_mnbn_model
     from torchmn.optim import create_multi_node_optimizer
+    from torchmn.parallel import full_state_dict, load_full_state_dict, parallelize
     from torchmn.training import create_multi_node_evaluator
     from torchmn.training.checkpoint import create_multi_node_checkpointer
 
@@ -22,9 +35,14 @@ __version__ = "0.1.0"
 __all__ = [
     "ArgumentError",
     "Communicator",
+    "GlobalArray",
+    "HaloError",
     "LaunchError",
     "MismatchError",
+    "MultiNodeChainList",
+    "ParallelizeError",
     "PeerError",
+    "ProcessGrid",
     "TorchMNError",
     "WaitTimeout",
     "__version__",
@@ -36,9 +54,18 @@ __all__ = [
     "create_multi_node_optimizer",
     "data",
     "datasets",
+    "describe",
+    "draw",
+    "full_state_dict",
+    "functions",
+    "geometry",
+    "graph",
     "iterators",
+    "load_full_state_dict",
+    "models",
     "nn",
     "optim",
+    "parallelize",
     "run_threads",
     "scatter_dataset",
     "scatter_index",
@@ -47,7 +74,9 @@ __all__ = [
 
 # Where each public name lives. They are loaded when they are first used: `torchmn run` and `torchmn --help`, which
 # import this package too, must not wait for torch.
-_SUBPACKAGES = ("data", "datasets", "iterators", "nn", "optim", "training")
+_SUBPACKAGES = (
+    *("data", "datasets", "functions", "geometry", "graph", "iterators", "models", "nn", "optim", "training"),
+)
 _HOMES = {
     "Communicator": "communicators.base",
     "create_communicator": "communicators.factory",
@@ -56,16 +85,22 @@ _HOMES = {
     "scatter_dataset": "data",
     "scatter_index": "data",
     **dict.fromkeys(
-        ("ArgumentError", "LaunchError", "MismatchError", "PeerError", "TorchMNError", "WaitTimeout"), "errors"
+        (
+            *("ArgumentError", "HaloError", "LaunchError", "MismatchError", "ParallelizeError", "PeerError"),
+            *("TorchMNError", "WaitTimeout"),
+        ),
+        "errors",
     ),
     "create_mnbn_model": "nn",
     "create_multi_node_optimizer": "optim",
+    "GlobalArray": "functions.global_array",
+    "MultiNodeChainList": "graph",
     "ProcessGrid": "communicators.process_grid",
+    "describe": "graph",
+    "draw": "graph",
     "full_state_dict": "parallel",
     "load_full_state_dict": "parallel",
     "parallelize": "parallel",
-    "HaloError": "errors",
-    "ParallelizeError": "errors",
     "create_multi_node_evaluator": "training",
     "create_multi_node_checkpointer": "training.checkpoint",
 }

@@ -1,0 +1,159 @@
+"""An image cut over two ranks beside the whole image on one: speed, the cost of the exchange, memory.
+
+    OMP_NUM_THREADS=1 mpiexec -n 2 python benchmarks/halo.py
+
+Four 3x3 convolutions with 16 channels and ReLU on a batch of two images, forward and backward.
+  one       the whole image on one rank with one thread, the other rank asleep
+  threads   the whole image in one process with two threads, the other rank asleep
+  limit     each rank its half of the image as an image of its own: the same local work, no exchange
+  ours      the halves of one image, with halos
+"""
+
+from __future__ import annotations
+
+import argparse
+import multiprocessing
+import resource
+import time
+from collections.abc import Callable
+
+import side_by_side
+import torch
+from mpi4py import MPI
+from torch import Tensor, nn
+
+import torchmn
+from torchmn.geometry import owned
+
+WORLD = MPI.COMM_WORLD
+
+
+def convolutions() -> nn.Module:
+    layers: list[nn.Module] = []
+    for channels in (3, 16, 16, 16):
+        layers += [nn.Conv2d(channels, 16, 3, padding=1), nn.ReLU()]
+    return nn.Sequential(*layers)
+
+
+def pass_through(model: nn.Module, x: Tensor) -> Callable[[], None]:
+    """Forward and backward; the input needs no gradient, as in training."""
+    ones: list[Tensor] = []
+
+    def run() -> None:
+        model.zero_grad()
+        y = model(x)
+        if not ones:
+            ones.append(torch.ones_like(y))
+        y.backward(ones[0])
+
+    return run
+
+
+def alone(step: Callable[[], None], threads: int = 1) -> Callable[[], None]:
+    """The step on rank 0 only; the other rank sleeps meanwhile, as if it were not there."""
+
+    def run() -> None:
+        if WORLD.rank == 0:
+            torch.set_num_threads(threads)
+            step()
+            torch.set_num_threads(1)
+        done = WORLD.Ibarrier()
+        while not done.Test():
+            time.sleep(1e-4)
+
+    return run
+
+
+def half(x: Tensor) -> Tensor:
+    rows = owned(x.shape[2], WORLD.size, WORLD.rank)
+    return x[:, :, rows.start : rows.stop].contiguous()
+
+
+def race(size: int, comm: torchmn.Communicator, rounds: int) -> list[str]:
+    torch.manual_seed(0)
+    x = torch.rand(2, 3, size, size)
+    grid = torchmn.ProcessGrid(comm, height=comm.size)
+    model = torchmn.parallelize(convolutions(), grid, "halopar", input_shape=x.shape[1:], output="tile")
+    contenders = {
+        "ours": pass_through(model, half(x)),
+        "limit": pass_through(convolutions(), half(x)),
+        "one": alone(pass_through(convolutions(), x)),
+        "threads": alone(pass_through(convolutions(), x), threads=2),
+    }
+    seconds = side_by_side.take_turns(
+        contenders, iterations=1 if size >= 512 else 5, rounds=rounds, barrier=WORLD.Barrier
+    )
+    longest = {name: comm.allreduce(torch.tensor(value), "max").item() for name, value in seconds.items()}
+    ours = longest["ours"]
+    return [
+        f"{size}x{size}",
+        *(f"{longest[name] * 1e3:.1f}" for name in ("one", "threads", "limit", "ours")),
+        f"{longest['one'] / ours:.2f}",
+        f"{longest['threads'] / ours:.2f}",
+        f"{longest['limit'] / ours:.2f}",
+    ]
+
+
+def exchange_alone(size: int, comm: torchmn.Communicator, rounds: int) -> str:
+    """One exchange of two rows of 16 channels, forward only, as each convolution makes."""
+    from torchmn.functions.halo_exchange import halo_exchange
+    from torchmn.geometry import DimPlan, HaloPlan, Window
+
+    window = Window(3, padding=(1, 1))
+    dims = (DimPlan.of_window(size, comm.size, window), DimPlan.of_window(size, 1, window))
+    plan = HaloPlan.of(dims, (comm.rank, 0))
+    tile = torch.rand(2, 16, *plan.owned_shape)
+    run = {
+        "exchange": lambda: halo_exchange(tile, plan, comm),
+        "copy": lambda: torch.nn.functional.pad(tile, (1, 1, 1, 1)),
+    }
+    seconds = side_by_side.take_turns(run, iterations=20, rounds=rounds, barrier=WORLD.Barrier)
+    return (
+        f"exchange alone, {size}x{size}: {seconds['exchange'] * 1e6:.0f} us, of which the copy into the padded buffer "
+        f"{seconds['copy'] * 1e6:.0f} us"
+    )
+
+
+def peak(kind: str, size: int) -> float:
+    """Peak memory of this process above what it had before, for one step of `kind`, in MB."""
+    x = torch.rand(2, 3, size, size)
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    if kind == "one":
+        pass_through(convolutions(), x)()
+    else:
+        comm = torchmn.create_communicator("mpi")
+        model = torchmn.parallelize(
+            convolutions(),
+            torchmn.ProcessGrid(comm, height=comm.size),
+            "halopar",
+            input_shape=x.shape[1:],
+            output="tile",
+        )
+        x = half(x)
+        pass_through(model, x)()
+    return (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024
+
+
+def main() -> None:
+    arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    arguments.add_argument("--rounds", type=int, default=7)
+    arguments.add_argument("--memory", choices=("one", "ours"), help="only measure the peak memory of one of them")
+    options = arguments.parse_args()
+    torch.set_num_threads(1)
+    if options.memory:
+        used = peak(options.memory, 512)
+        if WORLD.rank == 0:
+            print(f"peak memory of {options.memory}: {used:.0f} MB")
+        return
+    comm = torchmn.create_communicator("mpi")
+    rows = [race(size, comm, options.rounds) for size in (512, 128)]
+    lines = [exchange_alone(size, comm, options.rounds) for size in (512, 128)]
+    if comm.rank == 0:
+        print(side_by_side.environment(f"{comm.size} ranks x 1 thread, cores {multiprocessing.cpu_count()}"))
+        header = ["image", "one ms", "2 threads ms", "limit ms", "ours ms", "x one", "x threads", "of limit"]
+        print(side_by_side.table(header, rows))
+        print("\n".join(lines))
+
+
+if __name__ == "__main__":
+    main()
