@@ -40,6 +40,13 @@ def add_modes(parser: Parser) -> None:
     )
 
 
+def add_trained(parser: Parser) -> None:
+    parser.add_argument("--checkpoint", metavar="DIR", required=True, help="what `torchmn train --out` named")
+    parser.add_argument(
+        "--split", metavar="test|train", type=one_of("test", "train"), default="test", help="which samples"
+    )
+
+
 def add_values(parser: Parser) -> None:
     parser.add_argument("--data", metavar="DIR", help="where the data set is")
     parser.add_argument("--sample", metavar="10%", help="take only a share of the data")

@@ -11,7 +11,13 @@ from torchmn.cli.parser import Parser
 from torchmn.errors import TorchMNError, nearest
 
 COMMANDS = {
+    "new": "write an experiment file to start from",
     "train": "train the experiment in a YAML file, on one rank or many",
+    "evaluate": "loss and metrics of a trained experiment",
+    "predict": "the outputs of a trained experiment, as a file",
+    "verify": "train a few steps in every mode, and compare with one rank",
+    "schema": "the JSON schema of experiment files, for editors",
+    "convert": "write a neon experiment in our format",
     "run": "start a script on several ranks of this machine, over MPI or gloo",
     "doctor": "check this machine (or --hosts) step by step, and say what to do",
 }

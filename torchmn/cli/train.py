@@ -3,20 +3,15 @@
 from __future__ import annotations
 
 import argparse
-import sys
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
-from torchmn.cli.experiment_options import (
-    add_file,
-    add_modes,
-    add_ranks,
-    add_values,
-    overrides,
-    parallel_overrides,
-)
-from torchmn.cli.experiment_ranks import speaks, started_elsewhere
+from torchmn.cli.experiment_command import run_command
+from torchmn.cli.experiment_options import add_file, add_modes, add_ranks, add_values
 from torchmn.cli.parser import Parser
-from torchmn.errors import ExperimentError
+
+if TYPE_CHECKING:
+    from torchmn.experiment import Experiment
 
 EXPLANATION = """\
 The same file runs on one rank and on many; nothing in it changes. Under mpiexec, srun or torchrun the ranks that
@@ -32,19 +27,7 @@ Ctrl-C saves a checkpoint; --resume goes on exactly from there, at any number of
 
 def main(arguments: Sequence[str]) -> int:
     """The exit status of a training."""
-    parser = _parser()
-    options = parser.parse(arguments)
-    try:
-        experiment = None
-        status = started_elsewhere(parser, "train", arguments, options, lambda size: _check(options, size))
-        if status is not None:
-            return status
-        experiment = _experiment(options)
-        return _train(options, experiment)
-    except ExperimentError as error:
-        if speaks():
-            print(error, file=sys.stderr)
-        return 2
+    return run_command(_parser(), "train", arguments, _train)
 
 
 def _parser() -> Parser:
@@ -62,24 +45,7 @@ def _parser() -> Parser:
     return parser
 
 
-def _experiment(options: argparse.Namespace):
-    from torchmn.experiment import load
-
-    return load(options.file, [*overrides(options), *parallel_overrides(options)])
-
-
-def _check(options: argparse.Namespace, size: int) -> None:
-    """Raise what would go wrong on every rank, before there are any."""
-    from torchmn.experiment.model import build_model, load_data
-    from torchmn.experiment.parallel import check
-
-    experiment = _experiment(options)
-    data = load_data(experiment, options.data)["train"]
-    build_model(experiment, data)
-    check(experiment, size, data.shape)
-
-
-def _train(options: argparse.Namespace, experiment) -> int:
+def _train(options: argparse.Namespace, experiment: Experiment) -> int:
     from torchmn import create_communicator
     from torchmn.experiment.interruption import interruption
     from torchmn.experiment.run import Request, train

@@ -113,9 +113,12 @@ class LayerList:
     """Marks a field whose value is a list of layers."""
 
 
+DEFINITION = "x-definition"
+
+
 def named_schema(name: str) -> WithJsonSchema:
-    """In the JSON schema: what stands under this name among its definitions."""
-    return WithJsonSchema({"$ref": f"#/$defs/{name}"})
+    """In the JSON schema: what stands under this name among its definitions; `json_schema` makes a reference of it."""
+    return WithJsonSchema({DEFINITION: name})
 
 
 ActivationField = Annotated[Any, Reference(registry.activations), named_schema("activation")]
@@ -124,8 +127,8 @@ CostField = Annotated[Any, Reference(registry.costs), named_schema("cost")]
 OptimizerField = Annotated[Any, Reference(registry.optimizers), named_schema("optimizer")]
 DatasetField = Annotated[Any, Reference(registry.datasets), named_schema("dataset")]
 MetricsField = Annotated[
-    Any, ReferenceList(registry.metrics), WithJsonSchema({"type": "array", "items": {"$ref": "#/$defs/metric"}})
+    Any, ReferenceList(registry.metrics), WithJsonSchema({"type": "array", "items": {DEFINITION: "metric"}})
 ]
 LayersField = Annotated[
-    Any, LayerList(), WithJsonSchema({"type": "array", "items": {"$ref": "#/$defs/layer"}, "minItems": 1})
+    Any, LayerList(), WithJsonSchema({"type": "array", "items": {DEFINITION: "layer"}, "minItems": 1})
 ]

@@ -11,8 +11,8 @@ from rich.console import Console
 
 from torchmn.communicators.base import Communicator
 from torchmn.errors import ExperimentError, TorchMNError
-from torchmn.experiment.evaluation import evaluate, predict
-from torchmn.experiment.run_directory import RunDirectory, choose
+from torchmn.experiment.evaluation import predict
+from torchmn.experiment.run_directory import RunDirectory, choose, run_of
 from torchmn.experiment.schema import Experiment
 from torchmn.experiment.session import Session, open_session
 from torchmn.experiment.state import GlobalModel
@@ -133,15 +133,17 @@ def write_predictions(session: Session, split: str, path: str) -> None:
         np.savez(path, outputs=outputs, predicted=outputs.argmax(axis=1), targets=targets)
 
 
-def evaluate_checkpoint(session: Session, directory: RunDirectory, split: str) -> dict[str, float]:
-    """Loss and metrics of a split, with the newest weights of a run."""
-    load_weights(session, directory)
-    return evaluate(session, split)
-
-
-def load_weights(session: Session, directory: RunDirectory) -> int:
-    """Load the newest weights of a run, and return their step."""
+def open_trained(
+    experiment: Experiment, comm: Communicator, checkpoint: str, split: str, data: str | None
+) -> tuple[Session, int]:
+    """The experiment with the newest weights of a run, and their step; every rank must call it."""
+    session = open_session(experiment, comm, data)
+    if split not in session.splits:
+        raise ExperimentError(f"--split {split}: {experiment.the_dataset().kind} has only {', '.join(session.splits)}")
+    directory = run_of(checkpoint)
+    if not directory.checkpoints.is_dir():
+        raise ExperimentError(f"--checkpoint {checkpoint}: there are no checkpoints of `torchmn train --out`")
     step = checkpoints(session, directory).maybe_load(model=GlobalModel(session.placed.model))
     if step is None:
-        raise ExperimentError(f"no checkpoint in {directory.checkpoints}; `torchmn train` writes some")
-    return step
+        raise ExperimentError(f"--checkpoint {checkpoint}: no checkpoint that all ranks can read")
+    return session, step

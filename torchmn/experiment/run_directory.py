@@ -98,6 +98,12 @@ def choose(out: str | None, file: str, resume: bool) -> RunDirectory:
     return RunDirectory(runs / (stem if number == 1 else f"{stem}-{number}"))
 
 
+def run_of(checkpoint: str) -> RunDirectory:
+    """The run that a user means by its directory, or by that of its checkpoints."""
+    path = Path(os.path.abspath(Path(checkpoint).expanduser()))
+    return RunDirectory(path.parent if path.name == CHECKPOINTS else path)
+
+
 def _step_of(line: str) -> int:
     try:
         return int(json.loads(line)["step"])

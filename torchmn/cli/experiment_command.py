@@ -1,0 +1,48 @@
+"""What the commands on experiment files have in common: read, check, start ranks, and say what is wrong in one line."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+from torchmn.cli.experiment_options import overrides, parallel_overrides
+from torchmn.cli.experiment_ranks import speaks, started_elsewhere
+from torchmn.cli.parser import Parser
+from torchmn.errors import ExperimentError
+
+if TYPE_CHECKING:
+    from torchmn.experiment import Experiment
+
+Body = Callable[[argparse.Namespace, "Experiment"], int]
+
+
+def run_command(parser: Parser, name: str, arguments: Sequence[str], body: Body) -> int:
+    """The exit status of `body` with the options and the experiment: on this rank, or on ranks that are started."""
+    options = parser.parse(arguments)
+    try:
+        status = started_elsewhere(parser, name, arguments, options, lambda size: check(options, size))
+        return status if status is not None else body(options, experiment_of(options))
+    except ExperimentError as error:
+        if speaks():
+            print(error, file=sys.stderr)
+        return 2
+
+
+def experiment_of(options: argparse.Namespace) -> Experiment:
+    """The experiment in the file, with what the flags say."""
+    from torchmn.experiment import load
+
+    return load(options.file, [*overrides(options), *parallel_overrides(options)])
+
+
+def check(options: argparse.Namespace, size: int) -> None:
+    """Raise what would go wrong on every rank, before there are any."""
+    from torchmn.experiment.model import build_model, load_data
+    from torchmn.experiment.parallel import check as check_mode
+
+    experiment = experiment_of(options)
+    data = load_data(experiment, options.data)["train"]
+    build_model(experiment, data)
+    check_mode(experiment, size, data.shape)

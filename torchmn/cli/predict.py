@@ -1,0 +1,46 @@
+"""`torchmn predict`: what a trained experiment gives for each sample."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from torchmn.cli.experiment_command import run_command
+from torchmn.cli.experiment_options import add_file, add_modes, add_ranks, add_trained, add_values
+from torchmn.cli.parser import Parser
+
+if TYPE_CHECKING:
+    from torchmn.experiment import Experiment
+
+EXPLANATION = """\
+Writes an .npz file with `outputs` (one row for each sample, in the order of the data), `predicted` (the best class of
+each) and `targets`.
+"""
+
+
+def main(arguments: Sequence[str]) -> int:
+    """The exit status of a prediction."""
+    parser = Parser("torchmn predict", "Outputs of FILE's experiment, trained.", EXPLANATION)
+    parser.usage = "torchmn predict FILE --checkpoint DIR [--split test|train] [--data DIR] [--out FILE.npz] [-n N]"
+    add_file(parser)
+    add_trained(parser)
+    add_ranks(parser)
+    add_modes(parser)
+    add_values(parser)
+    parser.add_argument("-o", "--out", metavar="FILE.npz", help="where to write; by default beside the checkpoints")
+    return run_command(parser, "predict", arguments, _predict)
+
+
+def _predict(options: argparse.Namespace, experiment: Experiment) -> int:
+    from torchmn import create_communicator
+    from torchmn.experiment.run import open_trained, write_predictions
+    from torchmn.experiment.run_directory import run_of
+
+    with create_communicator() as comm:
+        session, step = open_trained(experiment, comm, options.checkpoint, options.split, options.data)
+        path = options.out or str(run_of(options.checkpoint).path / f"predictions-{options.split}.npz")
+        write_predictions(session, options.split, path)
+        if comm.rank == 0:
+            print(f"{len(session.splits[options.split])} predictions after step {step}: {path}")
+    return 0
