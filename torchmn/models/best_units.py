@@ -8,7 +8,11 @@ import torch
 from torch import Tensor
 
 from torchmn.models.batches import Batches
+from torchmn.models.placement import Placement
 from torchmn.models.sparse_autoencoder import SparseAutoencoder
+from torchmn.nn.parts.part import Part, local
+
+Unit = tuple[int, int, int]  # map, row, column
 
 UNITS_AT_ONCE = 512  # bounds the memory of the sorted copies
 
@@ -21,7 +25,7 @@ class BestUnit:
     """
 
     label: int
-    unit: tuple[int, int, int]
+    unit: Unit
     auc: float
 
 
@@ -29,18 +33,35 @@ class BestUnit:
 def spot_check(model: SparseAutoencoder, batches: Batches) -> list[BestUnit]:
     """The best single top unit of each class, by the area under its ROC curve; labels in ascending order.
 
-    batches: of (images, labels). A class of which there are no images, or no others, is left out.
+    batches: of (images, labels). A class of which there are no images, or no others, is left out. Of a parallel model
+    each rank looks at the units of its own tile; all ranks must call it, and get the best of all.
     """
-    features, labels = zip(*((model.features(x).flatten(1), y) for x, y in batches), strict=True)
-    values, classes = torch.cat(features), torch.cat(labels)
-    found = areas_under_curve(values, classes)
-    _, rows, columns = model.feature_shape
-    best = []
-    for label, areas in found.items():
-        number = int(areas.argmax())
-        unit = number // (rows * columns), number // columns % rows, number % columns
-        best.append(BestUnit(label, unit, areas[number].item()))
-    return best
+    placement = Placement(model, model.in_shape)
+    parts, labels = zip(*((model.features(placement.part(x)), y) for x, y in batches), strict=True)
+    corner, extents = _tile(parts[0])
+    features = placement.of_all_copies(torch.cat([local(part).flatten(1) for part in parts]))
+    areas = areas_under_curve(features, placement.of_all_copies(torch.cat(labels)))
+    mine = [_best(label, area, corner, extents) for label, area in areas.items() if area.numel()]
+    found = sorted(placement.of_all_tiles(mine), key=lambda best: (best.label, -best.auc, best.unit))
+    return [best for at, best in enumerate(found) if at == 0 or best.label != found[at - 1].label]
+
+
+def _tile(features: Tensor) -> tuple[Unit, Unit]:
+    """The first unit that this rank holds, and how many it holds in each dim."""
+    if not isinstance(features, Part):
+        maps, rows, columns = features.shape[1:]
+        return (0, 0, 0), (maps, rows, columns)
+    layout = features.layout_
+    maps, rows, columns = (layout.interval(dim) for dim in (1, 2, 3))
+    return (maps.start, rows.start, columns.start), (len(maps), len(rows), len(columns))
+
+
+def _best(label: int, areas: Tensor, corner: Unit, extents: Unit) -> BestUnit:
+    number = int(areas.argmax())
+    _, rows, columns = extents
+    unit = number // (rows * columns), number // columns % rows, number % columns
+    at = corner[0] + unit[0], corner[1] + unit[1], corner[2] + unit[2]
+    return BestUnit(label, at, areas[number].item())
 
 
 def areas_under_curve(values: Tensor, labels: Tensor) -> dict[int, Tensor]:

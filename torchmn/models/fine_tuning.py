@@ -12,6 +12,7 @@ from torch import Tensor
 
 from torchmn.errors import ArgumentError
 from torchmn.models.batches import Batches, again
+from torchmn.models.placement import Placement
 from torchmn.models.sparse_autoencoder import SparseAutoencoder
 
 
@@ -58,23 +59,26 @@ def fine_tune(
     progress: called after every step
 
     Gives each epoch's mean cost per image: the binary cross entropy of all classes' logistic outputs, summed. Filters
-    are renormalised after every update.
+    are renormalised after every update. For parallel models, what `pretrain` says holds here too.
     """
     again("fine_tune", batches)
     if initial_epochs > epochs:
         raise ArgumentError(f"fine_tune: {initial_epochs} initial_epochs are more than all {epochs} epochs")
-    optimizer = _optimizer(model, learning_rate)
+    placement = Placement(model, model.in_shape)
+    optimizer = placement.optimizer(model, _optimizer(model, learning_rate))
     history = []
     for epoch in range(epochs):
         optimizer.param_groups[0]["momentum"] = momentum(epoch) if momentum else 0.0
         classifier_only = epoch < initial_epochs
-        total, images = 0.0, 0
+        total = images = 0.0
         for at, (x, labels) in enumerate(batches):
-            cost = _step(model, optimizer, x, labels, classifier_only)
-            total, images = total + cost * len(labels), images + len(labels)
+            mine = _step(model, optimizer, placement.part(x), labels, classifier_only)
+            here = torch.tensor([mine * len(labels), len(labels)], dtype=torch.float64)
+            cost_sum, count = placement.sum_over_copies(here).tolist()
+            total, images = total + cost_sum, images + count
             if progress is not None:
-                progress(FineTuningProgress(epoch, at, classifier_only, cost))
-        history.append(total / max(images, 1))
+                progress(FineTuningProgress(epoch, at, classifier_only, cost_sum / max(count, 1.0)))
+        history.append(total / max(images, 1.0))
     return history
 
 
@@ -95,7 +99,7 @@ def _step(model, optimizer, x: Tensor, labels: Tensor, classifier_only: bool) ->
         features = model.features(x)
     cost = classification_cost(model.classifier(features.flatten(1)), labels)
     cost.backward()
-    optimizer.step()
+    optimizer.step(weight=len(labels))
     if not classifier_only:
         model.unit_norm_()
     return cost.item()

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from torchmn.models.batches import Batches, again, images_of
+from torchmn.models.placement import Placement
 from torchmn.models.sparse_autoencoder import SparseAutoencoder, Stack
 from torchmn.nn.local_filter import unit_norm_
 
@@ -55,20 +56,24 @@ def pretrain(
     progress: called after every step
 
     The result is indexed by stack and epoch. The stacks below the one that learns are frozen.
+
+    A parallel model takes its batches as in training: whole images or this rank's tiles, and each copy of the model
+    its own images. All ranks must call it, with equally many batches; every rank gets the costs of all together.
     """
     again("pretrain", batches)
+    placement = Placement(model, model.in_shape)
     numbers = range(len(model.stacks))
-    return [_pretrain_stack(model, number, batches, epochs, learning_rate, progress) for number in numbers]
+    return [_pretrain_stack(model, placement, n, batches, epochs, learning_rate, progress) for n in numbers]
 
 
-def _pretrain_stack(model, number, batches, epochs, learning_rate, progress) -> list[PretrainingCost]:
+def _pretrain_stack(model, placement, number, batches, epochs, learning_rate, progress) -> list[PretrainingCost]:
     stack, history = model.stacks[number], []
     for epoch in range(epochs):
         sums, images = torch.zeros(2, dtype=torch.float64), 0
         for at, batch in enumerate(batches):
             with torch.no_grad():
-                x = model.features(images_of(batch), number)
-            cost, count = pretraining_step(stack, x, model.sparsity, learning_rate)
+                x = model.features(placement.part(images_of(batch)), number)
+            cost, count = pretraining_step(stack, x, model.sparsity, learning_rate, placement.sum_over_copies)
             sums += count * torch.tensor([cost.reconstruction, cost.sparsity], dtype=torch.float64)
             images += count
             if progress is not None:
@@ -77,11 +82,18 @@ def _pretrain_stack(model, number, batches, epochs, learning_rate, progress) -> 
     return history
 
 
-def pretraining_step(stack: Stack, x: Tensor, sparsity: float, learning_rate: float) -> tuple[PretrainingCost, int]:
+def pretraining_step(
+    stack: Stack,
+    x: Tensor,
+    sparsity: float,
+    learning_rate: float,
+    sum_over_copies: Callable[[Tensor], Tensor] = lambda values: values,
+) -> tuple[PretrainingCost, int]:
     """One update of the stack's filters from its inputs `x`; gives the cost before it and the number of images.
 
     Both gradients are taken at the old filters. The decoder moves first and is renormalised, then the encoder: with
-    tied filters, these are two updates of the same tensor, one after the other.
+    tied filters, these are two updates of the same tensor, one after the other. With copies of the model on other
+    ranks, cost and number are those of all copies' images.
     """
     filters = stack.filter
     encoder = filters.weight
@@ -92,10 +104,12 @@ def pretraining_step(stack: Stack, x: Tensor, sparsity: float, learning_rate: fl
     error = filters.transpose(y, decoder) - x
     reconstruction = 0.5 * (error * error).sum()
     sparse = sparsity * stack.pool(y).sum()
-    count = max(x.shape[0], 1)
-    gradients = torch.autograd.grad((reconstruction + sparse) / count, [decoder, encoder])
+    gradients = torch.autograd.grad(reconstruction + sparse, [decoder, encoder])
+    here = torch.stack([reconstruction.detach(), sparse.detach(), reconstruction.new_tensor(x.shape[0])])
+    sums = sum_over_copies(here.double()).tolist()
+    images = max(sums[2], 1.0)
     with torch.no_grad():
         for weight, gradient in zip([own, encoder], gradients, strict=True):
-            weight.sub_(gradient, alpha=learning_rate)
+            weight.sub_(sum_over_copies(gradient), alpha=learning_rate / images)
             unit_norm_(weight)
-    return PretrainingCost(reconstruction.item() / count, sparse.item() / count), x.shape[0]
+    return PretrainingCost(sums[0] / images, sums[1] / images), int(sums[2])

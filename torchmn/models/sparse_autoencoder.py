@@ -95,6 +95,12 @@ class SparseAutoencoder(nn.Module):
             x = stack(x)
         return x
 
+    @property
+    def in_shape(self) -> tuple[int, int, int]:
+        """(maps, height, width) of an image, the whole of it."""
+        first = self.stacks[0].filter
+        return first.in_maps, *first.in_size
+
     def unit_norm_(self) -> SparseAutoencoder:
         """Divide every filter of every stack by its L2 norm."""
         for stack in self.stacks:

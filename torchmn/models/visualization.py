@@ -9,10 +9,9 @@ import torch
 from torch import Tensor
 
 from torchmn.errors import ArgumentError
+from torchmn.models.best_units import Unit
 from torchmn.models.pictures import save_pictures
 from torchmn.models.sparse_autoencoder import SparseAutoencoder
-
-Unit = tuple[int, int, int]
 
 
 def visualize(
@@ -27,7 +26,10 @@ def visualize(
 
     images: (count, in_maps, *in_size): those that are reconstructed, and where the search for stimuli starts
     units: (map, row, column) of top units, such as `spot_check` finds them
+
+    For one rank: of a parallel model, load `torchmn.full_state_dict(model)` into a plain one first.
     """
+    _check_plain(model)
     directory = Path(directory)
     directory.mkdir(parents=True, exist_ok=True)
     with torch.no_grad():
@@ -50,6 +52,7 @@ def optimal_stimuli(
     gradient on the sphere: a step that does not lead upwards is taken back and halved, so the result is never worse
     than the start. Gives (units, in_maps, *in_size) and (units,).
     """
+    _check_plain(model)
     numbers = torch.tensor([_number(model, unit) for unit in units], device=images.device)
     candidates = _on_sphere(images[images.flatten(1).norm(dim=1) > 0])
     if not len(candidates):
@@ -88,3 +91,11 @@ def _number(model: SparseAutoencoder, unit: Unit) -> int:
         shape = model.feature_shape
         raise ArgumentError(f"optimal_stimuli: no unit {tuple(unit)}: expected (map, row, column) below {shape}")
     return (unit[0] * rows + unit[1]) * columns + unit[2]
+
+
+def _check_plain(model: SparseAutoencoder) -> None:
+    if hasattr(model, "parallelism"):
+        raise ArgumentError(
+            "visualize: expected a plain model, got a parallel one: load torchmn.full_state_dict(model), which all "
+            "ranks must call, into a new SparseAutoencoder on one of them"
+        )

@@ -117,6 +117,12 @@ class LocalFilter2d(nn.Module):
         if self.bias is not None:
             self.bias.zero_()
 
+    def slice_over(self, grid: Any) -> nn.Module:
+        """This rank's part of the layer under halopar: the filters of its own tile's outputs."""
+        from torchmn.nn.tiled_local_filter import TiledLocalFilter2d  # it derives from this class
+
+        return TiledLocalFilter2d.of(self, grid)
+
     def _decoder(self, weight: Tensor | None) -> Tensor:
         if weight is not None:
             return weight

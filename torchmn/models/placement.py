@@ -1,0 +1,78 @@
+"""Where the images and the copies of a model lie: all here, or on the grid of a parallel model."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from torchmn.communicators.process_grid import ProcessGrid
+from torchmn.errors import ParallelizeError
+from torchmn.nn.parts.layout import Samples, image_layout
+from torchmn.nn.parts.moving import part_of
+from torchmn.nn.parts.part import wrap
+from torchmn.optim import create_multi_node_optimizer
+
+
+class Placement:
+    """The grid of a model that went through `parallelize`, and what its training needs of it; none on one rank.
+
+    in_shape: of one whole image, (maps, height, width)
+    """
+
+    def __init__(self, model: nn.Module, in_shape: tuple[int, int, int]) -> None:
+        parallelism: Any = getattr(model, "parallelism", None)
+        self.grid: ProcessGrid | None = parallelism.grid if parallelism else None
+        self.cuts_images = bool(parallelism) and parallelism.cuts_images
+        self.in_shape = in_shape
+
+    def part(self, images: Tensor) -> Tensor:
+        """`images`, whole or this rank's tiles of them, as the layers of the model take them."""
+        if not self.cuts_images or self.grid is None:
+            return images
+        shape = (images.shape[0], *self.in_shape)
+        layout = image_layout(self.grid, shape, Samples(0, images.shape[0]))
+        if tuple(images.shape) == layout.local_shape():
+            return wrap(images, layout)
+        if tuple(images.shape) == shape:
+            return part_of(images, layout)
+        raise ParallelizeError(
+            f"rank {self.grid.comm.rank} of {self.grid.comm.size}: expected this rank's tile {layout.local_shape()} of "
+            f"the images {shape}, or all of them, got {tuple(images.shape)}. torchmn.data.scatter_regions gives each "
+            "rank its tile."
+        )
+
+    def sum_over_copies(self, values: Tensor) -> Tensor:
+        """The sum of what the ranks have that hold the same part of the model and other images."""
+        if self.grid is None or self.grid.replicas.size == 1:
+            return values
+        return self.grid.replicas.allreduce(values)
+
+    def of_all_copies(self, rows: Tensor) -> Tensor:
+        """The rows of all ranks that hold the same part of the model, one below the other."""
+        if self.grid is None or self.grid.replicas.size == 1:
+            return rows
+        return torch.cat(list(self.grid.replicas.allgather(rows)))
+
+    def of_all_tiles(self, values: list[Any]) -> list[Any]:
+        """The values of all ranks that hold a part of the same images."""
+        if not self.cuts_images or self.grid is None:
+            return values
+        return [value for part in self.grid.tiles.allgather_obj(values) for value in part]
+
+    def optimizer(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> Any:
+        """An optimizer whose `step(weight=images)` is one of all ranks."""
+        return (
+            _OneRank(optimizer) if self.grid is None else create_multi_node_optimizer(optimizer, self.grid, model=model)
+        )
+
+
+class _OneRank:
+    """An optimizer that is asked for a weighted step, where there is nothing to weigh."""
+
+    def __init__(self, optimizer: torch.optim.Optimizer) -> None:
+        self.param_groups, self.zero_grad, self._step = optimizer.param_groups, optimizer.zero_grad, optimizer.step
+
+    def step(self, *, weight: float) -> None:
+        self._step()

@@ -1,0 +1,110 @@
+"""TiledLocalFilter2d: this rank's filters of a LocalFilter2d over the tiles of a grid."""
+
+from __future__ import annotations
+
+from copy import copy
+from typing import Any
+
+from torch import Tensor, nn
+
+from torchmn.communicators.process_grid import ProcessGrid
+from torchmn.functions.global_array import GlobalArray
+from torchmn.functions.halo_exchange import halo_scatter_add
+from torchmn.geometry import Window, all_owned
+from torchmn.nn.local_filter import LocalFilter2d
+from torchmn.nn.parts.exchange import nothing
+from torchmn.nn.parts.layout import Layout, image_layout
+from torchmn.nn.parts.part import Part, local, wrap
+from torchmn.nn.parts.refusals import refuse
+from torchmn.nn.slices import SlicedModule
+
+Box = tuple[slice, slice]
+
+
+class TiledLocalFilter2d(SlicedModule, LocalFilter2d):
+    """`LocalFilter2d` of which this rank holds the filters of its own outputs. They never travel.
+
+    weight: (own rows, own columns, out_maps, in_maps, kernel height, kernel width). `forward` fetches the halo of the
+    images; `transpose` adds what it decodes into neighbours' tiles to them, and gets back what they decode into its
+    own.
+    """
+
+    array: GlobalArray
+
+    @staticmethod
+    def of(layer: LocalFilter2d, grid: ProcessGrid) -> TiledLocalFilter2d:
+        """This rank's filters of `layer`."""
+        made: Any = copy(layer)
+        made.__class__ = TiledLocalFilter2d
+        made.grid, made._parameters = grid, {}
+        windows = [
+            Window(kernel, stride, (padding, padding))
+            for kernel, stride, padding in zip(layer.kernel, layer.stride, layer.padding, strict=True)
+        ]
+        made.array = GlobalArray(grid, layer.in_size, windows, name="LocalFilter2d")
+        made.cut_parameters = dict.fromkeys(name for name, _ in layer.named_parameters(recurse=False))
+        for name, whole in layer._parameters.items():
+            mine = None if whole is None else nn.Parameter(made.sliced(name, whole.detach()), whole.requires_grad)
+            made.register_parameter(name, mine)
+        return made
+
+    def forward(self, x: Tensor) -> Tensor:
+        """This rank's part of the outputs, from a Part of the images."""
+        self._check(x, "forward", (self.in_maps, *self.in_size))
+        mine, layout = self._opened(x, "forward")
+        plan = self.array.plan
+        if mine.is_meta:
+            buffer = mine.new_empty((*mine.shape[:2], *plan.buffer_shape)) + mine.sum()
+        else:
+            buffer = self.array.get_fprop_view(mine)
+        result = image_layout(self.grid, (x.shape[0], self.out_maps, *self.out_size), layout.samples)
+        if self.weight.numel() == 0:
+            return wrap(nothing(result.local_shape(), buffer, *self.parameters()), result)
+        return wrap(self.local(buffer), result)
+
+    def transpose(self, y: Tensor, weight: Tensor | None = None) -> Tensor:
+        """This rank's part of the decoded images, from a Part of the outputs."""
+        self._check(y, "transpose", (self.out_maps, *self.out_size))
+        (mine, layout), decoder = self._opened(y, "transpose"), self._decoder(weight)
+        plan = self.array.plan
+        result = image_layout(self.grid, (y.shape[0], self.in_maps, *self.in_size), layout.samples)
+        if decoder.numel() == 0:
+            image = nothing((mine.shape[0], self.in_maps, *plan.buffer_shape), mine, decoder)
+        else:
+            height, width = plan.buffer_shape
+            image = self.local_transpose(mine, (height, width), decoder)
+        if mine.is_meta:
+            return wrap(mine.new_empty(result.local_shape()) + image.sum(), result)
+        return wrap(halo_scatter_add(image, plan, self.grid.tiles), result)
+
+    def sliced(self, name: str, whole: Tensor) -> Tensor:
+        """This rank's filters, as memory of their own, of those of all positions."""
+        return whole[self._boxes()[self.grid.tiles.rank]].clone()
+
+    def gathered(self, name: str, mine: Tensor) -> Tensor:
+        """The filters of all positions; every rank of `grid.tiles` must call it."""
+        whole = mine.new_empty((*self.out_size, *mine.shape[2:]))
+        for box, part in zip(self._boxes(), self.grid.tiles.allgather(mine), strict=True):
+            whole[box] = part.to(mine.device)
+        return whole
+
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
+        for name in self.cut_parameters:
+            given = state_dict.get(prefix + name)
+            if given is not None and tuple(given.shape[:2]) == self.out_size:
+                state_dict[prefix + name] = self.sliced(name, given)
+        nn.Module._load_from_state_dict(self, state_dict, prefix, *args)  # type: ignore[arg-type]
+
+    def _opened(self, x: Tensor, operation: str) -> tuple[Tensor, Layout]:
+        """What this rank holds of a Part, and how the whole is cut."""
+        if not isinstance(x, Part):
+            refuse(f"LocalFilter2d.{operation} holds the filters of one tile, and got a whole tensor, not a Part")
+        return local(x), x.layout_
+
+    def _boxes(self) -> list[Box]:
+        """The output positions of each rank of `grid.tiles`, row by row."""
+        rows, columns = (all_owned(n, p) for n, p in zip(self.out_size, self.grid.parts_of(2), strict=True))
+        return [(row.as_slice(), column.as_slice()) for row in rows for column in columns]
+
+    def extra_repr(self) -> str:
+        return f"{super().extra_repr()}, {tuple(self.weight.shape[:2])} of {self.out_size} positions here"
