@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -75,29 +76,28 @@ class HaloGathering:
 
     def finish(self) -> Tensor:
         """The whole buffer, once the halos have come."""
-        x, plan = self._x, self._plan
-        if plan.is_view:
-            self._messages.arrived()
-            return x[plan.local[0].source_slices]
-        buffer = empty_like_layout(x, plan.buffer_shape)
-        for box in plan.local:
-            buffer[box.target_slices].copy_(_spread(x[box.source_slices], box))
-        for slices in plan.padding_slices:
-            buffer[slices].fill_(self._fill)
-        for box, block in self.received():
-            buffer[box.target_slices].copy_(block)
+        buffer = buffer_without_halos(self._x, self._plan, self._fill)
+        put_halos(buffer, self.received())
         return buffer
 
 
-class HaloScattering:
-    """The adjoint of a halo exchange on its way."""
+class HaloGradients:
+    """The gradients of halos on their way to the ranks that own them.
 
-    def __init__(self, g: Tensor, plan: HaloPlan, comm: Communicator, wants_gradient: bool):
-        self._g, self._plan = g, plan
-        blocks = {
-            peer: [_gathered(g[box.target_slices], box) for box in boxes] for peer, boxes in plan.receives.items()
-        }
-        self._messages = HaloMessages(comm, plan, SCATTER_ADD, blocks, plan.sends, g, wants_gradient)
+    blocks: per peer, the gradient of each box that came from it: (*leading, *box.source_shape)
+    like: its dtype, device and leading dims are theirs
+    """
+
+    def __init__(
+        self,
+        blocks: Mapping[int, Sequence[Tensor]],
+        like: Tensor,
+        plan: HaloPlan,
+        comm: Communicator,
+        wants_gradient: bool = False,
+    ):
+        self._plan = plan
+        self._messages = HaloMessages(comm, plan, SCATTER_ADD, blocks, plan.sends, like, wants_gradient)
 
     def received(self) -> list[tuple[BoxCopy, Tensor]]:
         """The boxes of this rank's part that neighbours had, each with its gradient: (*leading, *box.source_shape)."""
@@ -107,6 +107,17 @@ class HaloScattering:
             for peer, blocks in arrived.items()
             for box, block in zip(self._plan.sends[peer], blocks, strict=True)
         ]
+
+
+class HaloScattering(HaloGradients):
+    """The adjoint of a halo exchange on its way."""
+
+    def __init__(self, g: Tensor, plan: HaloPlan, comm: Communicator, wants_gradient: bool):
+        self._g = g
+        blocks = {
+            peer: [_gathered(g[box.target_slices], box) for box in boxes] for peer, boxes in plan.receives.items()
+        }
+        super().__init__(blocks, g, plan, comm, wants_gradient)
 
     def finish(self) -> Tensor:
         """The gradient of this rank's part, once all have come."""
@@ -150,6 +161,24 @@ class _ScatterAdd(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> Any:
         return _Gather.apply(grads[0], ctx.plan, ctx.comm, 0.0), None, None
+
+
+def buffer_without_halos(x: Tensor, plan: HaloPlan, fill: float) -> Tensor:
+    """The buffer with all that this rank has itself: its own boxes and padding. A view where that is one box of `x`."""
+    if plan.is_view:
+        return x[plan.local[0].source_slices]
+    buffer = empty_like_layout(x, plan.buffer_shape)
+    for box in plan.local:
+        buffer[box.target_slices].copy_(_spread(x[box.source_slices], box))
+    for slices in plan.padding_slices:
+        buffer[slices].fill_(fill)
+    return buffer
+
+
+def put_halos(buffer: Tensor, received: Sequence[tuple[BoxCopy, Tensor]]) -> None:
+    """Write the boxes that came from neighbours into the buffer."""
+    for box, block in received:
+        buffer[box.target_slices].copy_(block)
 
 
 def _spread(block: Tensor, box: BoxCopy) -> Tensor:
