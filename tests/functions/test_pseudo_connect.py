@@ -66,7 +66,7 @@ def test_without_a_delegate_to_visit_the_values_are_returned_as_they_are(phi):
 
 def test_a_delegate_needs_something_that_can_carry_it():
     phi = torch.zeros((), requires_grad=True)
-    with pytest.raises(torchmn.ArgumentError, match="floating-point tensor to carry the delegate, got a torch.int64"):
+    with pytest.raises(torchmn.ArgumentError, match=r"floating-point tensor to carry the delegate, got a torch\.int64"):
         F.pseudo_connect(phi, torch.arange(3))
     with pytest.raises(torchmn.ArgumentError, match="got none"):
         F.pseudo_connect(phi)

@@ -60,7 +60,7 @@ def test_without_it_a_recomputed_message_is_refused_before_it_is_sent(reentrant)
 
         gradients(comm, run, steps=1)
 
-    with pytest.raises(RecomputeError, match="context_fn=torchmn.functions.keep_messages"):
+    with pytest.raises(RecomputeError, match=r"context_fn=torchmn\.functions\.keep_messages"):
         torchmn.run_threads(body, 2, timeout=10)
 
 

@@ -20,7 +20,13 @@ def here(): return F.recv(comm, 0)
 WRONG = {
     "D1": "if comm.rank == 0: there(x); F.recv(comm, 1).sum().backward()\nelse: F.send(here(), comm, 0).backward()",
     "D2": "if comm.rank == 0: there(x)\nelse: here().sum().backward()",
-    "D3": "if comm.rank == 0: there(x); F.send(x, comm, 1).backward()\nelse: (here() * F.recv(comm, 0)).sum().backward()",
+    "D3": """
+if comm.rank == 0:
+    there(x)
+    F.send(x, comm, 1).backward()
+else:
+    (here() * F.recv(comm, 0)).sum().backward()
+""",
     "D4": """
 if comm.rank == 0:
     output = F.recv(comm, 1) * x

@@ -53,6 +53,9 @@ class Communicator(ObjectOperations, Buffers):
         self._splits = 0
         self._closed = False
         self._edges = EdgeBook()
+        self._calls = 0  # of differentiable collective operations
+        self._aside: checks.Aside | None = None  # what `_meet` says and hears on behalf of autograd
+        self._wishes: list[int | None] = []
         self._block = torch.zeros(BLOCK_BYTES, dtype=torch.uint8)
         self._block_view = self._block.numpy().data
         watch.communicators.add(self)
@@ -355,15 +358,20 @@ class Communicator(ObjectOperations, Buffers):
         self._collectives += 1
         if problem and (self.size == 1 or not self.settings.checks):
             raise ArgumentError(f"rank {self.rank} of {self.size}: {operation}: {problem}")
-        if self.size == 1 or (may_differ is None and not self.settings.checks):
+        aside = self._aside
+        must_meet = may_differ is not None or self.settings.checks or (aside is not None and aside.wish)
+        if self.size == 1 or not must_meet:
             return None
         # A wrong argument gets a number that no other rank has, so that the comparison fails on all.
         number = -1 - self.rank if problem else checks.fingerprint((operation, values, may_differ))
+        if aside is not None and not problem:
+            number = aside.mixed_into(number)
         if self._same_everywhere(number):
             return None
         said = {} if problem else dict(zip(names, values, strict=True))
-        statements = self._allgather_pickled(checks.state_here(operation, said, may_differ, problem))
+        statements = self._allgather_pickled(checks.state_here(operation, said, may_differ, problem, aside))
         checks.raise_disagreement(statements, self.rank)
+        self._wishes = [statement.wish for statement in statements]
         return [statement.may_differ for statement in statements]
 
     def _check_open(self, operation: str) -> None:

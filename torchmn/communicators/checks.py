@@ -12,7 +12,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -92,6 +92,24 @@ def describe(x: object) -> str:
     return text if len(text) <= 40 and "\n" not in text else f"an object of type {type(x).__name__}"
 
 
+class Aside(NamedTuple):
+    """What a rank says of a collective operation on behalf of autograd, beside its arguments."""
+
+    call: int  # the how-manieth differentiable one of this communicator: all ranks must be at the same
+    order: int  # 0 in forward, 1 in the backward of that call, 2 in the backward of that ...
+    wish: int  # one of those below; it may differ
+
+    def mixed_into(self, number: int) -> int:
+        """A fingerprint that is the same on all ranks only if this is, too."""
+        return (number + (self.call << 10 | self.order << 2 | self.wish) * 0x9E3779B97F4A7C15) & (1 << 56) - 1
+
+    def text(self) -> str:
+        return "backward of " * self.order + f"torchmn.functions call {self.call}"
+
+
+NO_GRAD, NEEDS_NONE, NEEDS_GRADIENT = range(3)
+
+
 @dataclass
 class Statement:
     """What one rank was asked to do, as it tells the others once they found that they disagree."""
@@ -101,15 +119,22 @@ class Statement:
     may_differ: Any
     problem: str | None
     where: str
+    wish: int | None = None
 
     def text(self) -> str:
         details = ", ".join(f"{name} {_short(value)}" for name, value in self.must_agree.items())
         return f"{self.operation}({details})  at {self.where}"
 
 
-def state_here(operation: str, must_agree: dict[str, Any], may_differ: Any, problem: str | None) -> Statement:
+def state_here(
+    operation: str, must_agree: dict[str, Any], may_differ: Any, problem: str | None, aside: Aside | None = None
+) -> Statement:
     """This rank's statement, with the line of the user's code that called the operation."""
-    return Statement(operation, must_agree, may_differ, problem, user_line(sys._getframe(1)))
+    if aside is not None:
+        operation, wish = f"{operation} ({aside.text()})", aside.wish
+    else:
+        wish = None
+    return Statement(operation, must_agree, may_differ, problem, user_line(sys._getframe(1)), wish)
 
 
 def raise_disagreement(statements: Sequence[Statement], rank: int) -> None:
