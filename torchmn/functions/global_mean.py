@@ -21,11 +21,17 @@ def global_mean(values: Tensor, grid: ProcessGrid | Communicator) -> Tensor:
     counts alike; a rank without any takes part.
 
     Differentiable: every rank calls backward on the result, and it counts once, as the serial loss: the gradient of
-    each element is that of the mean over the number of elements of all ranks.
+    each element is that of the mean over the number of elements of all ranks (times the number of data replicas of the
+    grid, over which the multi-node optimizer takes the mean).
     """
     if not isinstance(grid, ProcessGrid | Communicator):
         raise ArgumentError(f"global_mean: expected a ProcessGrid or a communicator, got {checks.describe(grid)}")
-    return _GlobalMean.apply(values, grid.comm if isinstance(grid, ProcessGrid) else grid)  # type: ignore[no-any-return]
+    if not isinstance(grid, ProcessGrid):
+        return _GlobalMean.apply(values, grid)  # type: ignore[return-value]
+    mean: Tensor = _GlobalMean.apply(values, grid.comm)  # type: ignore[assignment]
+    # The multi-node optimizer takes the mean over data replicas, each of which stands for the loss of its own samples.
+    # This loss is that of all samples already, so each replica's gradient must count as often as there are replicas.
+    return mean + (mean - mean.detach()) * (grid.sizes["data"] - 1) if grid.sizes["data"] > 1 else mean
 
 
 class _GlobalMean(torch.autograd.Function):
