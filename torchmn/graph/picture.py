@@ -10,7 +10,7 @@ from torchmn.graph.chain_list import MultiNodeChainList
 from torchmn.graph.description import Component, Graph
 from torchmn.graph.schedule import rounds
 
-_BOX_WIDTH, _BOX_HEIGHT = 0.72, 0.42
+_BOX_WIDTH, _BOX_HEIGHT = 0.6, 0.42
 
 
 def draw(chain: MultiNodeChainList, path: str | PathLike[str]) -> None:
@@ -45,7 +45,7 @@ def draw_graph(graph: Graph, path: str | PathLike[str]) -> None:
         _arrow(axes, at[edge.source], at[edge.target], "#9a5b13" if edge.crosses_ranks else "#667085")
     for component, (x, y) in at.items():
         _box(axes, component, x, y)
-    axes.set_xlim(-1.1, width + 0.1)
+    axes.set_xlim(-0.6, width - 0.4)
     axes.set_ylim(graph.size - 0.5, -0.5)
     axes.set_yticks(range(graph.size), [f"rank {rank}" for rank in range(graph.size)])
     axes.set_xticks([])
@@ -76,11 +76,12 @@ def _box(axes: Any, component: Component, x: float, y: float) -> None:
     axes.add_patch(box)
     axes.text(x, y, f"{component.place} {component.name}", ha="center", va="center", fontsize=8, zorder=4)
     if component.rank_in is None:
-        axes.annotate("input", (left, y), (left - 0.28, y), ha="right", va="center", fontsize=7, arrowprops=_ARROW)
+        axes.annotate("", (left, y), (left - 0.18, y), arrowprops=_ARROW)
+        axes.text(left - 0.1, y - 0.1, "in", ha="center", va="center", fontsize=7)
     if component.rank_out is None:
         right = x + _BOX_WIDTH / 2
-        axes.annotate("output", (right + 0.22, y), ha="left", va="center", fontsize=7)
-        axes.annotate("", (right + 0.22, y), (right, y), arrowprops=_ARROW)
+        axes.annotate("", (right + 0.18, y), (right, y), arrowprops=_ARROW)
+        axes.text(right + 0.1, y - 0.1, "out", ha="center", va="center", fontsize=7)
 
 
 _ARROW = {"arrowstyle": "-|>", "color": "#667085", "linewidth": 1.0}
@@ -90,6 +91,7 @@ def _arrow(axes: Any, source: tuple[float, float], target: tuple[float, float], 
     start = source[0] + _BOX_WIDTH / 2, source[1]
     end = target[0] - _BOX_WIDTH / 2, target[1]
     # An edge that jumps over boxes of its own lane goes round them.
-    bend = 0.35 if source[1] == target[1] and target[0] - source[0] > 1 else 0.0
+    columns = target[0] - source[0]
+    bend = 0.7 / columns if source[1] == target[1] and columns > 1 else 0.0
     shape = {**_ARROW, "color": color, "connectionstyle": f"arc3,rad={bend}"}
     axes.annotate("", end, start, arrowprops=shape, zorder=2)
