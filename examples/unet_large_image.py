@@ -87,9 +87,7 @@ def train(comm: torchmn.Communicator, options: argparse.Namespace) -> None:
     columns = owned(options.size, width, grid.place["width"]).as_slice()
     images = Blobs(options.size)
     with torchmn.training.Logger(comm, options.steps, json=options.out / "log.jsonl") as log:
-        log.print(
-            f"images of {options.size}x{options.size} on {height}x{width} ranks, {rows.stop - rows.start} rows here"
-        )
+        log.print(f"images of {options.size}x{options.size}, {height}x{width} tiles on {comm.size} rank(s)")
         total = 0.0
         for step in range(options.steps):
             x, truth = images.tile(step, rows, columns)
