@@ -1,5 +1,7 @@
 """examples/unet_large_image.py: the same losses on one rank and on tiles, and a picture with their borders."""
 
+from pathlib import Path
+
 import pytest
 from matplotlib.image import imread
 
@@ -13,7 +15,11 @@ def test_tiles_train_as_the_whole_image_and_are_drawn(tmp_path):
     one, two = epochs(tmp_path / "one")["loss"], epochs(tmp_path / "two")["loss"]
     assert two == pytest.approx(one, rel=1e-4)
     assert 0.1 < one[0] < 0.69  # less than a coin's
-    picture = imread(tmp_path / "two" / "unet.png")
-    orange = (abs(picture[..., :3] - (1.0, 0.498, 0.055)) < 0.02).all(-1)
-    assert orange.any(1).sum() >= 1, "no border of tiles in the picture"
-    assert not (abs(imread(tmp_path / "one" / "unet.png")[..., :3] - (1.0, 0.498, 0.055)) < 0.02).all(-1).any()
+    assert not has_colour(tmp_path / "one" / "unet.png")
+    assert has_colour(tmp_path / "two" / "unet.png"), "no border of tiles in the picture"
+
+
+def has_colour(path: Path) -> bool:
+    """Whether a picture has anything in it that is not grey: the borders of tiles are orange."""
+    picture = imread(path)
+    return bool((picture[..., 0] - picture[..., 2] > 0.3).any())
