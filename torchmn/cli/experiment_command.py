@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from torchmn.cli.experiment_options import overrides, parallel_overrides
@@ -23,7 +24,12 @@ def run_command(parser: Parser, name: str, arguments: Sequence[str], body: Body)
     options = parser.parse(arguments)
     try:
         status = started_elsewhere(parser, name, arguments, options, lambda size: check(options, size))
-        return status if status is not None else body(options, experiment_of(options))
+        if status is not None:
+            return status
+        experiment = experiment_of(options)
+        if speaks():
+            explain(options.file)
+        return body(options, experiment)
     except ExperimentError as error:
         if speaks():
             print(error, file=sys.stderr)
@@ -35,6 +41,20 @@ def experiment_of(options: argparse.Namespace) -> Experiment:
     from torchmn.experiment import load
 
     return load(options.file, [*overrides(options), *parallel_overrides(options)])
+
+
+def explain(file: str) -> None:
+    """Say what a neon file means today, and what in it has no meaning any more."""
+    from torchmn.experiment.document import read_text
+    from torchmn.experiment.load import parse
+    from torchmn.experiment.writing import as_yaml
+
+    parsed = parse(file, read_text(Path(file)))
+    if parsed.is_neon:
+        for note in parsed.notes:
+            print(note, file=sys.stderr)
+        print(f"{file} is a neon experiment; today it means (torchmn convert {file} writes it):\n")
+        print("".join(f"    {line}\n" for line in as_yaml(parsed.document.values).splitlines()), flush=True)
 
 
 def check(options: argparse.Namespace, size: int) -> None:

@@ -12,9 +12,11 @@ from pydantic import BaseModel
 
 from torchmn.errors import ExperimentError
 from torchmn.experiment import document as documents
+from torchmn.experiment import neon
 from torchmn.experiment import overrides as overriding
 from torchmn.experiment.document import Document
 from torchmn.experiment.layers.own_module import import_module
+from torchmn.experiment.neon import Converted
 from torchmn.experiment.overrides import Override
 from torchmn.experiment.reading import Reading
 from torchmn.experiment.registry import Layer, Options
@@ -31,7 +33,15 @@ def load(path: str | os.PathLike[str], overrides: Sequence[Override] = ()) -> Ex
 
 def read(name: str, text: str, overrides: Sequence[Override] = ()) -> Experiment:
     """As `load`, of a text; `name` stands for the file in messages."""
-    return check(documents.document(name, documents.compose(name, text)), overrides)
+    return check(parse(name, text).document, overrides)
+
+
+def parse(name: str, text: str) -> Converted:
+    """The values of a text in our format or neon's, and in that case notes on what has no meaning today."""
+    root = documents.compose(name, text)
+    return (
+        neon.convert(name, root) if neon.is_neon(root) else Converted(documents.document(name, root), [], is_neon=False)
+    )
 
 
 def check(document: Document, overrides: Sequence[Override] = ()) -> Experiment:

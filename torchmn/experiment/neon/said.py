@@ -1,0 +1,123 @@
+"""A value of a file with its place, and for `!obj:` the class that it names."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from yaml.nodes import MappingNode, Node, ScalarNode, SequenceNode
+
+from torchmn.errors import ExperimentError
+from torchmn.experiment.document import MOST_VALUES, Document, KeyPath, place, scalar
+
+OBJECT = "!obj:"
+
+
+@dataclass
+class Said:
+    """value: a plain value, a list of Said, or a dict of them; kind: the class of an object, without its modules."""
+
+    value: Any
+    where: str
+    kind: str | None = None
+
+    @property
+    def name(self) -> str:
+        """The class without `Dist`: distributed and ordinary ones mean the same today."""
+        return (self.kind or "").removesuffix("Dist")
+
+    def get(self, key: str) -> Said | None:
+        """What stands under a key; None if nothing does, or `null`."""
+        found = self.value.get(key) if isinstance(self.value, dict) else None
+        return found if found is not None and found.value is not None else None
+
+    def plain(self, key: str, default: Any = None) -> Any:
+        """The value under a key, with all places forgotten."""
+        found = self.get(key)
+        return default if found is None else plain(found)
+
+    def items(self) -> Iterator[tuple[str, Said]]:
+        yield from self.value.items()
+
+
+def plain(said: Said) -> Any:
+    """The value, with all places forgotten."""
+    if isinstance(said.value, dict):
+        return {key: plain(item) for key, item in said.value.items()}
+    if isinstance(said.value, list):
+        return [plain(item) for item in said.value]
+    return said.value
+
+
+def at(where: str, value: Any) -> Said:
+    """A value that we say, in the name of a place in the old file."""
+    if isinstance(value, Said):
+        return value
+    if isinstance(value, dict):
+        return Said({key: at(where, item) for key, item in value.items() if item is not None}, where)
+    if isinstance(value, list | tuple):
+        return Said([at(where, item) for item in value], where)
+    return Said(value, where)
+
+
+def as_document(name: str, said: Said) -> Document:
+    """The values, and where each of them was said."""
+    places: dict[KeyPath, str] = {}
+
+    def walk(said: Said, path: KeyPath) -> Any:
+        places[path] = said.where
+        if isinstance(said.value, dict):
+            return {key: walk(item, (*path, key)) for key, item in said.value.items()}
+        if isinstance(said.value, list):
+            return [walk(item, (*path, number)) for number, item in enumerate(said.value)]
+        return said.value
+
+    values = walk(said, ())
+    return Document(name, values, places, dict(places))
+
+
+def read_nodes(name: str, root: Node) -> Said:
+    """The tree of a file. A key may stand twice, which neon's files use to hold anchors: the last one counts."""
+    read: dict[int, Said] = {}
+    count = 0
+
+    def walk(node: Node, inside: tuple[int, ...]) -> Said:
+        nonlocal count
+        count += 1
+        where = place(name, node)
+        if id(node) in inside:
+            raise ExperimentError(f"{where}: this alias stands inside of what it stands for")
+        if count > MOST_VALUES:
+            raise ExperimentError(f"{name}: more than {MOST_VALUES} values; are there aliases of aliases?")
+        if id(node) in read:
+            return read[id(node)]
+        inside = (*inside, id(node))
+        kind = node.tag[len(OBJECT) :].rpartition(".")[2] if node.tag.startswith(OBJECT) else None
+        if isinstance(node, MappingNode):
+            value: Any = {_key(name, key): walk(item, inside) for key, item in node.value}
+        elif isinstance(node, SequenceNode):
+            value = [walk(item, inside) for item in node.value]
+        else:
+            assert isinstance(node, ScalarNode)
+            if kind is not None:  # `!obj:transforms.Logistic` without braces
+                value = {}
+            elif node.tag.startswith("!"):
+                raise ExperimentError(f"{where}: {node.tag.split()[0]} is not supported here, only !obj: is")
+            else:
+                value = scalar(name, node)
+        if kind is None and node.tag.startswith("!") and not isinstance(node, ScalarNode):
+            raise ExperimentError(f"{where}: {node.tag} is not supported here, only !obj: is")
+        read[id(node)] = Said(value, where, kind)
+        return read[id(node)]
+
+    try:
+        return walk(root, ())
+    except RecursionError:
+        raise ExperimentError(f"{name}:1:1: lists or mappings are nested too deeply") from None
+
+
+def _key(name: str, node: Node) -> str:
+    if not isinstance(node, ScalarNode):
+        raise ExperimentError(f"{place(name, node)}: expected a name as the key")
+    return str(node.value)

@@ -1,0 +1,134 @@
+"""neon's initial weights, activations, costs, metrics and learning rules, in our words."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torchmn.errors import ExperimentError, nearest
+from torchmn.experiment.neon.said import Said, at
+
+ACTIVATIONS = {
+    "Logistic": "logistic", "RectLin": "relu", "RectLeaky": "leaky_relu", "Tanh": "tanh", "Softmax": "softmax",
+    "Linear": "identity",
+}  # fmt: skip
+COSTS = {"CrossEntropy": "cross_entropy", "SumSquaredDiffs": "sum_squared"}
+METRICS = {
+    "MisclassRate": "misclassified", "MisclassPercentage": "misclassified_percentage",
+    "MisclassSum": "misclassified_sum", "LogLossMean": "log_loss", "LogLossSum": "log_loss_sum", "AUC": "auc",
+    "SSE": "sse", "MSE": "mse",
+}  # fmt: skip
+# Our name, and the names of the options: theirs -> ours.
+INITIALIZERS: dict[str, tuple[str, dict[str, str]]] = {
+    "UniformValGen": ("uniform", {"low": "low", "high": "high"}),
+    "AutoUniformValGen": ("auto_uniform", {}),
+    "GaussianValGen": ("gaussian", {"loc": "mean", "scale": "std"}),
+    "NormalValGen": ("gaussian", {"loc": "mean", "scale": "std"}),
+    "NodeNormalizedValGen": ("glorot", {"scale": "scale"}),
+    "SparseEigenValGen": ("sparse_eigen", {"sparseness": "sparseness", "eigenvalue": "eigenvalue"}),
+    "OrthoNormalizedValGen": ("orthonormal", {}),
+    "IdentityValGen": ("identity", {}),
+}
+PLAIN_INITIALIZERS = {"uniform": "UniformValGen", "gaussian": "GaussianValGen", "normal": "GaussianValGen",
+                      "node_normalized": "NodeNormalizedValGen", "sparse_eigenval": "SparseEigenValGen"}  # fmt: skip
+IGNORED_OF_INITIALIZERS = ("type", "bias_init", "backend", "relu", "islocal", "name")
+
+
+def one_of(table: Any, said: Said, what: str) -> Any:
+    """What the class of an object means; an ExperimentError with the nearest name if it is not in the table."""
+    if said.name not in table:
+        raise ExperimentError(
+            f"{said.where}: {what} {said.kind or 'without !obj:'} is not supported. {nearest(said.name, table)}"
+        )
+    return table[said.name]
+
+
+def activation(said: Said) -> Said | None:
+    """Our activation; None for a linear one."""
+    name = one_of(ACTIVATIONS, said, "the activation")
+    slope = said.plain("slope")
+    if name == "leaky_relu" and slope is not None:
+        return at(said.where, {"name": name, "slope": float(slope)})
+    return None if name == "identity" else at(said.where, name)
+
+
+def initializer(said: Said) -> tuple[Said, float | None]:
+    """Our initializer, and with what a bias begins: without it, neon's layers have none."""
+    bias = said.plain("bias_init")
+    if said.kind is None:  # pre-release: {type: uniform, low: ..., high: ...}
+        kind = said.plain("type", "uniform")
+        if kind not in PLAIN_INITIALIZERS:
+            raise ExperimentError(
+                f"{said.where}: the initial weights {kind!r} are not supported. {nearest(kind, PLAIN_INITIALIZERS)}"
+            )
+        ours, options = INITIALIZERS[PLAIN_INITIALIZERS[kind]]
+    else:
+        ours, options = one_of(INITIALIZERS, said, "the initial weights")
+    if ours == "identity":
+        raise ExperimentError(f"{said.where}: the initial weights {said.kind} are not supported")
+    chosen: dict[str, Any] = {"name": ours}
+    for key, value in said.items():
+        if key in options:
+            chosen[options[key]] = value if not isinstance(value.value, int) else Said(float(value.value), value.where)
+        elif key not in IGNORED_OF_INITIALIZERS:
+            raise ExperimentError(
+                f"{value.where}: {said.kind or 'the initial weights'} has no key {key!r} that is known here"
+            )
+    return at(said.where, chosen), None if bias is None else float(bias)
+
+
+# Learning rules --------------------------------------------------------------------------------------------------
+
+SGD_RULES = ("gradient_descent", "gradient_descent_pretrain", "gradient_descent_momentum",
+             "gradient_descent_momentum_weight_decay")  # fmt: skip
+MOMENTA = ("constant", "linear_monotone", "nesterov")
+RULES = (*SGD_RULES, "adadelta", "rmsprop")
+KNOWN = ("learning_rate", "pretrain_learning_rate", "weight_decay", "momentum_params", "schedule", "rho", "epsilon",
+         "gamma", "backend", "decay")  # fmt: skip
+
+
+def learning_rule(said: Said) -> Said:
+    """Our optimizer for a learning rule: {type: ..., lr_params: {...}}."""
+    kind = said.plain("type")
+    if kind not in RULES:
+        raise ExperimentError(f"{said.where}: the learning rule {kind!r} is not supported. {nearest(kind, RULES)}")
+    params = said.get("lr_params") or at(said.where, {})
+    for key, value in params.items():
+        if key not in KNOWN:
+            raise ExperimentError(
+                f"{value.where}: lr_params has no key {key!r} that is known here. {nearest(key, KNOWN)}"
+            )
+    ours: dict[str, Any] = {"name": kind if kind in ("adadelta", "rmsprop") else "sgd"}
+    renamed = {"learning_rate": "lr", "weight_decay": "weight_decay", "rho": "rho", "epsilon": "eps", "gamma": "alpha"}
+    for key, name in renamed.items():
+        if (value := params.get(key)) is not None:
+            ours[name] = Said(float(value.value) if isinstance(value.value, int) else value.value, value.where)
+    if (momentum := params.get("momentum_params")) is not None and kind != "adadelta":
+        ours.update(_momentum(momentum))
+    if (schedule := params.get("schedule")) is not None:
+        ours["schedule"] = _schedule(schedule)
+    return at(said.where, ours)
+
+
+def _momentum(said: Said) -> dict[str, Any]:
+    kind = said.plain("type", "constant")
+    coefficient = float(said.plain("coef", said.plain("initial_coef", 0.0)))
+    if kind == "constant":
+        return {"momentum": at(said.where, coefficient)}
+    if kind == "nesterov":
+        return {"momentum": at(said.where, coefficient), "nesterov": coefficient > 0}
+    if kind == "linear_monotone":
+        ramp = {
+            "from": coefficient, "to": float(said.plain("saturated_coef", coefficient)),
+            "start": said.plain("start_epoch", 0), "end": said.plain("saturate_epoch", 1),
+        }  # fmt: skip
+        return {"momentum": at(said.where, ramp)}
+    raise ExperimentError(f"{said.where}: the momentum {kind!r} is not supported. {nearest(kind, MOMENTA)}")
+
+
+def _schedule(said: Said) -> Said:
+    if said.plain("type", "step") != "step":
+        raise ExperimentError(f"{said.where}: the schedule {said.plain('type')!r} is not supported, only `step` is")
+    epochs = said.plain("step_epochs")
+    ratio = said.plain("ratio", 0.1)
+    key = "step" if isinstance(epochs, list) else "every"
+    return at(said.where, {key: epochs, "ratio": float(ratio) if isinstance(ratio, int) else ratio})
