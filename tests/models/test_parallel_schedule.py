@@ -1,0 +1,161 @@
+"""The whole schedule on grids of ranks: every cost and all final weights are those of one rank."""
+
+from __future__ import annotations
+
+from functools import cache
+
+import pytest
+import torch
+from torch import Tensor
+from torch.testing import assert_close
+
+import torchmn
+from tests.worlds import ranks
+from torchmn.communicators.process_grid import ProcessGrid
+from torchmn.datasets import mnist
+from torchmn.errors import ArgumentError, ParallelizeError
+from torchmn.models import (
+    MNIST,
+    LabelledBatches,
+    Momentum,
+    SparseAutoencoder,
+    fine_tune,
+    optimal_stimuli,
+    pretrain,
+    spot_check,
+)
+from torchmn.parallel import full_state_dict, parallelize
+
+EXACT = {"rtol": 1e-8, "atol": 1e-8}
+
+
+@cache
+def digits(count: int, batch_size: int, every: int) -> LabelledBatches:
+    """The first digits of the sample, in float64, of each row and column every `every`-th pixel."""
+    sample = mnist("train")
+    return LabelledBatches(sample.images[:count, :, ::every, ::every].double(), sample.labels[:count], batch_size)
+
+
+def model_of(name: str, tied: bool = True) -> SparseAutoencoder:
+    """The published network, or one of three stacks for images of 14 x 14 that trains on 500 images in a second."""
+    if name == "published":
+        model = MNIST.model(dtype=torch.float64, tied=tied)
+    else:
+        model = SparseAutoencoder(3, in_size=14, maps=4, kernel=(3, 2, 2), pool=2, tied=tied, dtype=torch.float64)
+    generator = torch.Generator().manual_seed(8)  # one of its own: ranks may be threads
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.uniform_(-0.1, 0.1, generator=generator)
+    return model.unit_norm_()
+
+
+def batches_of(name: str) -> LabelledBatches:
+    return digits(40, 20, 1) if name == "published" else digits(500, 100, 2)
+
+
+def train(model: SparseAutoencoder, batches) -> list[float]:
+    """Two epochs of pretraining, two of fine-tuning: the cost of each step."""
+    costs: list[float] = []
+
+    def note(step) -> None:
+        costs.extend([step.cost.reconstruction, step.cost.sparsity])
+
+    pretrain(model, batches, epochs=2, learning_rate=0.01, progress=note)
+    fine_tune(model, batches, epochs=2, momentum=Momentum(), progress=lambda step: costs.append(step.cost))
+    return costs
+
+
+@cache
+def serial(name: str, tied: bool) -> tuple[list[float], dict[str, Tensor], list]:
+    model = model_of(name, tied)
+    costs = train(model, batches_of(name))
+    return costs, model.state_dict(), spot_check(model, batches_of(name))
+
+
+def own_batches(batches: LabelledBatches, grid: ProcessGrid) -> list:
+    """The images of this rank's copy of the model: shares of every batch that are not equal."""
+    copies, place = grid.sizes["data"], grid.place["data"]
+    return [tuple(part.tensor_split(copies)[place] for part in pair) for pair in batches]
+
+
+def check(comm, mode: str, sizes: dict[str, int], name: str = "small", tied: bool = True) -> None:
+    grid = ProcessGrid(comm, **sizes)
+    model = parallelize(model_of(name, tied), grid, mode)
+    batches = own_batches(batches_of(name), grid)
+    costs = train(model, batches)
+    expected_costs, expected_state, expected_units = serial(name, tied)
+    assert_close(costs, expected_costs, **EXACT)
+    for key, value in full_state_dict(model).items():
+        assert_close(value, expected_state[key], **EXACT)
+    found = spot_check(model, batches)
+    assert [(best.label, best.unit) for best in found] == [(best.label, best.unit) for best in expected_units]
+    assert [best.auc for best in found] == pytest.approx([best.auc for best in expected_units])
+
+
+@pytest.fixture(autouse=True)
+def _serial_run_first():
+    """Once, in the test's own thread: ranks that are threads would all compute it."""
+    for name, tied in (("small", True), ("small", False), ("published", True)):
+        serial(name, tied)
+
+
+@ranks(2, on="threads")
+def test_on_1_by_2_tiles(comm):
+    check(comm, "halopar", {"width": 2})
+    check(comm, "halopar", {"height": 2}, tied=False)
+
+
+@ranks(4, on="threads")
+def test_on_2_by_2_tiles(comm):
+    check(comm, "halopar", {"height": 2, "width": 2})
+    check(comm, "halopar", {"height": 2, "width": 2}, name="published")
+
+
+@ranks(6, on="threads")
+def test_on_3_by_2_tiles(comm):
+    check(comm, "halopar", {"height": 3, "width": 2})
+
+
+@ranks(6, on="threads")
+def test_on_tiles_and_copies(comm):
+    check(comm, "halodatapar", {"data": 3, "width": 2})
+
+
+@ranks(3, on="threads")
+def test_on_copies(comm):
+    check(comm, "datapar", {"data": 3})
+
+
+@ranks(2, on="threads")
+def test_with_the_classifier_cut_and_the_filters_whole(comm):
+    check(comm, "modelpar", {"width": 2})
+
+
+@ranks(2, 4, on="mpi", timeout=120)
+def test_across_processes(comm):
+    check(comm, "halopar", {"height": 2, "width": comm.size // 2})
+
+
+@ranks(2, on="threads")
+def test_tiles_are_taken_as_whole_images_are(comm):
+    grid = ProcessGrid(comm, width=2)
+    model = model_of("small")
+    parallel, other = parallelize(model, grid, "halopar"), parallelize(model, grid, "halopar")
+    whole = digits(20, 10, 2)
+    tiles = torchmn.data.scatter_regions((whole.images, whole.labels), grid)
+    loader = torch.utils.data.DataLoader(tiles, batch_size=10)
+    assert next(iter(loader))[0].shape == (10, 1, 14, 7)
+    costs = pretrain(parallel, loader, epochs=1)
+    assert costs == pretrain(other, whole, epochs=1)
+    with pytest.raises(ParallelizeError, match=r"expected this rank's tile \(3, 1, 14, 7\) of the images"):
+        pretrain(parallel, [torch.zeros(3, 1, 14, 9, dtype=torch.float64)])
+
+
+@ranks(2, on="threads")
+def test_pictures_are_made_on_one_rank(comm):
+    parallel = parallelize(model_of("small"), ProcessGrid(comm, width=2), "halopar")
+    with pytest.raises(ArgumentError, match="expected a plain model, got a parallel one"):
+        optimal_stimuli(parallel, digits(4, 4, 2).images, [(0, 0, 0)])
+    plain = model_of("small")
+    plain.load_state_dict(full_state_dict(parallel))
+    optimal_stimuli(plain, digits(4, 4, 2).images, [(0, 0, 0)], steps=1)
