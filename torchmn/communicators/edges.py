@@ -58,9 +58,10 @@ class Place(NamedTuple):
 class Edge:
     """What a node of autograd's graph holds: when the node is gone before its backward ran, the edge says so."""
 
-    __slots__ = ("_gone", "key", "place")
+    __slots__ = ("_gone", "comm", "key", "place")
 
-    def __init__(self, key: Key, place: Place, gone: deque[Key]):
+    def __init__(self, comm: Communicator, key: Key, place: Place, gone: deque[Key]):
+        self.comm = comm
         self.key = key
         self.place = place
         self._gone: deque[Key] | None = gone
@@ -108,13 +109,13 @@ class EdgeBook:
         """The edge of that key, from this rank."""
         comm._watch.pinned.add(comm)
         self.sent[key] = place
-        return Edge(key, place, self.forgotten)
+        return Edge(comm, key, place, self.forgotten)
 
     def receive(self, comm: Communicator, key: Key, place: Place) -> Edge:
         """The receiver's end of the edge of that key."""
         comm._watch.pinned.add(comm)
         self.received[key] = place
-        return Edge(key, place, self.unneeded)
+        return Edge(comm, key, place, self.unneeded)
 
     def tend(self, comm: Communicator) -> None:
         """Say what is known to be unneeded, and raise if a gradient has come for a forgotten edge."""

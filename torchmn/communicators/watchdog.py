@@ -12,6 +12,7 @@ import sys
 import threading
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from functools import lru_cache
 from time import monotonic
 from types import CodeType, FrameType
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -176,8 +177,12 @@ def user_frame(frame: FrameType) -> FrameType:
 
 
 def _is_library(frame: FrameType) -> bool:
-    module = frame.f_globals.get("__name__", "")
-    return f"{module}.".startswith(_OWN_PACKAGES)
+    return _is_library_module(frame.f_globals.get("__name__", ""))
+
+
+@lru_cache(maxsize=4096)
+def _is_library_module(name: str) -> bool:
+    return f"{name}.".startswith(_OWN_PACKAGES)
 
 
 def describe_line(code: CodeType, line: int) -> str:

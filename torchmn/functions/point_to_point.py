@@ -1,12 +1,12 @@
 """The two nodes of autograd's graph that `send` and `recv` make. Each is the other one's adjoint.
 
-When backward is itself to be differentiated (`create_graph=True`), the gradient travels by the same two nodes: the
-answer to an edge is then an edge, too.
+Messages are sent before their node is made, and made as few steps as Python allows: what happens between two messages
+is what a message costs. When backward is itself to be differentiated (`create_graph=True`), the gradient travels by
+the same two nodes: the answer to an edge is then an edge, too.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -19,83 +19,50 @@ from torchmn.communicators.wire import Kind, Message
 from torchmn.functions.anchor import ANCHOR
 
 
-def post(comm: Communicator, many: bool, tensors: Sequence[Tensor], dest: int, tag: int) -> None:
-    """Send tensors that want no gradient."""
-    if not many and comm._send_at_once(tensors[0], dest, tag):
-        return
-    comm._send_message(Message(Kind.TUPLE if many else Kind.TENSOR, tuple(tensors)), dest, tag)
+def post(comm: Communicator, x: Any, many: bool, dest: int, tag: int) -> None:
+    """Send a tensor, or many, that want no gradient."""
+    if many:
+        comm._send_message(Message(Kind.TUPLE, tuple(x)), dest, tag)
+    elif not comm._send_at_once(x, dest, tag):
+        comm._send_message(Message(Kind.TENSOR, (x,)), dest, tag)
 
 
-class Send(torch.autograd.Function):
-    """Sends tensors; its output is the delegate."""
+def post_edge(comm: Communicator, x: Any, many: bool, dest: int, place: Place) -> Tensor:
+    """Send a tensor, or many, of which at least one wants a gradient; return the delegate."""
+    edge = comm._edges.send(comm, dest, place)
+    number = edge.key[1]
+    if many:
+        wants_gradient = tuple([each.requires_grad for each in x])
+        comm._send_message(Message(Kind.TUPLE, tuple(x), number, wants_gradient), dest, place.tag)
+        return Sent.apply(edge, *[each for each in x if each.requires_grad])  # type: ignore[return-value]
+    if not comm._send_at_once(x, dest, place.tag, number, True):
+        comm._send_message(Message(Kind.TENSOR, (x,), number, (True,)), dest, place.tag)
+    return Sent.apply(edge, x)  # type: ignore[return-value]
+
+
+class Sent(torch.autograd.Function):
+    """Stands for tensors that were sent and want a gradient; its output is the delegate."""
 
     @staticmethod
-    def forward(
-        ctx: Any, anchor: Tensor, comm: Communicator, dest: int, place: Place, many: bool, *tensors: Tensor
-    ) -> Tensor:
+    def forward(ctx: Any, edge: Edge, *tensors: Tensor) -> Tensor:
         ctx.set_materialize_grads(False)
-        wants_gradient = tuple([x.requires_grad for x in tensors])
-        ctx.comm, ctx.wants_gradient, ctx.edge = comm, wants_gradient, None
-        if True not in wants_gradient:
-            post(comm, many, tensors, dest, place.tag)
-            return torch.zeros(())
-        ctx.edge = edge = comm._edges.send(comm, dest, place)
-        number = edge.key[1]
-        if many or not comm._send_at_once(tensors[0], dest, place.tag, number, True):
-            kind = Kind.TUPLE if many else Kind.TENSOR
-            comm._send_message(Message(kind, tensors, number, wants_gradient), dest, place.tag)
+        ctx.edge = edge
         return torch.zeros(())
 
     @staticmethod
     def backward(ctx: Any, delegates_gradient: Tensor | None) -> tuple[Tensor | None, ...]:
-        return (None,) * 5 + _gradients_of_sent(ctx, delegates_gradient)
-
-
-class _Answer(torch.autograd.Function):
-    """Sends the gradients of a received edge as an edge of its own."""
-
-    @staticmethod
-    def forward(ctx: Any, comm: Communicator, edge: Edge, *gradients: Tensor) -> Tensor:
-        ctx.set_materialize_grads(False)
-        ctx.comm, ctx.wants_gradient, ctx.edge = comm, tuple([g.requires_grad for g in gradients]), None
-        if any(ctx.wants_gradient):
-            peer, number = edge.key
-            ctx.edge = comm._edges.send_as(comm, (peer, number + HIGHER_ORDER), edge.place)
-        comm._edges.answer(comm, edge.key, gradients, edge.place, ctx.wants_gradient)
-        return torch.zeros(())
-
-    @staticmethod
-    def backward(ctx: Any, delegates_gradient: Tensor | None) -> tuple[Tensor | None, ...]:
-        return (None,) * 2 + _gradients_of_sent(ctx, delegates_gradient)
-
-
-def _gradients_of_sent(ctx: Any, delegates_gradient: Tensor | None) -> tuple[Tensor | None, ...]:
-    """The gradients that come back for the tensors of a `Send`; None for those that want none, or got none."""
-    edge: Edge | None = ctx.edge
-    if edge is None:
-        return (None,) * len(ctx.wants_gradient)
-    comm: Communicator = ctx.comm
-    visit(comm, edge, "backward of send")
-    with Wait(comm, "backward of send", edge.key[0], edge.place.tag, (edge.key, edge.place)):
-        message = comm._edges.await_answer(comm, edge.key).message
-    gradients = message.tensors
-    if torch.is_grad_enabled() and gradients:
-        key = (edge.key[0], edge.key[1] + HIGHER_ORDER)
-        gradients = joined(message, comm, key, edge.place, delegates_gradient)
-    if len(gradients) == len(ctx.wants_gradient):
-        return gradients
-    remaining = iter(gradients)
-    return tuple([next(remaining, None) if wanted else None for wanted in ctx.wants_gradient])
-
-
-def visit(comm: Communicator, edge: Edge, operation: str) -> None:
-    """Note that backward has come by."""
-    edge.visited()
-    if comm._closed:
-        comm._check_open(operation)
-    edges = comm._edges
-    if edges.unneeded or edges.forgotten or edges.lost_since_backward:
-        edges.tend_after_backward(comm)
+        edge: Edge = ctx.edge
+        comm = edge.comm
+        _visit(edge, "backward of send")
+        with Wait(comm, "backward of send", edge.key[0], edge.place.tag, (edge.key, edge.place)):
+            message = comm._edges.await_answer(comm, edge.key).message
+        gradients = message.tensors
+        if not gradients:  # its receiver did not use it
+            return (None,) * len(ctx.needs_input_grad)
+        if torch.is_grad_enabled():
+            key = (edge.key[0], edge.key[1] + HIGHER_ORDER)
+            gradients = joined(message, comm, key, edge.place, delegates_gradient)
+        return (None, *gradients)
 
 
 def joined(message: Message, comm: Communicator, key: Key, place: Place, delegate: Tensor | None) -> tuple[Tensor, ...]:
@@ -106,21 +73,16 @@ def joined(message: Message, comm: Communicator, key: Key, place: Place, delegat
         if not wanted:
             return message.tensors
     edge = comm._edges.receive(comm, key, place) if wanted else None
-    return _Receive.apply(delegate, comm, edge, message)  # type: ignore[return-value]
+    return _Received.apply(delegate, edge, message)  # type: ignore[return-value]
 
 
-class _Receive(torch.autograd.Function):
+class _Received(torch.autograd.Function):
     """Puts what has been received into the graph, behind it the delegate."""
 
     @staticmethod
-    def forward(
-        ctx: Any, delegate: Tensor, comm: Communicator, edge: Edge | None, message: Message
-    ) -> tuple[Tensor, ...]:
-        ctx.comm, ctx.edge, ctx.wants_gradient = comm, edge, message.wants_gradient
-        ctx.delegate = None if delegate is ANCHOR else (delegate.shape, delegate.dtype)
-        without = [x for x in message.tensors if not (x.is_floating_point() or x.is_complex())]
-        if without:
-            ctx.mark_non_differentiable(*without)
+    def forward(ctx: Any, delegate: Tensor, edge: Edge | None, message: Message) -> tuple[Tensor, ...]:
+        ctx.edge, ctx.delegate = edge, None if delegate is ANCHOR else (delegate.shape, delegate.dtype)
+        ctx.wants_gradient = message.wants_gradient
         return message.tensors
 
     @staticmethod
@@ -128,16 +90,39 @@ class _Receive(torch.autograd.Function):
         # No gradient for the delegate: autograd visits it all the same.
         edge: Edge | None = ctx.edge
         if edge is None:
-            return (None,) * 4
-        comm: Communicator = ctx.comm
-        visit(comm, edge, "backward of recv")
-        wanted = tuple([g for g, wanted in zip(gradients, ctx.wants_gradient, strict=True) if wanted])
+            return None, None, None
+        _visit(edge, "backward of recv")
+        if len(gradients) > 1:
+            wants = ctx.wants_gradient
+            gradients = tuple([gradient for gradient, wanted in zip(gradients, wants, strict=True) if wanted])
         if not torch.is_grad_enabled():
-            comm._edges.answer(comm, edge.key, wanted, edge.place)
-            return (None,) * 4
-        phi = _Answer.apply(comm, edge, *wanted)
-        if ctx.delegate is None or not phi.requires_grad:  # type: ignore[union-attr]
-            return (None,) * 4
+            edge.comm._edges.answer(edge.comm, edge.key, gradients, edge.place)
+            return None, None, None
+        phi = _answer_with_edge(edge, gradients)
+        if ctx.delegate is None or phi is None:
+            return None, None, None
         # The way to the gradient of what was just sent is through the delegate's gradient.
         shape, dtype = ctx.delegate
-        return phi.to(dtype).expand(shape), None, None, None  # type: ignore[union-attr]
+        return phi.to(dtype).expand(shape), None, None
+
+
+def _answer_with_edge(edge: Edge, gradients: tuple[Tensor, ...]) -> Tensor | None:
+    """Send gradients that may want a gradient themselves; the delegate if one does."""
+    wants_gradient = tuple([each.requires_grad for each in gradients])
+    answer = None
+    if True in wants_gradient:
+        peer, number = edge.key
+        answer = edge.comm._edges.send_as(edge.comm, (peer, number + HIGHER_ORDER), edge.place)
+    edge.comm._edges.answer(edge.comm, edge.key, gradients, edge.place, wants_gradient)
+    return Sent.apply(answer, *[g for g in gradients if g.requires_grad]) if answer else None  # type: ignore[return-value]
+
+
+def _visit(edge: Edge, operation: str) -> None:
+    """Note that backward has come by."""
+    edge.visited()
+    comm = edge.comm
+    if comm._closed:
+        comm._check_open(operation)
+    edges = comm._edges
+    if edges.unneeded or edges.forgotten or edges.lost_since_backward:
+        edges.tend_after_backward(comm)

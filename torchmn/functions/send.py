@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -16,8 +15,8 @@ from torchmn.communicators import checks
 from torchmn.communicators.base import Communicator
 from torchmn.communicators.edges import Place
 from torchmn.functions import recomputation
-from torchmn.functions.anchor import ANCHOR
-from torchmn.functions.point_to_point import Send, post
+from torchmn.functions.collective import needs_gradient
+from torchmn.functions.point_to_point import post, post_edge
 
 
 def send(x: Tensor | Sequence[Tensor], comm: Communicator, rank: int, tag: int = 0) -> Tensor:
@@ -30,8 +29,7 @@ def send(x: Tensor | Sequence[Tensor], comm: Communicator, rank: int, tag: int =
     """
     comm._check_peer("send", "rank", rank, tag)
     many = isinstance(x, list | tuple)
-    tensors: Any = x if many else (x,)
-    for item in tensors:
+    for item in x if many else (x,):
         problem = checks.tensor_problem(item)
         if problem:
             comm._refuse_to_send("send", rank, tag, f"{problem} (for other objects: comm.send_obj)")
@@ -40,8 +38,8 @@ def send(x: Tensor | Sequence[Tensor], comm: Communicator, rank: int, tag: int =
     edges = comm._edges
     if edges.unneeded or edges.forgotten or edges.lost:
         edges.tend(comm)
-    if not torch.is_grad_enabled():
-        post(comm, many, tensors, rank, tag)
-        return torch.zeros(())
-    # The anchor makes a delegate that needs a gradient of anything, so that every rank can call backward on it.
-    return Send.apply(ANCHOR, comm, rank, Place.of_caller(tag, sys._getframe(1)), many, *tensors)  # type: ignore[return-value]
+    if torch.is_grad_enabled() and needs_gradient(x):
+        return post_edge(comm, x, many, rank, Place.of_caller(tag, sys._getframe(1)))
+    post(comm, x, many, rank, tag)
+    # Of values that need no gradient, too, a delegate on which every rank can call backward.
+    return torch.zeros((), requires_grad=torch.is_grad_enabled())
