@@ -9,7 +9,7 @@ from tests.functions.images import cut, image, part_of, plan_here, serial_buffer
 from tests.geometry.strategies import any_dims, window_dims
 from tests.worlds import ranks
 from torchmn.communicators.threads import run_threads
-from torchmn.errors import ArgumentError, MismatchError
+from torchmn.errors import ArgumentError, MismatchError, PeerError, TorchMNError
 from torchmn.functions.halo_exchange import (
     halo_exchange,
     halo_scatter_add,
@@ -219,6 +219,27 @@ def test_ranks_in_different_exchanges_get_an_error_and_not_each_other_s_numbers(
     x.requires_grad_(odd and difference == "gradient")
     with pytest.raises(MismatchError, match=r"is in another exchange: expected halo_exchange .*, got halo_exchange"):
         halo_exchange(x, plan, comm)
+
+
+def test_a_rank_that_never_comes_is_named_by_the_watchdog():
+    def main(comm):
+        plan = plan_here(grid_dims([SAME3], [8], [2]), comm)
+        if comm.rank == 0:
+            halo_exchange(torch.zeros(4), plan, comm)
+
+    with pytest.raises(PeerError, match=r"rank 1 ended while rank 0 waits for it\n(.*\n)*.*halo_exchange +rank 1"):
+        run_threads(main, 2, timeout=30)
+
+
+@ranks(1, 2, on="threads")
+def test_a_communicator_that_was_finalized_is_refused(comm):
+    plan = plan_here(grid_dims([SAME3], [8], [comm.size]), comm)
+    comm.finalize()
+    if comm.size > 1:  # alone there is nothing to exchange
+        with pytest.raises(TorchMNError, match="halo_exchange on a communicator that was finalized"):
+            halo_exchange(torch.zeros(4), plan, comm)
+    else:
+        assert halo_exchange(torch.zeros(8), plan, comm).shape == (10,)
 
 
 def test_the_pieces_of_an_image_are_the_image():

@@ -62,7 +62,8 @@ class HaloMessages:
         self._rooms: dict[int, Tensor] = {}
         if not plan.anyone_exchanges:
             return
-        comm._collectives += 1
+        comm._check_open(self._operation)
+        comm._collectives += 1  # all ranks count this exchange: the watchdog tells by it who has not come
         leading = prod(self._leading)
         self._header = _header(plan.dims, direction, like.dtype, leading, wants_gradient)
         messages = {peer: self._packed(parts) for peer, parts in blocks.items()}
