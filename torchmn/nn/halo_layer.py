@@ -11,7 +11,7 @@ from torchmn.errors import ArgumentError
 from torchmn.geometry import Window
 from torchmn.nn.parts import roles
 from torchmn.nn.parts.exchange import fetch, nothing, output_layout, plans_for_windows
-from torchmn.nn.parts.moving import entering
+from torchmn.nn.parts.moving import entering, whole
 from torchmn.nn.parts.part import Part, wrap
 from torchmn.nn.parts.refusals import refuse
 
@@ -37,11 +37,9 @@ class HaloLayer(nn.Module):
         raise NotImplementedError(f"{type(self).__name__} must define local(x)")
 
     def forward(self, x: Tensor) -> Tensor:
-        if not isinstance(x, Part):
-            return self.local(self._padded(x))
+        if not isinstance(x, Part) or not x.layout_.is_tile:
+            return self.local(self._padded(whole(x) if isinstance(x, Part) else x))
         layout, windows = x.layout_, tuple(self.windows)
-        if not layout.is_tile:
-            refuse(f"{type(self).__name__} expects images, whole or cut, got {layout}")
         self._note_parameters(x)
         buffer = fetch(x, plans_for_windows(layout, windows, self.padding_mode), self.fill)
         extents = [w.output_extent(e) for w, e in zip(windows, layout.shape[-len(windows) :], strict=True)]
