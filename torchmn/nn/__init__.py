@@ -8,6 +8,7 @@ from torchmn.nn.halo_layer import HaloLayer
 from torchmn.nn.l2_pool import L2Pool2d
 from torchmn.nn.local_filter import LocalFilter2d
 from torchmn.nn.mnbn_model import create_mnbn_model
+from torchmn.nn.n_step_rnn import MultiNodeNStepRNN, create_multi_node_n_step_rnn
 from torchmn.nn.vector_linear import VectorLinear
 
 __all__ = [
@@ -23,7 +24,9 @@ __all__ = [
     "MultiNodeBatchNorm1d",
     "MultiNodeBatchNorm2d",
     "MultiNodeBatchNorm3d",
+    "MultiNodeNStepRNN",
     "VectorEmbedding",
     "VectorLinear",
     "create_mnbn_model",
+    "create_multi_node_n_step_rnn",
 ]

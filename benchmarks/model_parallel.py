@@ -1,0 +1,101 @@
+"""Model-parallel training on two ranks, side by side with raw mpi4py and with torch.distributed over gloo, in one run.
+
+    OMP_NUM_THREADS=1 mpiexec -n 2 python benchmarks/model_parallel.py
+
+(a) A tensor goes to the other rank and its gradient comes back: our `send` and `recv`, forward and backward through
+autograd, beside the two bare messages. Times are microseconds for there and back. `raw/ours` is our bandwidth as a
+share of raw mpi4py's; `gloo/ours` how many times faster than gloo's plain messages, without autograd, we are.
+"""
+
+from __future__ import annotations
+
+import argparse
+
+import side_by_side
+import torch
+import torch.distributed as dist
+from communicators import memory
+from gloo import start_gloo
+from mpi4py import MPI
+
+import torchmn
+from torchmn import functions as F
+
+KB, MB = 1 << 10, 1 << 20
+RAW = MPI.COMM_WORLD
+
+
+# -- (a) there and back ----------------------------------------------------------------------------------------------
+
+
+def there_and_back(comm: torchmn.Communicator, nbytes: int) -> side_by_side.Contenders:
+    """A tensor of `nbytes` from rank 0 to rank 1, and a gradient of its size back."""
+    x = torch.zeros(nbytes // 4, requires_grad=True)
+    gradient = torch.ones(nbytes // 4)
+    plain = x.detach()
+
+    def ours() -> None:
+        if comm.rank == 0:
+            x.grad = None
+            F.send(x, comm, 1).backward()
+        else:
+            F.recv(comm, 0).backward(gradient)
+
+    def raw() -> None:
+        fresh = torch.empty_like(plain)
+        if comm.rank == 0:
+            RAW.Send([memory(plain), MPI.BYTE], 1)
+            RAW.Recv([memory(fresh), MPI.BYTE], 1)
+        else:
+            RAW.Recv([memory(fresh), MPI.BYTE], 0)
+            RAW.Send([memory(gradient), MPI.BYTE], 0)
+
+    def gloo() -> None:
+        fresh = torch.empty_like(plain)
+        if comm.rank == 0:
+            dist.send(plain, 1)
+            dist.recv(fresh, 1)
+        else:
+            dist.recv(fresh, 0)
+            dist.send(gradient, 0)
+
+    return {"ours": ours, "raw": raw, "gloo": gloo}
+
+
+def messages(comm: torchmn.Communicator, rounds: int) -> str:
+    """The table of part (a)."""
+    rows = []
+    for nbytes in (KB, 64 * KB, MB, 4 * MB):
+        iterations = max(5, min(300, 32 * MB // nbytes))
+        seconds = side_by_side.take_turns(there_and_back(comm, nbytes), iterations, rounds, RAW.Barrier)
+        micro = {name: 1e6 * value for name, value in seconds.items()}
+        rows.append(
+            [side_by_side.size_text(nbytes)]
+            + [f"{micro[name]:.1f}" for name in ("ours", "raw", "gloo")]
+            + [f"{micro['ours'] - micro['raw']:+.1f}"]
+            + [f"{micro['raw'] / micro['ours']:.2f}", f"{micro['gloo'] / micro['ours']:.1f}"]
+        )
+    return side_by_side.table(["size", "ours us", "raw us", "gloo us", "over raw us", "raw/ours", "gloo/ours"], rows)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=15, help="turns per contender; the median counts")
+    rounds = parser.parse_args().rounds
+    torch.set_num_threads(1)
+    comm = torchmn.create_communicator("mpi")
+    if comm.size != 2:
+        raise SystemExit(
+            "benchmarks/model_parallel.py runs on 2 ranks: mpiexec -n 2 python benchmarks/model_parallel.py"
+        )
+    start_gloo()
+    text = messages(comm, rounds)
+    if comm.rank == 0:
+        print(side_by_side.environment(MPI.Get_library_version().splitlines()[0].replace("\t", " ").strip()))
+        print("(a) a tensor there and its gradient back")
+        print(text)
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()

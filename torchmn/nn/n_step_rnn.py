@@ -1,0 +1,100 @@
+"""A recurrent network over several ranks: one rank's final states are the next rank's initial states."""
+
+from __future__ import annotations
+
+from copy import deepcopy
+from typing import Any
+
+from torch import Tensor, nn
+from torch.nn.utils.rnn import PackedSequence
+
+from torchmn import functions as F
+from torchmn.communicators import checks
+from torchmn.communicators.base import Communicator
+from torchmn.errors import ArgumentError
+
+_Recurrent = nn.RNN | nn.GRU | nn.LSTM
+
+
+def create_multi_node_n_step_rnn(
+    rnn: _Recurrent, comm: Communicator, rank_in: int | None = None, rank_out: int | None = None, *, tag: int = 0
+) -> MultiNodeNStepRNN:
+    """`rnn` as one part of a recurrent network over ranks: see `MultiNodeNStepRNN`.
+
+    `rnn` is an `nn.RNN`, `nn.GRU` or `nn.LSTM`, of any number of layers and directions; its parameters are shared,
+    not copied. The parts of one network must have the same kind, number of layers, directions and hidden size.
+    """
+    return MultiNodeNStepRNN(rnn, comm, rank_in, rank_out, tag)
+
+
+class MultiNodeNStepRNN(nn.Module):
+    """A recurrent network that gets its initial states from `rank_in` and sends its final states to `rank_out`.
+
+    Either may be None. Each state (`h`, and `c` of an LSTM) is a message of its own, with a gradient of its own. The
+    network itself is at `actual_rnn`.
+    """
+
+    def __init__(self, rnn: _Recurrent, comm: Communicator, rank_in: int | None, rank_out: int | None, tag: int):
+        super().__init__()
+        where = f"rank {comm.rank} of {comm.size}: create_multi_node_n_step_rnn"
+        if not isinstance(rnn, nn.RNN | nn.GRU | nn.LSTM):
+            raise ArgumentError(f"{where}: expected an nn.RNN, nn.GRU or nn.LSTM, got {checks.describe(rnn)}")
+        for name, peer in (("rank_in", rank_in), ("rank_out", rank_out)):
+            problem = None if peer is None else checks.rank_problem(peer, comm.size, name)
+            if problem is None and peer == comm.rank:
+                problem = f"expected {name} to be another rank, got this rank itself ({peer})"
+            if problem:
+                raise ArgumentError(f"{where}: {problem}")
+        self.actual_rnn = rnn
+        self.communicator = comm
+        self.rank_in = rank_in
+        self.rank_out = rank_out
+        self.tag = tag
+
+    def forward(
+        self, sequence: Tensor | PackedSequence, hx: Any = None, *, delegate_variable: Tensor | None = None
+    ) -> tuple[Any, Any, Tensor | None]:
+        """What the network returns (its output, and its final states), and a delegate for what was sent, or None.
+
+        The delegate must take part in this rank's backward, as that of `functions.send` must: where this rank has no
+        loss of its own, call backward on it. `delegate_variable` is that of an earlier `send`; it is passed on to the
+        first `recv`. The initial states `hx` may be given where they do not come from another rank.
+        """
+        if self.rank_in is not None:
+            if hx is not None:
+                raise ArgumentError(
+                    f"rank {self.communicator.rank} of {self.communicator.size}: the initial states come from rank "
+                    f"{self.rank_in}: expected hx to be None"
+                )
+            hx = self._received(delegate_variable)
+        elif delegate_variable is not None:
+            raise ArgumentError(
+                f"rank {self.communicator.rank} of {self.communicator.size}: expected delegate_variable only where "
+                "the initial states come from another rank (rank_in); join it to the output by pseudo_connect"
+            )
+        output, states = self.actual_rnn(sequence, hx)
+        return output, states, None if self.rank_out is None else self._sent(states)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> MultiNodeNStepRNN:
+        # A communicator is a place in the world: copies of the network share it.
+        rnn = deepcopy(self.actual_rnn, memo)
+        return MultiNodeNStepRNN(rnn, self.communicator, self.rank_in, self.rank_out, self.tag)
+
+    def extra_repr(self) -> str:
+        return f"rank {self.communicator.rank}, rank_in={self.rank_in}, rank_out={self.rank_out}"
+
+    def _received(self, delegate: Tensor | None) -> Any:
+        assert self.rank_in is not None
+        h = F.recv(self.communicator, self.rank_in, delegate, self.tag)
+        if not isinstance(self.actual_rnn, nn.LSTM):
+            return h
+        return h, F.recv(self.communicator, self.rank_in, tag=self.tag)
+
+    def _sent(self, states: Any) -> Tensor:
+        assert self.rank_out is not None
+        delegate = None
+        for state in states if isinstance(self.actual_rnn, nn.LSTM) else (states,):
+            sent = F.send(state, self.communicator, self.rank_out, self.tag)
+            delegate = F.pseudo_connect(delegate, sent)
+        assert delegate is not None
+        return delegate
