@@ -19,13 +19,20 @@ def dry_run(model: nn.Module, forward: Callable[..., Any], inputs: Sequence[Any]
     Parameters and buffers are replaced by ones without values while it runs, so nothing is changed or communicated.
     """
     parameters = {name: _without_values(p) for name, p in model.named_parameters()}
-    buffers = {name: torch.empty_like(b, device="meta") for name, b in model.named_buffers()}
+    buffers = {name: _copied(b) for name, b in model.named_buffers()}
     recorder = Recorder(parameters.items())
     holder = _Holder(model, forward)
     tensors = {f"model.{name}": x for name, x in (*parameters.items(), *buffers.items())}
     with recording(recorder):
         functional_call(holder, tensors, tuple(inputs), kwargs, tie_weights=True)
     return recorder
+
+
+def _copied(buffer: Tensor) -> Tensor:
+    """Without values; a counter keeps its own, because batch norm with momentum=None divides by it."""
+    if buffer.dim() == 0 and not buffer.is_floating_point():
+        return buffer.clone()
+    return torch.empty_like(buffer, device="meta")
 
 
 def meta_like(x: Tensor) -> Tensor:

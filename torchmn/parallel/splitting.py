@@ -37,6 +37,7 @@ class LinearUse:
     source: LinearUse | None = None  # the Linear whose output, element by element, is the input
     feeds: list[LinearUse] = field(default_factory=list)
     leaves: bool = False  # whether the output also goes anywhere else
+    per_pixel: bool = False  # whether the input is a cut image, of which every rank needs the whole layer
 
 
 class LinearWatch(TorchFunctionMode):
@@ -70,6 +71,7 @@ class LinearWatch(TorchFunctionMode):
         self.order.append(use)
         if isinstance(x, Part):
             use.cut = x.layout_.cuts[-1]
+            use.per_pixel = use.cut is None and x.layout_.is_tile
         elif sources:
             use.source = sources[0]
             sources[0].feeds.append(use)
@@ -92,7 +94,7 @@ def swap_linears(model: nn.Module, grid: ProcessGrid, splits: Sequence[tuple[Lin
     """Put this rank's slices in the place of the Linear layers that are used once."""
     places = {id(module): name for name, module in model.named_modules(remove_duplicate=True)}
     for use, split in splits:
-        if use.calls != 1:
+        if use.calls != 1 or use.per_pixel:
             continue
         if use.layer.in_features < grid.tiles.size and split == "input" and use.cut is None:
             continue  # some ranks would have nothing

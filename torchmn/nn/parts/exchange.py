@@ -11,25 +11,67 @@ from torch import Tensor
 
 from torchmn.functions.halo_exchange import halo_exchange
 from torchmn.geometry import DimPlan, HaloPlan, Interval, Window, all_owned
-from torchmn.nn.parts.layout import AnyCut, Cut, Layout
+from torchmn.nn.parts.layout import IMAGE_AXES, AnyCut, Cut, Layout
 from torchmn.nn.parts.part import Part, local
 from torchmn.nn.parts.refusals import refuse, where
 
 
 def fetch(x: Part, dims: Sequence[DimPlan], fill: float = 0.0) -> Tensor:
     """The buffer in which each of the last dims holds what this rank needs by its plan, padding included."""
-    layout = x.layout_
-    place = tuple(_place(layout, dim) for dim in range(len(layout.shape) - len(dims), len(layout.shape)))
-    plan = HaloPlan.of(tuple(dims), place)
-    mine = local(x)
+    layout, mine = x.layout_, local(x)
+    first = min(len(layout.shape) - len(dims), *layout.cut_dims, len(layout.shape))
+    every = (*(_as_it_is(layout, dim) for dim in range(first, len(layout.shape) - len(dims))), *dims)
+    places = tuple(_place(layout, dim) for dim in range(first, len(layout.shape)))
     if mine.is_meta:
-        return mine.new_empty((*mine.shape[: -len(dims)], *plan.buffer_shape)) + mine.sum()
-    return halo_exchange(mine, plan, layout.grid.tiles, fill)
+        needed = (len(plan.needed[place]) for plan, place in zip(every, places, strict=True))
+        return mine.new_empty((*mine.shape[:first], *needed)) + mine.sum()
+    order = _grid_order(layout, first)
+    plan = HaloPlan.of(tuple(every[at] for at in order), tuple(places[at] for at in order))
+    if order == list(range(len(order))):
+        return halo_exchange(mine, plan, layout.grid.tiles, fill)
+    there = (*range(first), *(first + at for at in order))
+    back = [there.index(dim) for dim in range(len(there))]
+    return halo_exchange(mine.permute(there), plan, layout.grid.tiles, fill).permute(back)
+
+
+def plan_of_tile(x: Part, dims: Sequence[DimPlan]) -> HaloPlan | None:
+    """This rank's plan of the last dims; None where a model has transposed the image, so that ranks lie otherwise."""
+    layout = x.layout_
+    first = len(layout.shape) - len(dims)
+    if any(dim < first for dim in layout.cut_dims) or _grid_order(layout, first) != list(range(len(dims))):
+        return None
+    return HaloPlan.of(tuple(dims), tuple(_place(layout, dim) for dim in range(first, len(layout.shape))))
+
+
+def _as_it_is(layout: Layout, dim: int) -> DimPlan:
+    """The plan of a dim of which every rank needs what it owns."""
+    cut = layout.cuts[dim]
+    intervals = (Interval(0, layout.shape[dim]),) if cut is None else _images(cut).intervals
+    return DimPlan(layout.shape[dim], intervals, intervals)
+
+
+def _grid_order(layout: Layout, first: int) -> list[int]:
+    """The dims from `first` on, counted from it, the cut ones among them in the order in which ranks are numbered.
+
+    A model may have transposed the image; the grid's rows are still its rows.
+    """
+    order = list(range(len(layout.shape) - first))
+    at = [dim - first for dim in layout.cut_dims]
+    by_axis = sorted(at, key=lambda number: -IMAGE_AXES.index(_images(layout.cuts[first + number]).axis))
+    for place, number in zip(at, by_axis, strict=True):
+        order[place] = number
+    return order
+
+
+def _images(cut: AnyCut) -> Cut:
+    if not isinstance(cut, Cut):
+        refuse("a flattened image has no rows and columns any more")
+    return cut
 
 
 def _place(layout: Layout, dim: int) -> int:
     cut = layout.cuts[dim]
-    return 0 if cut is None else layout.place(cut.axis)  # type: ignore[union-attr]
+    return 0 if cut is None else layout.place(_images(cut).axis)
 
 
 def plans_for_windows(layout: Layout, windows: Sequence[Window], padding_mode: str = "zeros") -> list[DimPlan]:
@@ -74,18 +116,12 @@ def output_layout(layout: Layout, extents: Sequence[int], channels: int | None =
 def _balanced(cut: AnyCut, extent: int) -> AnyCut:
     if cut is None:
         return None
-    if not isinstance(cut, Cut):
-        refuse("a flattened image has no rows and columns any more")
-    return Cut.balanced(cut.axis, extent, len(cut.intervals))
+    return Cut.balanced(_images(cut).axis, extent, len(_images(cut).intervals))
 
 
 def _parts(layout: Layout, dim: int) -> int:
     cut = layout.cuts[dim]
-    if cut is None:
-        return 1
-    if not isinstance(cut, Cut):
-        refuse("a flattened image has no rows and columns any more")
-    return len(cut.intervals)
+    return 1 if cut is None else len(_images(cut).intervals)
 
 
 def nothing(shape: Sequence[int], *sources: Tensor | None) -> Tensor:
@@ -93,9 +129,21 @@ def nothing(shape: Sequence[int], *sources: Tensor | None) -> Tensor:
 
     A rank without outputs must take part in the backward exchange of the others.
     """
-    zero = sum((x.sum() * 0 for x in sources if x is not None), torch.zeros(()))
-    first = next(x for x in sources if x is not None)
-    return zero.to(first).expand(tuple(shape))  # type: ignore[union-attr]
+    first, *rest = (x for x in sources if x is not None)
+    # A product, so that second derivatives hang on every source, too.
+    zero = first.sum() * 0
+    for x in rest:
+        zero = zero * x.sum() + x.sum() * 0
+    return zero.expand(tuple(shape))
+
+
+def in_memory_as(result: Tensor, x: Tensor) -> Tensor:
+    """`result`, channels_last if `x` is: so torch's own layers leave it, and dropout draws in the order of memory."""
+    formats = {4: torch.channels_last, 5: torch.channels_last_3d}
+    wanted = formats.get(x.dim(), torch.contiguous_format)
+    if x.is_contiguous() or not x.is_contiguous(memory_format=wanted):
+        wanted = torch.contiguous_format
+    return result.contiguous(memory_format=wanted)
 
 
 class Rebuilt:

@@ -50,8 +50,8 @@ def cut_like(x: Tensor, layout: Layout, dims: dict[int, int]) -> Tensor:
     """
     for dim, layout_dim in dims.items():
         cut = layout.cuts[layout_dim]
-        if cut is None or x.shape[dim] == 1:
-            continue
+        if cut is None or (x.shape[dim] == 1 and layout.shape[layout_dim] != 1):
+            continue  # whole here, or about to be broadcast
         if isinstance(cut, FlatCut):
             x = x.index_select(dim, own_columns(layout, layout_dim).to(x.device))
         else:

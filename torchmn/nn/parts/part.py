@@ -18,6 +18,11 @@ RULES: dict[Any, Rule] = {}
 COMPOSED: dict[Any, Rule] = {}
 
 
+def spelled_alike(func: Any, args: tuple, kwargs: dict) -> tuple[tuple, dict]:
+    """Arguments as rules know them; replaced by `rules`."""
+    return args, kwargs
+
+
 def without_rule(func: Any, args: tuple, kwargs: dict) -> Any:
     """What happens to a function that has no rule; replaced by `rules`."""
     raise NotImplementedError(func)
@@ -36,6 +41,8 @@ class Part(Tensor):
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
         rule = RULES.get(func)
+        if kwargs:
+            args, kwargs = spelled_alike(func, args, kwargs)
         if rule is None:
             composed = COMPOSED.get(func)
             return composed(*args, **(kwargs or {})) if composed else without_rule(func, args, kwargs or {})

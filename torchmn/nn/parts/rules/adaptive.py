@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -9,42 +10,109 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from torchmn.functions.replicated import sum_of_parts
+from torchmn.geometry import Interval
+from torchmn.nn.parts.exchange import fetch, in_memory_as, nothing, output_layout, plans_for_needs
 from torchmn.nn.parts.layout import Layout
-from torchmn.nn.parts.moving import whole
-from torchmn.nn.parts.part import Part, local
+from torchmn.nn.parts.part import Part, local, wrap
 from torchmn.nn.parts.refusals import refuse
+from torchmn.nn.parts.rules.convolution import checked_image
 from torchmn.nn.parts.rules.registry import rule
 
+_AVERAGE = (F.adaptive_avg_pool1d, F.adaptive_avg_pool2d, F.adaptive_avg_pool3d)
+_MAX = (F.adaptive_max_pool1d, F.adaptive_max_pool2d, F.adaptive_max_pool3d)
 
-@rule("adaptive_avg_pool1d", "adaptive_avg_pool2d", "adaptive_avg_pool3d")
-def adaptive_average_pool(x: Part, output_size: Any) -> Tensor:
-    """The mean of each bin. The result is small and goes to every rank whole.
 
-    Each rank multiplies its tile, dim by dim, with its columns of the matrix that averages over bins; the sum over
-    ranks is the global result.
-    """
+@rule("adaptive_avg_pool1d")
+def average1d(x: Part, output_size: Any) -> Tensor:
+    return _average(1, x, output_size)
+
+
+@rule("adaptive_avg_pool2d")
+def average2d(x: Part, output_size: Any) -> Tensor:
+    return _average(2, x, output_size)
+
+
+@rule("adaptive_avg_pool3d")
+def average3d(x: Part, output_size: Any) -> Tensor:
+    return _average(3, x, output_size)
+
+
+def _average(dims: int, x: Part, output_size: Any) -> Tensor:
+    """The mean of each bin. Where every rank gets bins of its own the result stays cut; else it goes to all, whole."""
+    image = checked_image(x, dims, f"adaptive_avg_pool{dims}d")
+    if not isinstance(image, Part):
+        return _AVERAGE[dims - 1](image, output_size)
     layout = x.layout_
     sizes = _sizes(layout, output_size)
-    if not layout.is_tile:
-        return _serial(F.adaptive_avg_pool1d, F.adaptive_avg_pool2d, F.adaptive_avg_pool3d, layout)(whole(x), sizes)
-    result = local(x)
+    if _enough_for_all(layout, sizes):
+        return _average_in_parts(x, sizes)
+    # Each rank multiplies its tile, dim by dim, with its columns of the matrix that averages over bins; the sum over
+    # ranks is the global result.
+    result = _wide(local(x))
     for number, bins in enumerate(sizes):
-        dim = 2 + number
-        matrix = _averaging(layout.shape[dim], bins).to(result)[:, layout.interval(dim).as_slice()]
-        result = torch.movedim(torch.movedim(result, dim, -1) @ matrix.T, -1, dim)
-    return sum_of_parts(result, layout.grid.tiles)
+        columns = _averaging(layout.shape[2 + number], bins)[:, layout.interval(2 + number).as_slice()]
+        result = _multiplied(result, columns, 2 + number)
+    return sum_of_parts(in_memory_as(result, local(x)), layout.grid.tiles).to(x.dtype)
 
 
-@rule("adaptive_max_pool1d", "adaptive_max_pool2d", "adaptive_max_pool3d")
-def adaptive_max_pool(x: Part, output_size: Any, return_indices: bool = False) -> Tensor:
-    """The maximum of each bin, on every rank; the gradient goes to the first of equal ones, as torch's does."""
+def _average_in_parts(x: Part, sizes: list[int]) -> Part:
     layout = x.layout_
-    sizes = _sizes(layout, output_size)
-    if not layout.is_tile:
-        serial = _serial(F.adaptive_max_pool1d, F.adaptive_max_pool2d, F.adaptive_max_pool3d, layout)
-        return serial(whole(x), sizes, return_indices)
+    result = output_layout(layout, sizes)
+    bins = [_bins(layout.shape[2 + number], size) for number, size in enumerate(sizes)]
+
+    def needed(number: int, mine: Interval) -> Interval:
+        return Interval(bins[number][mine.start][0], bins[number][mine.stop - 1][1])
+
+    buffer = _wide(fetch(x, plans_for_needs(layout, sizes, needed)))
+    if 0 in result.local_shape():
+        return wrap(nothing(result.local_shape(), buffer).to(x.dtype), result)
+    for number, size in enumerate(sizes):
+        mine = result.interval(2 + number)
+        rows = _averaging(layout.shape[2 + number], size)[mine.as_slice(), needed(number, mine).as_slice()]
+        buffer = _multiplied(buffer, rows, 2 + number)
+    return wrap(in_memory_as(buffer, local(x)).to(x.dtype), result)
+
+
+def _enough_for_all(layout: Layout, sizes: list[int]) -> bool:
+    """Whether every cut dim has at least as many bins as ranks."""
+    cuts = zip(layout.cuts[2:], sizes, strict=True)
+    return bool(layout.cut_dims) and all(cut is None or len(cut.intervals) <= size for cut, size in cuts)  # type: ignore[union-attr]
+
+
+def _wide(x: Tensor) -> Tensor:
+    """Torch adds up small floats in float32."""
+    return x.float() if x.dtype in (torch.float16, torch.bfloat16) else x
+
+
+def _multiplied(x: Tensor, matrix: Tensor, dim: int) -> Tensor:
+    with nullcontext() if x.is_meta else torch.autocast(x.device.type, enabled=False):
+        return torch.movedim(torch.movedim(x, dim, -1) @ matrix.T.to(x), -1, dim)
+
+
+@rule("adaptive_max_pool1d")
+def maximum1d(x: Part, output_size: Any, return_indices: bool = False) -> Any:
+    return _maximum(1, x, output_size, return_indices)
+
+
+@rule("adaptive_max_pool2d")
+def maximum2d(x: Part, output_size: Any, return_indices: bool = False) -> Any:
+    return _maximum(2, x, output_size, return_indices)
+
+
+@rule("adaptive_max_pool3d")
+def maximum3d(x: Part, output_size: Any, return_indices: bool = False) -> Any:
+    return _maximum(3, x, output_size, return_indices)
+
+
+def _maximum(dims: int, x: Part, output_size: Any, return_indices: bool) -> Any:
+    """The maximum of each bin, on every rank; the gradient goes to the first of equal ones, as torch's does."""
+    image = checked_image(x, dims, f"adaptive_max_pool{dims}d")
+    if not isinstance(image, Part):
+        return _MAX[dims - 1](image, output_size, return_indices)
     if return_indices:
         refuse("adaptive max pool with return_indices=True is not supported on cut images")
+    layout = x.layout_
+    sizes = _sizes(layout, output_size)
     mine, comm = local(x), layout.grid.tiles
     if mine.is_meta:
         return mine.new_empty((*layout.shape[:2], *sizes)) + mine.sum()
@@ -55,19 +123,20 @@ def adaptive_max_pool(x: Part, output_size: Any, return_indices: bool = False) -
         best = comm.allreduce(values, "max")
         none = torch.Size(layout.shape[2:]).numel()
         first = comm.allreduce(torch.where(values == best, order, none), "min")
-        chosen = (values == best) & (order == first)
-    return sum_of_parts(torch.where(chosen, values, values.new_zeros(())), comm)
+        chosen = (values == best) & (order == first) | values.isnan()
+    shares = torch.where(chosen, values, values.new_zeros(()))
+    # A rank without a part must take part in the backward of the others.
+    return sum_of_parts(shares + mine.narrow(0, 0, 0).sum(), comm)
 
 
 def _sizes(layout: Layout, output_size: Any) -> list[int]:
     extents = layout.shape[2:]
     sizes = [output_size] * len(extents) if isinstance(output_size, int | None) else list(output_size)
     sizes = sizes * len(extents) if len(sizes) == 1 else sizes
-    return [extent if size is None else size for size, extent in zip(sizes, extents, strict=True)]
-
-
-def _serial(one: Any, two: Any, three: Any, layout: Layout) -> Any:
-    return (one, two, three)[len(layout.shape) - 3]
+    sizes = [extent if size is None else size for size, extent in zip(sizes, extents, strict=True)]
+    if min(sizes) < 1:
+        refuse(f"adaptive pool of {layout} to {sizes}: nothing would be left")
+    return sizes
 
 
 def _bins(extent: int, bins: int) -> list[tuple[int, int]]:
@@ -105,5 +174,7 @@ def _best(values: Tensor, order: Tensor, dim: int, start: int, stop: int) -> tup
         return torch.full_like(empty, -torch.inf), torch.zeros_like(empty, dtype=torch.long)
     window, places = values.narrow(dim, start, stop - start), order.narrow(dim, start, stop - start)
     best = window.amax(dim, keepdim=True).detach()
-    earliest = torch.where(window == best, places, torch.iinfo(torch.long).max).argmin(dim, keepdim=True)
+    earliest = torch.where((window == best) | window.isnan(), places, torch.iinfo(torch.long).max).argmin(
+        dim, keepdim=True
+    )
     return window.gather(dim, earliest).squeeze(dim), places.gather(dim, earliest).squeeze(dim)

@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from torchmn.nn.parts.layout import Layout
+from torchmn.nn.parts.layout import Layout, Samples
 from torchmn.nn.parts.moving import cut_like
 from torchmn.nn.parts.part import Part, local, wrap
 from torchmn.nn.parts.refusals import refuse
@@ -59,10 +59,24 @@ def _dropped(x: Part, p: float, training: bool, inplace: bool, mask_shape: tuple
 def part_of_mask(layout: Layout, mask_shape: tuple[int, ...], probability: float, like: Tensor) -> Tensor:
     """This rank's part of the mask that the serial run draws for (total samples, *mask_shape)."""
     comm, samples = layout.grid.comm, layout.samples
+    if layout.grid.sizes["data"] == 1:
+        samples = Samples(0, layout.shape[0])  # the model may have taken some samples of the batch
+    elif samples.start + layout.shape[0] > samples.total:
+        refuse(f"dropout expects the batch as its first dim, to cut the mask of the whole batch; got {layout}")
     drawn: Any = None
     if not comm.ranks_share_a_process or comm.rank == 0:
-        drawn = torch.empty((samples.total, *mask_shape), dtype=like.dtype, device=like.device).bernoulli_(probability)
+        drawn = _drawn((samples.total, *mask_shape), probability, like)
     if comm.ranks_share_a_process and comm.size > 1:
         drawn = comm.bcast(drawn)
     mine = drawn.narrow(0, samples.start, layout.shape[0])
     return cut_like(mine, layout, {dim: dim for dim in range(1, len(layout.shape))}).clone()
+
+
+def _drawn(shape: tuple[int, ...], probability: float, like: Tensor) -> Tensor:
+    """A mask of `shape` whose elements are drawn in the order in which those of `like` lie in memory.
+
+    So does torch: the mask of a transposed or channels_last tensor is not that of a contiguous one.
+    """
+    order = sorted(range(len(shape)), key=lambda dim: -like.stride(dim)) if 1 not in shape[1:] else range(len(shape))
+    empty = torch.empty([shape[dim] for dim in order], dtype=like.dtype, device=like.device)
+    return empty.bernoulli_(probability).permute([list(order).index(dim) for dim in range(len(shape))])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -15,12 +14,12 @@ from torchmn.nn.parts.rules.registry import rule
 
 
 @rule("cat", "concat", "concatenate")
-def cat(tensors: Sequence[Tensor], dim: int = 0, **kwargs: Any) -> Tensor:
+def cat(tensors: Sequence[Tensor], dim: int = 0) -> Tensor:
     parts = [x for x in tensors if isinstance(x, Part)]
     layout = parts[0].layout_
     dim %= len(layout.shape)
     if not any(x.layout_.is_tile for x in parts):
-        return torch.cat([whole(x) if isinstance(x, Part) else x for x in tensors], dim, **kwargs)
+        return torch.cat([whole(x) if isinstance(x, Part) else x for x in tensors], dim)
     if layout.cuts[dim] is not None:
         refuse(f"cat along dim {dim}, which is cut over ranks in {layout}, is not supported")
     shapes = [x.layout_.shape if isinstance(x, Part) else tuple(x.shape) for x in tensors]
@@ -44,11 +43,11 @@ def cat(tensors: Sequence[Tensor], dim: int = 0, **kwargs: Any) -> Tensor:
 
 
 @rule("stack")
-def stack(tensors: Sequence[Tensor], dim: int = 0, **kwargs: Any) -> Tensor:
+def stack(tensors: Sequence[Tensor], dim: int = 0) -> Tensor:
     parts = [x for x in tensors if isinstance(x, Part)]
     layout = parts[0].layout_
     if not any(x.layout_.is_tile for x in parts):
-        return torch.stack([whole(x) if isinstance(x, Part) else x for x in tensors], dim, **kwargs)
+        return torch.stack([whole(x) if isinstance(x, Part) else x for x in tensors], dim)
     if any(not isinstance(x, Part) or x.layout_ != layout for x in tensors):
         refuse("stack of tensors that are not cut in the same way is not supported")
     dim %= len(layout.shape) + 1

@@ -44,6 +44,16 @@ def type_as(x: Tensor, other: Tensor) -> Tensor:
     return wrap(result, x.layout_) if isinstance(x, Part) else result
 
 
+def _made(function: Any, x: Part, *args: Any, **kwargs: Any) -> Tensor:
+    """A new tensor of the shape that is asked for, whole on every rank."""
+    return function(local(x), *args, **kwargs)
+
+
+for _name in names("new_zeros new_ones new_full new_empty new_tensor"):
+    for _function in functions_named(_name):
+        RULES[_function] = partial(_made, _function)
+
+
 def _told(function: Any, *args: Any, **kwargs: Any) -> Any:
     return function(*args, **kwargs)
 
@@ -64,7 +74,10 @@ def _kept(function: Any, x: Part, *args: Any, **kwargs: Any) -> Any:
     return result if result is x or result is None else wrap(result, x.layout_)
 
 
-_SAME_ELEMENTS = names("detach clone contiguous to float double half bfloat16 type cpu cuda data grad detach_ alias")
+_SAME_ELEMENTS = names(
+    "detach clone contiguous to float double half bfloat16 bool int long short char byte type cpu cuda data grad "
+    "detach_ alias"
+)
 for _name in _SAME_ELEMENTS:
     for _function in functions_named(_name):
         RULES[_function] = partial(_kept, _function)

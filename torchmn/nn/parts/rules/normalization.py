@@ -187,5 +187,8 @@ def local_response_norm(x: Part, size: int, alpha: float = 1e-4, beta: float = 0
 @composed("normalize")
 def normalize(x: Part, p: float = 2.0, dim: int = 1, eps: float = 1e-12, out: None = None) -> Tensor:
     """F.normalize: divided by the norm along a dim."""
-    norm = x.abs().pow(p).sum(dim, keepdim=True).pow(1.0 / p)
-    return x / norm.clamp_min(eps)
+    layout = x.layout_
+    dims = [dim] if isinstance(dim, int) else dim
+    if not any(layout.cuts[d] for d in dims):
+        return wrap(F.normalize(local(x), p, dim, eps), layout)
+    return x / x.norm(p, dim, True).clamp_min(eps)

@@ -1,15 +1,16 @@
-"""Padding and slicing: an image that is moved over the borders of the tiles."""
+"""Padding, rolling and pixel shuffles: an image that is moved over the borders of the tiles."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Any
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from torchmn.nn.parts.exchange import fetch, output_layout, plans_for_needs
-from torchmn.nn.parts.layout import Layout
+from torchmn.geometry import Interval
+from torchmn.nn.parts.exchange import fetch, nothing, output_layout, plans_for_needs
 from torchmn.nn.parts.moving import whole
 from torchmn.nn.parts.part import Part, local, wrap
 from torchmn.nn.parts.refusals import refuse
@@ -32,81 +33,102 @@ def pad(x: Part, pad: Sequence[int], mode: str = "constant", value: float | None
         return wrap(F.pad(local(x), pad, mode, value), layout.with_dims(tuple(shape), layout.cuts))
     if mode not in _MODES:
         refuse(f"padding mode {mode!r} is not known")
-    return moved(
-        x, [(-low, layout.shape[behind + i] + high) for i, (low, high) in enumerate(around)], mode, value or 0.0
-    )
+    ranges = [range(-low, layout.shape[behind + number] + high) for number, (low, high) in enumerate(around)]
+    return moved(x, ranges, mode, value or 0.0)
 
 
-def moved(x: Part, ranges: Sequence[tuple[int, int]], mode: str = "constant", fill: float = 0.0) -> Part:
-    """The last dims from a first to a last index (which may lie beyond the image), in balanced parts again."""
+def moved(x: Part, ranges: Sequence[range], mode: str = "constant", fill: float = 0.0) -> Part:
+    """The last dims at these indices (which may lie beyond the image), in balanced parts again."""
     layout = x.layout_
-    extents = [stop - start for start, stop in ranges]
-    if any(extent < 1 for extent in extents):
-        refuse(f"nothing would be left of {layout} between {list(ranges)}")
-    result = output_layout(layout, extents)
-    plans = plans_for_needs(layout, extents, lambda number, mine: mine.shift(ranges[number][0]), _MODES[mode])
+    extents = [len(indices) for indices in ranges]
+    if not all(extents):
+        refuse(f"nothing would be left of {layout} at {list(ranges)}")
+
+    def needed(number: int, mine: Interval) -> Interval:
+        indices = ranges[number][mine.as_slice()]
+        return Interval(indices[0], indices[-1] + 1)
+
+    plans = plans_for_needs(layout, extents, needed, _MODES[mode])
     for plan in plans:
         plan.check()
-    return wrap(fetch(x, plans, fill), result)
+    buffer = fetch(x, plans, fill)
+    if any(indices.step > 1 for indices in ranges):
+        buffer = buffer[(..., *(slice(None, None, indices.step) for indices in ranges))]
+    return wrap(buffer, output_layout(layout, extents))
 
 
-@rule("__getitem__")
-def getitem(x: Part, index: Any) -> Tensor:
+@rule("roll")
+def roll(x: Part, shifts: Any, dims: Any = None) -> Tensor:
     layout = x.layout_
+    if dims is None or dims == ():
+        refuse(f"roll of all elements of {layout} is not supported: name the dims")
     if not layout.is_tile:
-        return whole(x)[index]
-    index = _full_index(index, layout)
-    for dim, at in enumerate(index):
-        if isinstance(at, slice):
-            step = at.indices(layout.shape[dim])[2]
-            if step != 1 and layout.cuts[dim] is not None:
-                refuse(f"a slice with step {step} along a cut dim of {layout} is not supported")
-        elif not isinstance(at, int) or layout.cuts[dim] is not None:
-            refuse(f"index {index} of {layout} is not supported: cut dims take slices, others slices and ints")
-    ranges = [
-        at.indices(layout.shape[dim])[:2] if isinstance(at, slice) and layout.cuts[dim] is not None else None
-        for dim, at in enumerate(index)
-    ]
-    first = next((dim for dim, span in enumerate(ranges) if span not in (None, (0, layout.shape[dim]))), None)
-    if first is not None:
-        wanted = [ranges[dim] or (0, layout.shape[dim]) for dim in range(first, len(layout.shape))]
-        x = moved(x, wanted)
-        layout = x.layout_
-    local_index = tuple(at if layout.cuts[dim] is None else slice(None) for dim, at in enumerate(index))
-    result = local(x)[local_index]
-    kept = [dim for dim, at in enumerate(index) if isinstance(at, slice)]
-    extents = [layout.shape[dim] if layout.cuts[dim] is not None else result.shape[at] for at, dim in enumerate(kept)]
-    return wrap(result, layout.with_dims(tuple(extents), tuple(layout.cuts[dim] for dim in kept)))
+        return whole(x).roll(shifts, dims)
+    shifts, dims = [shifts] if isinstance(shifts, int) else shifts, [dims] if isinstance(dims, int) else dims
+    ranges = [range(extent) for extent in layout.shape]
+    for shift, dim in zip(shifts, dims, strict=True):
+        extent, before = layout.shape[dim], ranges[dim]
+        shift = (shift - before.start) % extent if extent else 0
+        ranges[dim] = range(-shift, extent - shift)
+    first = min(d % len(layout.shape) for d in dims)
+    return moved(x, ranges[first:], "circular")
 
 
-def _full_index(index: Any, layout: Layout) -> tuple:
-    """One entry per dim."""
-    index = index if isinstance(index, tuple) else (index,)
-    if Ellipsis in index:
-        at = index.index(Ellipsis)
-        index = (*index[:at], *[slice(None)] * (len(layout.shape) - len(index) + 1), *index[at + 1 :])
-    return (*index, *[slice(None)] * (len(layout.shape) - len(index)))
+@rule("flip")
+def flip(x: Part, *dims: Any) -> Tensor:
+    layout = x.layout_
+    which = tuple(dims[0]) if len(dims) == 1 and isinstance(dims[0], Sequence) else dims
+    if not layout.is_tile:
+        return torch.flip(whole(x), which)
+    if any(layout.cuts[dim] is not None for dim in which):
+        refuse(f"flip along a cut dim of {layout} is not supported")
+    return wrap(torch.flip(local(x), which), layout)
 
 
-@rule("narrow")
-def narrow(x: Part, dim: int, start: int, length: int) -> Tensor:
-    dim %= len(x.layout_.shape)
-    return getitem(x, (*[slice(None)] * dim, slice(start, start + length)))
+@rule("pixel_shuffle")
+def pixel_shuffle(x: Part, upscale_factor: int) -> Tensor:
+    layout, factor = x.layout_, upscale_factor
+    if not layout.is_tile:
+        return F.pixel_shuffle(whole(x), factor)
+    channels = layout.shape[-3]
+    if layout.cuts[-3] is not None or channels % factor**2:
+        refuse(f"pixel_shuffle expects channels that are whole and divisible by {factor**2}, got {layout}")
+    extents = [extent * factor for extent in layout.shape[-2:]]
+    result = _with_channels(output_layout(layout, extents), channels // factor**2)
+
+    def needed(_: int, mine: Interval) -> Interval:
+        return Interval(mine.start // factor, -(-mine.stop // factor))
+
+    buffer = fetch(x, plans_for_needs(layout, extents, needed))
+    if 0 in result.local_shape():
+        return wrap(nothing(result.local_shape(), buffer), result)
+    buffer = F.pixel_shuffle(buffer, factor)
+    for dim in (len(layout.shape) - 2, len(layout.shape) - 1):
+        mine = result.interval(dim)
+        buffer = buffer.narrow(dim, mine.start % factor, len(mine))
+    return wrap(buffer, result)
 
 
-@rule("chunk")
-def chunk(x: Part, chunks: int, dim: int = 0) -> tuple:
-    size = -(-x.layout_.shape[dim] // chunks)
-    return split(x, size, dim)
+@rule("pixel_unshuffle")
+def pixel_unshuffle(x: Part, downscale_factor: int) -> Tensor:
+    layout, factor = x.layout_, downscale_factor
+    if not layout.is_tile:
+        return F.pixel_unshuffle(whole(x), factor)
+    if layout.cuts[-3] is not None or any(extent % factor for extent in layout.shape[-2:]):
+        refuse(f"pixel_unshuffle expects whole channels and an image divisible by {factor}, got {layout}")
+    extents = [extent // factor for extent in layout.shape[-2:]]
+    result = _with_channels(output_layout(layout, extents), layout.shape[-3] * factor**2)
+
+    def needed(_: int, mine: Interval) -> Interval:
+        return Interval(mine.start * factor, mine.stop * factor)
+
+    buffer = fetch(x, plans_for_needs(layout, extents, needed))
+    if 0 in result.local_shape():
+        return wrap(nothing(result.local_shape(), buffer), result)
+    return wrap(F.pixel_unshuffle(buffer, factor), result)
 
 
-@rule("split")
-def split(x: Part, split_size: int | Sequence[int], dim: int = 0) -> tuple:
-    extent = x.layout_.shape[dim]
-    sizes = split_size
-    if isinstance(split_size, int):
-        sizes = [min(split_size, extent - start) for start in range(0, extent, split_size)]
-    starts = [0]
-    for size in sizes:  # type: ignore[union-attr]
-        starts.append(starts[-1] + size)
-    return tuple(narrow(x, dim, start, size) for start, size in zip(starts, sizes, strict=False))  # type: ignore[arg-type]
+def _with_channels(layout: Any, channels: int) -> Any:
+    shape = list(layout.shape)
+    shape[-3] = channels
+    return layout.with_dims(tuple(shape), layout.cuts)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from torchmn.nn.parts.layout import Layout
@@ -35,29 +37,32 @@ OPERATORS = names(
 IN_PLACE = names("__iadd__ __isub__ __imul__ __itruediv__ __idiv__ __ipow__ fill_ zero_ __iand__ __ior__")
 
 
-def pointwise(function: Any, *args: Any, **kwargs: Any) -> Any:
+def pointwise(function: Any, in_place: bool, *args: Any, **kwargs: Any) -> Any:
     """The rule: bring all operands to one layout and compute on what this rank holds."""
-    if kwargs.get("out") is not None:
-        refuse(f"out= of {function.__name__!r} is not supported for parts")
     parts = [x for x in (*args, *kwargs.values()) if isinstance(x, Part)]
     others = [x for x in (*args, *kwargs.values()) if isinstance(x, Tensor) and not isinstance(x, Part)]
-    if len(parts) == 1 and all(x.dim() == 0 for x in others):
-        layout = parts[0].layout_
-        operands = [entering(x, layout) if isinstance(x, Tensor) and x is not parts[0] else x for x in args]
+    if in_place and not (args and isinstance(args[0], Part)):
+        refuse(f"{function.__name__!r} would change a whole tensor with the values of a cut one {parts[0].layout_}")
+    if len(parts) == 1 and not others:
+        layout, operands = parts[0].layout_, args
     else:
         layout = broadcast_layout(parts, others)
         if layout is None:  # vectors that are cut in different ways: together they are only whole
+            if in_place:
+                refuse(f"{function.__name__!r} in place, of vectors that are cut in different ways, is not supported")
             return function(*[whole(x) if isinstance(x, Part) else x for x in args], **kwargs)
         operands = [operand(x, layout) for x in args]
         kwargs = {name: operand(x, layout) for name, x in kwargs.items()}
+        if in_place and layout.shape != args[0].layout_.shape:
+            refuse(f"{function.__name__!r} in place: {args[0].layout_} can not become {layout}")
     result = function(*operands, **kwargs)
-    if result is operands[0] and result is args[0]:
-        return result  # computed in place
-    return wrap(result, layout)
+    return args[0] if in_place else wrap(result, layout)
 
 
 def operand(x: Any, layout: Layout) -> Any:
     """`x` as an operand of parts of `layout`: whole tensors are cut where they have the global extent."""
+    if isinstance(x, Part) and _is_spread(x, layout.shape):
+        x = whole(x)
     if not isinstance(x, Tensor) or isinstance(x, Part):
         return x
     behind = len(layout.shape) - x.dim()
@@ -69,6 +74,7 @@ def broadcast_layout(parts: list[Part], others: list[Tensor]) -> Layout | None:
     shapes = [x.layout_.shape for x in parts] + [tuple(x.shape) for x in others]
     shape = torch.broadcast_shapes(*shapes)
     cuts: list = [None] * len(shape)
+    parts = [x for x in parts if not _is_spread(x, shape)] or parts
     for x in parts:
         behind = len(shape) - len(x.layout_.shape)
         for dim in x.layout_.cut_dims:
@@ -84,15 +90,38 @@ def broadcast_layout(parts: list[Part], others: list[Tensor]) -> Layout | None:
     return layout
 
 
+def _is_spread(x: Part, shape: Sequence[int]) -> bool:
+    """Whether a cut dim of one index is about to be broadcast: all ranks then need what one of them has."""
+    behind = len(shape) - len(x.layout_.shape)
+    return any(x.layout_.shape[dim] == 1 and shape[dim + behind] != 1 for dim in x.layout_.cut_dims)
+
+
 def _register() -> None:
-    for name in (*ACTIVATIONS, *ARITHMETIC, *OPERATORS, *IN_PLACE):
-        variants = [name] if name in (*OPERATORS, *IN_PLACE) else [name, f"{name}_"]
-        for variant in variants:
-            for function in functions_named(variant):
-                RULES[function] = partial(pointwise, function)
+    for name in (*ACTIVATIONS, *ARITHMETIC, *OPERATORS):
+        for function in functions_named(name):
+            RULES[function] = partial(_with_flag, function)
+        for function in functions_named(f"{name}_"):
+            RULES[function] = partial(pointwise, function, True)
+    for name in IN_PLACE:
+        for function in functions_named(name):
+            RULES[function] = partial(pointwise, function, True)
+
+
+def _with_flag(function: Any, *args: Any, **kwargs: Any) -> Any:
+    """Activations of torch.nn.functional take `inplace`."""
+    return pointwise(function, bool(kwargs.get("inplace")), *args, **kwargs)
 
 
 _register()
+
+
+@rule("rrelu", "rrelu_")
+def randomized_relu(
+    x: Part, lower: float = 1 / 8, upper: float = 1 / 3, training: bool = False, inplace: bool = False, **_: Any
+) -> Tensor:
+    if training:
+        refuse("rrelu in training draws random slopes, which is not supported on cut tensors. Use LeakyReLU")
+    return pointwise(F.rrelu, inplace, x, lower, upper, False, inplace)
 
 
 @rule("prelu")

@@ -15,6 +15,7 @@ from torchmn.nn.parts.layout import Layout
 from torchmn.nn.parts.moving import whole
 from torchmn.nn.parts.part import RULES, Part, local, wrap
 from torchmn.nn.parts.refusals import refuse
+from torchmn.nn.parts.rules.pointwise import pointwise
 from torchmn.nn.parts.rules.registry import composed, functions_named, rule
 
 Dims = int | Sequence[int] | None
@@ -23,6 +24,8 @@ Dims = int | Sequence[int] | None
 def reduced_dims(layout: Layout, dim: Dims) -> tuple[int, ...]:
     """The dims of a reduction, counted from the first."""
     dims = range(len(layout.shape)) if dim is None or dim == () else [dim] if isinstance(dim, int) else dim
+    if any(not isinstance(d, int) or isinstance(d, bool) for d in dims):
+        refuse(f"expected dims of {layout}, got {dim!r}")
     return tuple(sorted(d % len(layout.shape) for d in dims))
 
 
@@ -89,29 +92,44 @@ for _name in ("amax", "amin"):
 
 @rule("max")
 def maximum(x: Part, *args: Any, **kwargs: Any) -> Any:
-    return _extreme_of_all("amax", torch.max, x, args, kwargs)
+    return _extreme_of_all("amax", torch.max, torch.maximum, x, args, kwargs)
 
 
 @rule("min")
 def minimum(x: Part, *args: Any, **kwargs: Any) -> Any:
-    return _extreme_of_all("amin", torch.min, x, args, kwargs)
+    return _extreme_of_all("amin", torch.min, torch.minimum, x, args, kwargs)
 
 
-def _extreme_of_all(name: str, function: Any, x: Part, args: tuple, kwargs: dict) -> Any:
+def _extreme_of_all(name: str, function: Any, of_two: Any, x: Part, args: tuple, kwargs: dict) -> Any:
+    """torch.max and torch.min: of all elements, of two tensors, or along a dim with the indices."""
     if not args and not kwargs:
         return _extreme(name, x)
-    if x.layout_.is_tile:
-        refuse(f"{function.__name__} along a dim also returns indices, which count within one tile: use {name}")
-    return function(whole(x), *args, **kwargs)
+    if isinstance(kwargs.get("other", args[0] if args else None), Tensor):
+        return pointwise(of_two, False, x, *args, **kwargs)
+    return _along(function, x, *args, **kwargs)
+
+
+@composed("all")
+def all_true(x: Part, dim: Dims = None, keepdim: bool = False) -> Tensor:
+    return _extreme("amin", wrap(local(x).bool().float(), x.layout_), dim, keepdim).bool()
+
+
+@composed("any")
+def any_true(x: Part, dim: Dims = None, keepdim: bool = False) -> Tensor:
+    return _extreme("amax", wrap(local(x).bool().float(), x.layout_), dim, keepdim).bool()
 
 
 @composed("var")
-def variance(x: Part, dim: Dims = None, *, unbiased: bool = True, correction: int = 1, keepdim: bool = False) -> Tensor:
-    count = torch.Size([x.layout_.shape[d] for d in reduced_dims(x.layout_, dim)]).numel()
+def variance(
+    x: Part, dim: Dims | bool = None, unbiased: bool = True, keepdim: bool = False, *, correction: float | None = None
+) -> Tensor:
+    if isinstance(dim, bool):  # torch.var(x, unbiased)
+        dim, unbiased = None, dim
     dims = reduced_dims(x.layout_, dim)
-    distance = x - x.mean(dims, keepdim=True)
-    squares = distance.square().sum(dims, keepdim=keepdim)
-    return squares / max(count - (correction if unbiased else 0), 0)
+    count = torch.Size([x.layout_.shape[d] for d in dims]).numel()
+    fewer = (1 if unbiased else 0) if correction is None else correction
+    squares = (x - x.mean(dims, keepdim=True)).square().sum(dims, keepdim=keepdim)
+    return squares / max(count - fewer, 0)
 
 
 @composed("std")
@@ -119,25 +137,66 @@ def deviation(x: Part, *args: Any, **kwargs: Any) -> Tensor:
     return variance(x, *args, **kwargs).sqrt()
 
 
+@composed("var_mean")
+def variance_and_mean(
+    x: Part, dim: Dims | bool = None, unbiased: bool = True, keepdim: bool = False, **kwargs: Any
+) -> tuple[Tensor, Tensor]:
+    of = None if isinstance(dim, bool) else dim
+    return variance(x, dim, unbiased, keepdim, **kwargs), x.mean(reduced_dims(x.layout_, of), keepdim=keepdim)
+
+
+@composed(torch.norm, Tensor.norm, torch.linalg.vector_norm)
+def norm(x: Part, p: Any = 2, dim: Dims = None, keepdim: bool = False, **kwargs: Any) -> Tensor:
+    """The p-norm over dims. Its gradient at zero is zero, as torch's is."""
+    p = kwargs.pop("ord", 2.0 if p in (None, "fro") else p)
+    if kwargs.get("out") is not None or kwargs.get("dtype") is not None or not isinstance(p, int | float) or p <= 0:
+        refuse(f"a norm with p={p!r}, {kwargs} is not supported on cut tensors")
+    dims = reduced_dims(x.layout_, dim)
+    if p == float("inf"):
+        return x.abs().amax(dims, keepdim=keepdim)
+    total = x.abs().pow(p).sum(dims, keepdim=keepdim)
+    nothing = total == 0
+    return total.masked_fill(nothing, 1.0).pow(1.0 / p).masked_fill(nothing, 0.0)
+
+
 def _along(function: Any, x: Part, dim: int | None = None, *args: Any, **kwargs: Any) -> Any:
     """Functions along one dim that is whole on every rank: each rank computes its own rows."""
     layout = x.layout_
-    if dim is None:
-        refuse(f"{function.__name__} without dim is not supported on cut tensors")
+    if not isinstance(dim, int) or isinstance(dim, bool):
+        refuse(f"{function.__name__} without one dim is not supported on cut tensors, got dim={dim!r} for {layout}")
     if layout.cuts[dim] is not None:
         if not layout.is_tile:
             return function(whole(x), dim, *args, **kwargs)
         refuse(f"{function.__name__} along dim {dim}, which is cut in {layout}, is not supported")
     result = function(local(x), dim, *args, **kwargs)
-    if tuple(result.shape) != layout.local_shape():
-        keepdim = result.dim() == len(layout.shape)
-        return wrap(result, _rest(layout, (dim % len(layout.shape),), keepdim))
-    return wrap(result, layout)
+    if isinstance(result, Tensor):
+        return _along_layout(result, layout, dim)
+    return type(result)([_along_layout(tensor, layout, dim) for tensor in result])
 
 
-for _name in ("softmax", "log_softmax", "softmin", "argmax", "argmin", "cumsum", "logsumexp"):
+def _along_layout(result: Tensor, layout: Layout, dim: int) -> Part:
+    dim %= len(layout.shape)
+    if result.dim() < len(layout.shape):
+        return wrap(result, _rest(layout, (dim,), False))
+    shape = list(layout.shape)
+    shape[dim] = result.shape[dim]
+    return wrap(result, layout.with_dims(tuple(shape), layout.cuts))
+
+
+_ALONG = (
+    "softmax log_softmax softmin argmax argmin cumsum cumprod logcumsumexp logsumexp cummax cummin prod median sort"
+)
+for _name in _ALONG.split():
     for _function in functions_named(_name):
         RULES[_function] = partial(_along, _function)
+
+
+@rule("topk")
+def topk(x: Part, k: int, dim: int = -1, largest: bool = True, sorted: bool = True) -> Any:  # noqa: A002
+    def largest_of(mine: Tensor, along: int) -> Any:
+        return torch.topk(mine, k, along, largest, sorted)
+
+    return _along(largest_of, x, dim)
 
 
 @rule("glu")

@@ -47,7 +47,11 @@ def squeeze(x: Part, dim: int | Sequence[int] | None = None) -> Tensor:
     layout = x.layout_
     dims = range(len(layout.shape)) if dim is None else [dim] if isinstance(dim, int) else dim
     gone = {d % len(layout.shape) for d in dims if layout.shape[d] == 1}
-    return _reshaped(x, tuple(extent for d, extent in enumerate(layout.shape) if d not in gone))
+    if any(layout.cuts[d] is not None for d in gone):  # one rank has all of it: then it is small, and all may
+        return whole(x).squeeze(tuple(gone))
+    kept = [d for d in range(len(layout.shape)) if d not in gone]
+    left = layout.with_dims(tuple(layout.shape[d] for d in kept), tuple(layout.cuts[d] for d in kept))
+    return wrap(local(x).reshape(left.local_shape()), left)
 
 
 @rule("unsqueeze")
@@ -78,9 +82,43 @@ def transpose(x: Part, dim0: int, dim1: int) -> Tensor:
     return permute(x, order)
 
 
-@rule("expand", "expand_as", "repeat")
-def expand(x: Part, *_: Any) -> Tensor:
-    refuse("expand and repeat are not supported on cut tensors; torch broadcasts without them")
+@rule("movedim", "moveaxis")
+def movedim(x: Part, source: int | Sequence[int], destination: int | Sequence[int]) -> Tensor:
+    numbered = torch.empty(tuple(range(len(x.layout_.shape))), device="meta")  # torch says where its dims go
+    return permute(x, numbered.movedim(source, destination).shape)  # type: ignore[arg-type]
+
+
+@rule("expand")
+def expand(x: Part, *sizes: Any) -> Tensor:
+    shape = tuple(sizes[0]) if len(sizes) == 1 and isinstance(sizes[0], Sequence) else sizes
+    layout = x.layout_
+    behind = len(shape) - len(layout.shape)
+    new = tuple(layout.shape[at - behind] if extent == -1 else extent for at, extent in enumerate(shape))
+    if any(new[dim + behind] != layout.shape[dim] for dim in layout.cut_dims):
+        refuse(f"expand of cut dims of {layout} to {shape} is not supported")
+    wide = layout.with_dims(new, (*[None] * behind, *layout.cuts))
+    return wrap(local(x).expand(wide.local_shape()), wide)
+
+
+@rule("expand_as")
+def expand_as(x: Tensor, other: Tensor) -> Tensor:
+    """A whole tensor stays whole: the memory of an expanded one is that of what it was."""
+    shape = other.layout_.shape if isinstance(other, Part) else tuple(other.shape)
+    return expand(x, shape) if isinstance(x, Part) else x.expand(shape)
+
+
+@rule("repeat", "tile", "repeat_interleave")
+def repeat(x: Part, *_: Any, **__: Any) -> Tensor:
+    refuse("repeat, tile and repeat_interleave are not supported on cut tensors. Use cat, expand or broadcasting")
+
+
+@rule("channel_shuffle", "native_channel_shuffle")
+def channel_shuffle(x: Part, groups: int) -> Tensor:
+    layout = x.layout_
+    if layout.cuts[1] is not None:
+        refuse(f"channel_shuffle expects channels in dim 1, which is cut in {layout}")
+    channels = torch.arange(layout.shape[1]).view(groups, -1).T.reshape(-1)
+    return wrap(local(x).index_select(1, channels.to(x.device)), layout)
 
 
 def _reshaped(x: Part, shape: tuple[int, ...]) -> Tensor:
@@ -89,7 +127,7 @@ def _reshaped(x: Part, shape: tuple[int, ...]) -> Tensor:
     if torch.Size(shape).numel() != torch.Size(layout.shape).numel():
         refuse(f"a tensor of {layout} can not become {shape}")
     if shape == layout.shape:
-        return wrap(local(x) * 1 if x.requires_grad and x.is_leaf else local(x), layout)
+        return wrap(local(x).view_as(local(x)), layout)
     cuts = _new_cuts(layout, shape)
     if cuts is None:
         if not layout.is_tile:
@@ -101,38 +139,49 @@ def _reshaped(x: Part, shape: tuple[int, ...]) -> Tensor:
 
 def _new_cuts(layout: Layout, shape: tuple[int, ...]) -> tuple[AnyCut, ...] | None:
     """The cuts of the new shape; None if there are none that leave every element on its rank."""
-    old = list(enumerate(layout.shape))
+    old, new = list(range(len(layout.shape))), list(shape)
     cuts: list[AnyCut] = []
-    new = list(shape)
-    while new or old:
-        if new and old and new[0] == old[0][1]:
-            cuts.append(layout.cuts[old.pop(0)[0]])
+    while old or new:
+        if old and new and layout.shape[old[0]] == new[0]:
+            cuts.append(layout.cuts[old.pop(0)])
             new.pop(0)
-            continue
-        left, right, taken, made = 1, 1, [], []
-        while not made or left != right:
-            if (left <= right and old) or not new:
-                if not old:
-                    return None
-                dim, extent = old.pop(0)
-                left *= extent
-                taken.append(dim)
-            else:
-                right *= new[0]
-                made.append(new.pop(0))
-        if not any(layout.cuts[dim] for dim in taken):
-            cuts += [None] * len(made)
-        elif len(made) == 1 and taken == list(range(1, len(layout.shape))) and len(taken) > 1:
-            if any(isinstance(layout.cuts[dim], FlatCut) for dim in taken):
-                return None
-            cuts.append(FlatCut(tuple(layout.shape[1:]), tuple(layout.cuts[1:])))  # type: ignore[arg-type]
-        elif all(extent == 1 for extent in made):
-            return None
+        elif new and new[0] == 1:
+            cuts.append(None)
+            new.pop(0)
+        elif old and layout.shape[old[0]] == 1 and layout.cuts[old[0]] is None:
+            old.pop(0)
         else:
-            flat = [dim for dim in taken if isinstance(layout.cuts[dim], FlatCut)]
-            cut = layout.cuts[flat[0]] if flat else None
-            if flat and len(taken) == 1 and isinstance(cut, FlatCut) and tuple(made) == cut.shape:
-                cuts += list(cut.cuts)
-            else:
+            run, made = _run(layout, old, new)
+            joined = _joined(layout, run, made)
+            if joined is None:
                 return None
+            cuts += joined
     return tuple(cuts)
+
+
+def _run(layout: Layout, old: list[int], new: list[int]) -> tuple[list[int], list[int]]:
+    """The shortest run of old dims that has as many elements as a run of new ones, taken from both."""
+    run, made, left, right = [], [], 1, 1
+    while not run or not made or left != right:
+        if old and (left <= right or not new):
+            run.append(old.pop(0))
+            left *= layout.shape[run[-1]]
+        elif new:
+            made.append(new.pop(0))
+            right *= made[-1]
+        else:
+            break
+    return run, made
+
+
+def _joined(layout: Layout, run: list[int], made: list[int]) -> list[AnyCut] | None:
+    """The cuts of the dims `made` of a run of old ones; None where elements would have to change their rank."""
+    cut = [layout.cuts[dim] for dim in run]
+    if not any(cut):
+        return [None for _ in made]
+    if any(isinstance(c, FlatCut) for c in cut):
+        flat = cut[0]
+        return list(flat.cuts) if len(run) == 1 and isinstance(flat, FlatCut) and tuple(made) == flat.shape else None
+    if len(made) != 1 or run[0] == 0:
+        return None
+    return [FlatCut(tuple(layout.shape[dim] for dim in run), tuple(cut))]  # type: ignore[arg-type]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -11,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from torchmn.geometry import Interval
-from torchmn.nn.parts.exchange import fetch, nothing, output_layout, plans_for_needs
+from torchmn.nn.parts.exchange import fetch, in_memory_as, nothing, output_layout, plans_for_needs
 from torchmn.nn.parts.moving import whole
 from torchmn.nn.parts.part import Part, local, wrap
 from torchmn.nn.parts.refusals import refuse
@@ -38,9 +39,11 @@ def interpolate(
         refuse(
             f"interpolate with mode {mode!r}, antialias={antialias} is not supported on {layout}. Use nearest or linear"
         )
-    extents, steps = _extents_and_steps(layout.shape[2:], size, scale_factor, recompute_scale_factor)
+    extents, scales = _extents_and_scales(layout.shape[2:], size, scale_factor, recompute_scale_factor)
+    if min(extents) < 1:
+        refuse(f"interpolate of {layout} to {extents}: nothing would be left")
     result = output_layout(layout, extents)
-    taps = [_Taps(layout.shape[2 + i], extents[i], steps[i], mode, bool(align_corners)) for i in range(dims)]
+    taps = [_Taps(layout.shape[2 + i], extents[i], scales[i], mode, bool(align_corners), dims) for i in range(dims)]
     plans = plans_for_needs(layout, extents, lambda number, mine: taps[number].needed(mine))
     buffer = fetch(x, plans)
     shape = result.local_shape()
@@ -48,7 +51,7 @@ def interpolate(
         return wrap(nothing(shape, buffer), result)
     for number, tap in enumerate(taps):
         buffer = tap.apply(buffer, 2 + number, result.interval(2 + number))
-    return wrap(buffer, result)
+    return wrap(in_memory_as(buffer, local(x)), result)
 
 
 @rule(F.upsample)
@@ -56,34 +59,15 @@ def upsample(x: Part, *args: Any, **kwargs: Any) -> Tensor:
     return interpolate(x, *args, **kwargs)
 
 
-@rule("pixel_shuffle")
-def pixel_shuffle(x: Part, upscale_factor: int) -> Tensor:
-    layout = x.layout_
-    mine = local(x)
-    extents = [extent * upscale_factor for extent in layout.shape[-2:]]
-    result = output_layout(layout, extents, layout.shape[1] // upscale_factor**2)
-    for dim in (-2, -1):
-        cut = layout.cuts[dim]
-        balanced = result.cuts[dim]
-        if cut is not None and any(
-            a.start * upscale_factor != b.start
-            for a, b in zip(cut.intervals, balanced.intervals, strict=True)  # type: ignore[union-attr]
-        ):
-            refuse(f"pixel_shuffle of {layout}, whose tiles are not equal, is not supported")
-    return wrap(F.pixel_shuffle(mine, upscale_factor), result)
-
-
 class _Taps:
     """Which inputs, with which weights, the outputs along one dim are made of: torch's formulas."""
 
-    def __init__(self, extent: int, outputs: int, step: float, mode: str, align_corners: bool):
-        self.extent, self.nearest = extent, mode.startswith("nearest")
-        places = torch.arange(outputs, dtype=torch.float64)
-        if mode == "nearest":
-            self.first = _nearest(outputs, step).clamp_(max=extent - 1)
-        elif mode == "nearest-exact":
-            self.first = torch.floor((places + 0.5) * step).long().clamp_(max=extent - 1)
+    def __init__(self, extent: int, outputs: int, scale: float | None, mode: str, align_corners: bool, dims: int):
+        self.nearest = mode.startswith("nearest")
+        if self.nearest:
+            self.first = _nearest(extent, outputs, scale, mode, dims)
         else:
+            places, step = torch.arange(outputs, dtype=torch.float64), extent / outputs if scale is None else 1 / scale
             if align_corners:
                 source = places * ((extent - 1) / (outputs - 1) if outputs > 1 else 0.0)
             else:
@@ -106,23 +90,26 @@ class _Taps:
         return low * (1 - weight) + high * weight
 
 
-def _nearest(outputs: int, step: float) -> Tensor:
-    # torch computes this index in float32.
-    return torch.floor(torch.arange(outputs, dtype=torch.float32) * torch.tensor(step, dtype=torch.float32)).long()
+@lru_cache(maxsize=1024)
+def _nearest(extent: int, outputs: int, scale: float | None, mode: str, dims: int) -> Tensor:
+    """The input that each output copies. Torch is asked: its formula rounds in its own way, in 1D not as in 2D."""
+    rest = [1] * (dims - 1)
+    places = torch.arange(extent, dtype=torch.float64).view(1, 1, extent, *rest)
+    if scale is None:
+        return F.interpolate(places, (outputs, *rest), mode=mode).view(-1).long()
+    return F.interpolate(places, scale_factor=(scale, *[1.0] * len(rest)), mode=mode).view(-1).long()
 
 
-def _extents_and_steps(
+def _extents_and_scales(
     extents: Sequence[int], size: Any, scale_factor: Any, recompute: bool | None
-) -> tuple[list[int], list[float]]:
-    """Output extents, and how far apart in the input two neighbouring outputs are."""
+) -> tuple[list[int], list[float | None]]:
+    """Output extents, and the scales where these say how far apart in the input two neighbouring outputs are."""
     dims = len(extents)
     if size is not None:
         sizes = [size] * dims if isinstance(size, int) else [int(s) for s in size]
-        return sizes, [extent / out for extent, out in zip(extents, sizes, strict=True)]
+        return (sizes * dims if len(sizes) == 1 else sizes), [None] * dims
     if scale_factor is None:
         refuse("interpolate expects size or scale_factor")
     scales = [float(scale_factor)] * dims if isinstance(scale_factor, int | float) else [float(s) for s in scale_factor]
     sizes = [math.floor(extent * scale) for extent, scale in zip(extents, scales, strict=True)]
-    if recompute:
-        return sizes, [extent / out for extent, out in zip(extents, sizes, strict=True)]
-    return sizes, [1.0 / scale for scale in scales]
+    return sizes, [None] * dims if recompute else list(scales)
