@@ -19,11 +19,20 @@ if TYPE_CHECKING:
 Body = Callable[[argparse.Namespace, "Experiment"], int]
 
 
-def run_command(parser: Parser, name: str, arguments: Sequence[str], body: Body) -> int:
+def run_command(
+    parser: Parser,
+    name: str,
+    arguments: Sequence[str],
+    body: Body,
+    *,
+    default_ranks: int = 1,
+    checks_mode: bool = True,
+) -> int:
     """The exit status of `body` with the options and the experiment: on this rank, or on ranks that are started."""
     options = parser.parse(arguments)
     try:
-        status = started_elsewhere(parser, name, arguments, options, lambda size: check(options, size))
+        ranks = default_ranks if options.n is None else options.n
+        status = started_elsewhere(parser, name, arguments, options, ranks, lambda: check(options, ranks, checks_mode))
         if status is not None:
             return status
         experiment = experiment_of(options)
@@ -57,7 +66,7 @@ def explain(file: str) -> None:
         print("".join(f"    {line}\n" for line in as_yaml(parsed.document.values).splitlines()), flush=True)
 
 
-def check(options: argparse.Namespace, size: int) -> None:
+def check(options: argparse.Namespace, size: int, checks_mode: bool) -> None:
     """Raise what would go wrong on every rank, before there are any."""
     from torchmn.experiment.model import build_model, load_data
     from torchmn.experiment.parallel import check as check_mode
@@ -65,4 +74,5 @@ def check(options: argparse.Namespace, size: int) -> None:
     experiment = experiment_of(options)
     data = load_data(experiment, options.data)["train"]
     build_model(experiment, data)
-    check_mode(experiment, size, data.shape)
+    if checks_mode:
+        check_mode(experiment, size, data.shape)

@@ -17,23 +17,28 @@ SECONDS_TO_SAVE = 60.0
 
 
 def started_elsewhere(
-    parser: Parser, name: str, arguments: Sequence[str], options: argparse.Namespace, check: Callable[[int], None]
+    parser: Parser,
+    name: str,
+    arguments: Sequence[str],
+    options: argparse.Namespace,
+    ranks: int,
+    check: Callable[[], None],
 ) -> int | None:
-    """The exit status of ranks that were started to do this; None if this process is to do it.
+    """The exit status of `ranks` ranks that were started to do this; None if this process is to do it.
 
-    `check` is called with the number of ranks before any are started: what it raises is said once.
+    `check` is called before any are started: what it raises is said once.
     """
     launch = detect()
     if is_rank(launch):
         if options.n is not None and options.n != launch.size:
             parser.error(f"-n {options.n}, but {launch.name} has started {launch.size} ranks: leave out -n.")
         return None
-    if options.n in (None, 1):
+    if ranks == 1:
         return None
-    check(options.n)
-    environment = rank_environment(options.n, options.threads)
+    check()
+    environment = rank_environment(ranks, options.threads)
     command = [sys.executable, "-m", "torchmn.cli.main", name, *arguments]
-    job = job_for(options.transport, options.n, command, environment)
+    job = job_for(options.transport, ranks, command, environment)
     return supervise(job, raw=True, patience=SECONDS_TO_SAVE)
 
 

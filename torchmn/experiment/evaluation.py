@@ -26,10 +26,12 @@ def evaluate(session: Session, split: str) -> dict[str, float]:
             kept.append((outputs.cpu(), targets.cpu()))
     replicas = session.placed.replicas
     totals = replicas.allreduce(sums).tolist()
-    whole = _whole(session, kept) if keeps else None
+    everything = whole(session, kept) if keeps else None
     values = {"loss": totals[0] / len(data)}
     for (name, measure), total in zip(session.measures.items(), totals[1:], strict=True):
-        values[name] = float(measure.of(*whole)) if measure.needs_all and whole else measure.finish(total, len(data))
+        values[name] = (
+            float(measure.of(*everything)) if measure.needs_all and everything else measure.finish(total, len(data))
+        )
     return values
 
 
@@ -37,7 +39,7 @@ def evaluate(session: Session, split: str) -> dict[str, float]:
 def predict(session: Session, split: str) -> tuple[np.ndarray, np.ndarray]:
     """The model's outputs for a split and its targets, in the order of the data; every rank must call it."""
     kept = [(outputs.cpu(), targets.cpu()) for outputs, targets in _outputs(session, split)]
-    outputs, targets = _whole(session, kept)
+    outputs, targets = whole(session, kept)
     return outputs.numpy(), targets.numpy()
 
 
@@ -57,13 +59,13 @@ def _outputs(session: Session, split: str):
         model.train(was_training)
 
 
-def _whole(session: Session, kept: list[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
+def whole(session: Session, kept: list[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
     """All ranks' outputs and targets, in the order of the data: batch by batch, and in each rank by rank."""
     replicas = session.placed.replicas
     lengths = replicas.allgather_obj([len(targets) for _, targets in kept])
-    whole = []
+    joined = []
     for place in range(2):
         parts = replicas.allgather(torch.cat([pair[place] for pair in kept]))
         pieces = [part.split(sizes) for part, sizes in zip(parts, lengths, strict=True)]
-        whole.append(torch.cat([piece for batch in zip(*pieces, strict=True) for piece in batch]))
-    return whole[0], whole[1]
+        joined.append(torch.cat([piece for batch in zip(*pieces, strict=True) for piece in batch]))
+    return joined[0], joined[1]

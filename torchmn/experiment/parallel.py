@@ -18,10 +18,8 @@ from torchmn.experiment import modes
 from torchmn.experiment.modes import Shape, Sizes, Unfit
 from torchmn.experiment.schema import MODES, Experiment, Parallel
 from torchmn.geometry import owned
-from torchmn.nn.parts.layout import Samples
 from torchmn.optim import create_multi_node_optimizer
 from torchmn.parallel import parallelize
-from torchmn.parallel.randomness import SerialRandomness
 
 
 @dataclass
@@ -57,12 +55,7 @@ class Placed:
 
     def forward(self, inputs: Tensor) -> Tensor:
         """The model's outputs for this rank's part of a batch."""
-        if self.comm.size > 1 or not self.model.training or self.grid is None:
-            return self.model(inputs)
-        # torch fills the mask of a dropout in the order of the memory, which convolutions may have changed; parallel
-        # models in that of the indices, and so must this one.
-        with SerialRandomness(self.grid, Samples(0, len(inputs)), len(inputs)):
-            return self.model(inputs)
+        return self.model(inputs)
 
     def backward(self, loss: Tensor) -> None:
         """Gradients of the mean loss of the whole batch, of which `loss` is the part of this rank's samples."""
@@ -103,7 +96,7 @@ def fits(mode: str, size: int, shape: Shape) -> bool:
 def place(model: nn.Module, comm: Communicator, experiment: Experiment, shape: Shape) -> Placed:
     """`model` on the ranks of `comm` as the experiment says; an ExperimentError on all ranks where that can not be."""
     if comm.size == 1:
-        return Placed(model, comm, comm, "one rank", grid=ProcessGrid(comm))
+        return Placed(model, comm, comm, "one rank")
     check(experiment, comm.size, shape)
     mode, sizes = sizes_for(experiment.the_parallel(), comm.size, shape)
     try:

@@ -5,11 +5,21 @@ from __future__ import annotations
 from typing import Any, ClassVar
 
 from pydantic import Field, model_validator
-from torch import nn
+from torch import Tensor, nn
 
 from torchmn.experiment.fields import Share, problem
 from torchmn.experiment.registry import Layer, register_layer
 from torchmn.experiment.weighted import Shape
+
+
+class Dropout(nn.Dropout):
+    """nn.Dropout that draws its mask in the order of indices.
+
+    torch draws it in the order in which values lie in memory, which depends on the convolution before.
+    """
+
+    def forward(self, input: Tensor) -> Tensor:  # noqa: A002  (torch's name)
+        return super().forward(input.contiguous())
 
 
 @register_layer("dropout")
@@ -34,4 +44,4 @@ class DropoutLayer(Layer):
         return {**{key: value for key, value in given.items() if key != "keep"}, "rate": 1.0 - keep}
 
     def build(self, shape: Shape) -> nn.Module:
-        return nn.Dropout(self.rate)
+        return Dropout(self.rate)

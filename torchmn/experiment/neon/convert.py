@@ -54,6 +54,14 @@ def is_neon(root: Node) -> bool:
 def convert(name: str, root: Node) -> Converted:
     """The experiment in a neon file; an ExperimentError with file and line for what is not supported."""
     said = read_nodes(name, root)
+    try:
+        return _convert(name, said)
+    except (AttributeError, KeyError, IndexError, TypeError, ValueError) as error:
+        # A value of a kind that no file of neon's has there.
+        raise ExperimentError(f"{said.where}: this is not as neon's experiments are: {error}") from error
+
+
+def _convert(name: str, said: Said) -> Converted:
     if said.kind is not None and said.name not in EXPERIMENTS:
         raise ExperimentError(
             f"{said.where}: the experiment {said.kind} is not supported. {nearest(said.name, EXPERIMENTS)}"

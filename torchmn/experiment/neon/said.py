@@ -38,6 +38,8 @@ class Said:
         return default if found is None else plain(found)
 
     def items(self) -> Iterator[tuple[str, Said]]:
+        if not isinstance(self.value, dict):
+            raise ExperimentError(f"{self.where}: expected a mapping of keys to values, got {str(plain(self))[:60]!r}")
         yield from self.value.items()
 
 
