@@ -8,17 +8,19 @@ from typing import Any
 import torch.nn.functional as F
 from torch import Tensor
 
+from torchmn.functions.halo_convolution import halo_convolution
 from torchmn.geometry import Interval, Window
 from torchmn.nn.parts.exchange import (
     fetch,
     nothing,
     output_layout,
+    plan_of_tile,
     plans_for_needs,
     plans_for_windows,
     remembered_as_tile,
 )
 from torchmn.nn.parts.moving import entering, whole
-from torchmn.nn.parts.part import Part, wrap
+from torchmn.nn.parts.part import Part, local, wrap
 from torchmn.nn.parts.refusals import refuse
 from torchmn.nn.parts.rules.registry import rule
 
@@ -36,6 +38,8 @@ def checked_image(x: Part, dims: int, function: str) -> Part | Tensor:
         return whole(x)
     if len(layout.shape) != dims + 2:
         refuse(f"{function} expects (batch, channel, {dims} image dims), got {layout}")
+    if layout.cuts[1] is not None:
+        refuse(f"{function} expects channels in dim 1, which is a cut image dim of {layout}")
     return x
 
 
@@ -67,6 +71,10 @@ def convolution(
     result = output_layout(layout, extents, weight.shape[0])
     weight = entering(weight, layout)
     bias = None if bias is None else entering(bias, layout)
+    plan, mine = plan_of_tile(x, plans), local(x)
+    if plan is not None and not mine.is_meta:
+        convolved = halo_convolution(mine, weight, bias, plan, layout.grid.tiles, stride, dilation, groups)
+        return wrap(convolved, result)
     buffer = fetch(x, plans)
     shape = result.local_shape()
     if 0 in shape:
