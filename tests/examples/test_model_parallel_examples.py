@@ -71,14 +71,24 @@ def test_an_ensemble_is_better_than_its_members_on_average(tmp_path):
     assert log["ensemble"][-1] > log["mean of members"][-1]
 
 
+def test_an_encoder_and_a_decoder_on_two_ranks_learn_to_write_numbers_backwards(tmp_path):
+    run_example("seq2seq_model_parallel.py", "mpiexec", tmp_path)
+    log = epochs(tmp_path)
+    assert log["loss"][1] < 0.5 * log["loss"][0]
+    assert log["test accuracy"][-1] > 0.9
+
+
 @pytest.mark.parametrize("size", [1, 3])
 def test_a_wrong_number_of_processes_is_an_error_on_every_rank(size):
     model_parallel, dual = example("train_mnist_model_parallel"), example("train_mnist_dual_parallel")
+    seq2seq = example("seq2seq_model_parallel")
 
     def body(comm):
         with pytest.raises(SystemExit, match=f"rank {comm.rank} of {size}: this model needs 2 process.*got {size}"):
             model_parallel.demand_processes(comm, 2)
         with pytest.raises(SystemExit, match=f"rank {comm.rank} of {size}: .*even number .* needed, got {size}"):
             dual.demand_pairs(comm)
+        with pytest.raises(SystemExit, match=f"rank {comm.rank} of {size}: .* need 2 processes, got {size}"):
+            seq2seq.demand_two_processes(comm)
 
     torchmn.run_threads(body, size)

@@ -179,8 +179,11 @@ def assert_equal_to_one_process(
 
 
 def assert_same_gradient(x: Tensor, y: Tensor, what: str) -> None:
-    """A gradient that is None here may be zeros there: a rank does not know that nobody used what it sent."""
+    """A gradient that is None here may be zeros there: a rank does not know that nobody used what it sent.
+
+    Micro-batches add up in another order, and training amplifies what that does to the last digits: hence 1e-8.
+    """
     zeros = torch.zeros_like(x)
     got, expected = (zeros if t.grad is None else t.grad for t in (x, y))
-    if not torch.allclose(got, expected, rtol=1e-10, atol=1e-12):  # quicker; the other one finds the words
-        torch.testing.assert_close(got, expected, rtol=1e-10, atol=1e-12, msg=lambda text: f"{what}: {text}")
+    if not torch.allclose(got, expected, rtol=1e-8, atol=1e-10):  # quicker; the other one finds the words
+        torch.testing.assert_close(got, expected, rtol=1e-8, atol=1e-10, msg=lambda text: f"{what}: {text}")
