@@ -59,8 +59,8 @@ def test_contrast_up_to_the_threshold_is_not_amplified():
 
 def test_the_gaussian_sums_to_1_over_window_and_maps():
     window = gaussian_window((3, 3), 4)
-    assert window.shape == (1, 4, 3, 3)
-    assert_close(window.sum(), torch.tensor(1.0, dtype=torch.float64))
+    assert window.shape == (1, 1, 3, 3)
+    assert_close(4 * window.sum(), torch.tensor(1.0, dtype=torch.float64))
     # deviation √2 / 3: one pixel aside exp(-9 / 4), along the diagonal exp(-9 / 2)
     assert_close(
         window[0, 0] / window[0, 0, 1, 1],

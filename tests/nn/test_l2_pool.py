@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from torch.autograd import gradcheck
+from torch.autograd import gradcheck, gradgradcheck
 from torch.testing import assert_close
 
 from tests.nn import naive
@@ -66,3 +66,14 @@ def test_arguments_that_can_not_be_right_are_named():
         L2Pool2d(3, 1, eps=-1)
     with pytest.raises(ArgumentError, match=r"at most half the kernel \(3, 3\), got \(2, 2\)"):
         L2Pool2d(3, 1, padding=2)
+
+
+def test_second_derivatives_are_exact():
+    torch.manual_seed(2)
+    x = torch.randn(1, 2, 5, 4, dtype=torch.float64, requires_grad=True)
+    assert gradgradcheck(L2Pool2d((3, 2), (2, 1), padding=1), (x,))
+
+
+def test_an_image_smaller_than_the_kernel_is_refused():
+    with pytest.raises(ArgumentError, match=r"the image, \(2, 5\) with padding, is smaller than the kernel \(3, 3\)"):
+        L2Pool2d(3, 1)(torch.ones(1, 1, 2, 5))

@@ -71,11 +71,12 @@ class LocalContrastNorm2d(nn.Module):
         return self._responses(x) if self.gaussian is None else self._subtract_and_divide(x, self.gaussian)
 
     def _subtract_and_divide(self, x: Tensor, gaussian: Tensor) -> Tensor:
+        # The window is the same for all maps: summed first, there is one map to filter, and one whose halo travels.
         middle = self._middle()
-        centred = x - F.conv2d(x, gaussian, padding=middle)
-        variance = F.conv2d(centred * centred, gaussian, padding=middle)
+        centred = x - F.conv2d(x.sum(1, keepdim=True), gaussian, padding=middle)
+        variance = F.conv2d((centred * centred).sum(1, keepdim=True), gaussian, padding=middle)
         flat = variance <= self.threshold**2
-        return centred / torch.sqrt(torch.where(flat, 1.0, variance))
+        return centred * torch.rsqrt(torch.where(flat, 1.0, variance))
 
     def _responses(self, x: Tensor) -> Tensor:
         middle = self._middle()
@@ -95,7 +96,7 @@ class LocalContrastNorm2d(nn.Module):
 
 
 def gaussian_window(kernel: tuple[int, int], maps: int) -> Tensor:
-    """A round Gaussian, the same for each map: (1, maps, height, width), float64, of sum 1 over all of it.
+    """A round Gaussian for the sum of `maps` maps: (1, 1, height, width), float64, of sum 1 over window and maps.
 
     Its deviation is a third of the distance from the middle to a corner: 0.471 for 3 x 3.
     """
@@ -104,4 +105,4 @@ def gaussian_window(kernel: tuple[int, int], maps: int) -> Tensor:
     y = torch.arange(-half_height, half_height + 1, dtype=torch.float64)
     x = torch.arange(-half_width, half_width + 1, dtype=torch.float64)
     window = torch.exp(-(y[:, None] ** 2 + x**2) / (2 * deviation**2))
-    return (window / (window.sum() * maps)).expand(1, maps, *kernel).contiguous()
+    return (window / (window.sum() * maps)).view(1, 1, *kernel)

@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
-import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
 from torchmn.errors import ArgumentError
+from torchmn.geometry import Window
+from torchmn.nn.halo_layer import HaloLayer
 from torchmn.nn.pair import Size, pair
+from torchmn.nn.window_sums import window_sums
 
 
-class L2Pool2d(nn.Module):
+class L2Pool2d(HaloLayer):
     """The square root of `eps` plus the sum of squares of each window, per map.
 
     stride: as the kernel, if not given; padding: zeros around the image.
 
     The gradient is exact: x / y inside a window, and zero where the window is all zero, where torch's `LPPool2d`
-    gives NaN or an arbitrary choice. Magnitudes whose square is no longer a number of the dtype count as zero.
+    gives NaN. Magnitudes whose square is too small for the dtype count as zero.
     """
 
     def __init__(self, kernel: Size, stride: Size | None = None, eps: float = 0.0, *, padding: Size = 0) -> None:
@@ -32,17 +36,37 @@ class L2Pool2d(nn.Module):
         if not eps >= 0:
             raise ArgumentError(f"L2Pool2d: expected eps to be at least 0, got {eps!r}")
         self.eps = float(eps)
+        settings = zip(self.kernel, self.stride, self.padding, strict=True)
+        self.windows = [Window(extent, step, (pad, pad)) for extent, step, pad in settings]
 
-    def forward(self, x: Tensor) -> Tensor:
-        """(batch, maps, out_height, out_width) from x: (batch, maps, height, width)."""
-        squares = F.avg_pool2d(x * x, self.kernel, self.stride, self.padding, divisor_override=1)
-        if self.eps:
-            return torch.sqrt(squares + self.eps)
-        # The root of a 1 in place of a 0 keeps its infinite slope away from the gradient.
-        empty = squares == 0
-        return torch.where(empty, 0.0, torch.sqrt(torch.where(empty, 1.0, squares)))
+    def local(self, x: Tensor) -> Tensor:
+        """(batch, maps, out_height, out_width), from images that contain their padding or halo."""
+        if min(x.shape[-2] - self.kernel[0], x.shape[-1] - self.kernel[1]) < 0:
+            raise ArgumentError(
+                f"L2Pool2d: the image, {tuple(x.shape[-2:])} with padding, is smaller than the kernel {self.kernel}"
+            )
+        squares = window_sums(x * x, self.kernel, self.stride)
+        return root(squares + self.eps if self.eps else squares)
 
     def extra_repr(self) -> str:
         text = f"kernel={self.kernel}, stride={self.stride}"
         text += f", eps={self.eps:g}" if self.eps else ""
         return text + (f", padding={self.padding}" if self.padding != (0, 0) else "")
+
+
+def root(x: Tensor) -> Tensor:
+    """The square root, with the gradient 0 where it is 0: right for sums of squares, whose own slope is 0 there."""
+    return _Root.apply(x)  # type: ignore[return-value]
+
+
+class _Root(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        y = torch.sqrt(x)
+        ctx.save_for_backward(y)
+        return y
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Tensor:
+        (y,) = ctx.saved_tensors
+        return gradients[0] / torch.where(y == 0, torch.inf, 2 * y)

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from torchmn.errors import ArgumentError
 from torchmn.nn.pair import Size, count, pair
-from torchmn.nn.receptive_fields import Tiling, gather, scatter
+from torchmn.nn.receptive_fields import Tiling, batch_first, batch_last, gather, scatter
 
 
 class LocalFilter2d(nn.Module):
@@ -84,20 +84,19 @@ class LocalFilter2d(nn.Module):
 
     def local(self, x: Tensor) -> Tensor:
         """The outputs of the filters that this layer holds, from images that contain their padding or halo."""
-        image = x.permute(2, 3, 1, 0)
-        fields = gather(image, self._tiling((x.shape[2], x.shape[3])))
+        fields = gather(batch_last(x), self._tiling((x.shape[2], x.shape[3])))
         filters = _matrices(self.weight)
         if self.bias is None:
             y = torch.bmm(filters, fields)
         else:
             y = torch.baddbmm(self.bias.flatten(0, 1).unsqueeze(2), filters, fields)
-        return y.view(*self.weight.shape[:3], x.shape[0]).permute(3, 2, 0, 1).contiguous()
+        return batch_first(y.view(*self.weight.shape[:3], x.shape[0]))
 
     def local_transpose(self, y: Tensor, size: tuple[int, int], weight: Tensor) -> Tensor:
         """The transpose of `local` for images of `size`, which contains padding and halo."""
-        values = y.permute(2, 3, 1, 0).flatten(0, 1)
+        values = batch_last(y).flatten(0, 1)
         fields = torch.bmm(_matrices(weight).transpose(1, 2), values)
-        return scatter(fields, self._tiling(size)).permute(3, 2, 0, 1)
+        return batch_first(scatter(fields, self._tiling(size)))
 
     @torch.no_grad()
     def unit_norm_(self) -> LocalFilter2d:

@@ -27,6 +27,16 @@ class Tiling(NamedTuple):
         return tuple((n - k) // s + 1 for n, k, s in zip(*self, strict=True))  # type: ignore[return-value]
 
 
+def batch_last(x: Tensor) -> Tensor:
+    """(height, width, map, batch) from (batch, map, height, width), in memory of that order."""
+    return _BatchLast.apply(x)  # type: ignore[return-value]
+
+
+def batch_first(image: Tensor) -> Tensor:
+    """(batch, map, height, width) from (height, width, map, batch), in memory of that order."""
+    return _BatchFirst.apply(image)  # type: ignore[return-value]
+
+
 def gather(image: Tensor, tiling: Tiling) -> Tensor:
     """The receptive fields of `image`: (positions, maps * kernel height * kernel width, batch).
 
@@ -41,6 +51,28 @@ def scatter(fields: Tensor, tiling: Tiling) -> Tensor:
     fields: (positions, maps * kernel height * kernel width, batch)
     """
     return _Scatter.apply(fields, tiling)  # type: ignore[return-value]
+
+
+# Not simply permute().contiguous(): its gradient would come in the other order of memory, in which a product of many
+# small matrices is computed one by one.
+class _BatchLast(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x.permute(2, 3, 1, 0).contiguous()
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Tensor:
+        return batch_first(gradients[0])
+
+
+class _BatchFirst(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, image: Tensor) -> Tensor:
+        return image.permute(3, 2, 0, 1).contiguous()
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Tensor:
+        return batch_last(gradients[0])
 
 
 class _Gather(torch.autograd.Function):
