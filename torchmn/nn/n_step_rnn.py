@@ -76,9 +76,11 @@ class MultiNodeNStepRNN(nn.Module):
         return output, states, None if self.rank_out is None else self._sent(states)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> MultiNodeNStepRNN:
-        # A communicator is a place in the world: copies of the network share it.
-        rnn = deepcopy(self.actual_rnn, memo)
-        return MultiNodeNStepRNN(rnn, self.communicator, self.rank_in, self.rank_out, self.tag)
+        memo[id(self.communicator)] = self.communicator  # a place in the world, which copies share
+        copied = type(self).__new__(type(self))
+        memo[id(self)] = copied
+        copied.__dict__ = deepcopy(self.__dict__, memo)
+        return copied
 
     def extra_repr(self) -> str:
         return f"rank {self.communicator.rank}, rank_in={self.rank_in}, rank_out={self.rank_out}"
