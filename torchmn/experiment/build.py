@@ -58,7 +58,7 @@ def _modules_of(layer: Layer, name: str, shape: Shape) -> Iterator[tuple[str, nn
     if isinstance(layer, Weighted):
         layer.begin(module)
         if layer.optimizer is not None:
-            module.own_rule = layer.optimizer.model_dump(exclude_none=True)  # type: ignore[assignment]
+            module.own_rule = layer.optimizer.as_group()  # type: ignore[assignment]
         if layer.batch_norm:
             yield (
                 f"{name}_norm",

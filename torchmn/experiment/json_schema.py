@@ -7,6 +7,7 @@ from typing import Any
 from pydantic import BaseModel
 
 from torchmn.experiment import registry
+from torchmn.experiment.autoencoder import Autoencoder
 from torchmn.experiment.fields import DEFINITION
 from torchmn.experiment.layers.own_module import OwnModule
 from torchmn.experiment.registry import Options, Registry
@@ -17,7 +18,7 @@ def json_schema() -> dict[str, Any]:
     """A JSON schema (2020-12) that accepts what `load` accepts, as far as a schema can say it."""
     definitions: dict[str, Any] = {}
     top = _schema(Experiment, definitions)
-    for section in (Model, Parallel, Grid, OwnModule):
+    for section in (Model, Parallel, Grid, OwnModule, Autoencoder):
         definitions[section.__name__] = _schema(section, definitions)
     definitions["OwnModule"] = {"anyOf": [{"type": "string"}, definitions["OwnModule"]]}
     for kind in registry.KINDS:

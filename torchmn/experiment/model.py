@@ -26,9 +26,10 @@ def build_model(experiment: Experiment, data: Arrays) -> nn.Module:
             model: nn.Module = chain(spec.layers, data.shape)
             where = spec.layers[-1].where
         else:
-            where = spec.module.where
+            built = spec.module or spec.autoencoder
+            where = built.where
             try:
-                model = spec.module.build(data.shape)
+                model = built.build(data.shape)
                 output_shape(model, data.shape)
             except (ValueError, RuntimeError, TypeError) as error:
                 raise ExperimentError(f"{where}: {_first_line(error)}{_input(error, data)}") from error

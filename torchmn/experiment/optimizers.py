@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
-from typing import Annotated, Any
+from typing import Any
 
 import torch
-from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, model_validator
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 from torch import nn
 
 from torchmn.experiment.fields import Count, NotNegative, Positive, Share, problem
+from torchmn.experiment.momentum import Momentum, Ramp
 from torchmn.experiment.registry import Options, register_optimizer
 
 STRICT = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False, populate_by_name=True)
@@ -59,27 +60,6 @@ class Schedule(BaseModel):
         return end + (1 - end) * (1 + math.cos(math.pi * done)) / 2
 
 
-class Ramp(BaseModel):
-    """A momentum that goes in a line from one value to another, between two epochs."""
-
-    model_config = STRICT
-
-    first: Share = Field(alias="from")
-    last: Share = Field(alias="to")
-    start: int = Field(0, ge=0)
-    end: Count
-
-    def at(self, epoch: int) -> float:
-        done = min(max((epoch - self.start) / max(self.end - self.start, 1), 0.0), 1.0)
-        return self.first + (self.last - self.first) * done
-
-
-Momentum = Annotated[
-    Annotated[Share, Tag("#number")] | Annotated[Ramp, Tag("#ramp")],
-    Discriminator(lambda value: "#ramp" if isinstance(value, dict | Ramp) else "#number"),
-]
-
-
 class Optimizer(Options):
     """What every optimizer has."""
 
@@ -111,7 +91,9 @@ def parameter_groups(model: nn.Module, rules: Mapping[str, dict[str, Any]]) -> l
     """The parameters that follow the optimizer's rule, and those with a rule of their own."""
     groups: dict[str, dict[str, Any]] = {}
     for name, parameter in model.named_parameters():
-        rule = rules.get(name, {})
+        rule = dict(rules.get(name, {}))
+        if "momentum" in rule:
+            rule["own_momentum"] = True
         groups.setdefault(repr(sorted(rule.items())), {**rule, "params": []})["params"].append(parameter)
     return list(groups.values())
 
@@ -138,10 +120,12 @@ class SGD(Optimizer):
 
     def set_epoch(self, optimizer: torch.optim.Optimizer, epoch: int, epochs: int) -> None:
         super().set_epoch(optimizer, epoch, epochs)
-        if isinstance(self.momentum, Ramp):
-            for group in optimizer.param_groups:
+        for group in optimizer.param_groups:
+            if "ramp" in group:  # a layer's own
+                group["momentum"] = Ramp.model_validate(group["ramp"]).at(epoch)
+            elif isinstance(self.momentum, Ramp) and not group.get("own_momentum"):
                 group["momentum"] = self.momentum.at(epoch)
-                group["nesterov"] = self.nesterov and group["momentum"] > 0
+            group["nesterov"] = self.nesterov and group["momentum"] > 0
 
 
 class _Adam(Optimizer):

@@ -10,6 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from torchmn.experiment import activations, costs, initializers, layers, metrics, optimizers, registry
 from torchmn.experiment import datasets as dataset_options
+from torchmn.experiment.autoencoder import Autoencoder
 from torchmn.experiment.datasets import DatasetOptions
 from torchmn.experiment.fields import (
     CostField,
@@ -31,6 +32,7 @@ from torchmn.experiment.registry import Options
 KINDS = (activations, costs, dataset_options, initializers, layers, metrics, optimizers)
 
 MODES = ("datapar", "modelpar", "vecpar", "halopar", "halodatapar", "hybrid")
+MODELS = ("layers", "module", "autoencoder")
 AXES = ("data", "depth", "height", "width")
 
 
@@ -68,17 +70,19 @@ class Model(Section):
     module: Annotated[Any, Nested(OwnModule), named_schema("OwnModule")] = Field(
         None, description="a module of your own, as my_package.MyNet"
     )
+    autoencoder: Annotated[Any, Nested(Autoencoder), named_schema("Autoencoder")] = Field(
+        None, description="the sparse autoencoder, as {maps: 8, kernels: [4, 3, 3]}"
+    )
     cost: CostField = Field(description="what the training makes smaller, as cross_entropy")
     target: Literal["labels", "inputs"] = Field("labels", description="`inputs` for a model that reconstructs them")
 
     @model_validator(mode="before")
     @classmethod
     def _one_model(cls, given: Any) -> Any:
-        named = [name for name in ("layers", "module") if isinstance(given, dict) and given.get(name) is not None]
+        named = [name for name in MODELS if isinstance(given, dict) and given.get(name) is not None]
         if len(named) != 1 and not set(given) - set(cls.model_fields):
-            raise problem(
-                f"has {'both layers and a module' if named else 'no layers'}: expected `layers:` or `module:`"
-            )
+            has = f"both {' and '.join(named)}" if named else "no layers"
+            raise problem(f"has {has}: expected one of {', '.join(f'`{name}:`' for name in MODELS)}")
         return given
 
     @property

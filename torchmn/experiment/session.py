@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import torch
@@ -35,6 +35,15 @@ class Session:
     batches: Batches
     after_steps: dict[str, str]
     """Which method of which module brings its weights back into bounds after a step."""
+    frozen: list[nn.Parameter] = field(default_factory=list)
+    """What does not learn in this epoch."""
+
+    def begin_epoch(self, epoch: int) -> None:
+        """Set what depends on the epoch, the first being 0: learning rates, and which weights learn."""
+        self.experiment.the_optimizer().set_epoch(self.optimizer, epoch, self.experiment.epochs)
+        spec, model = self.experiment.the_model().autoencoder, self.placed.model
+        alone = spec is not None and epoch < spec.classifier_epochs
+        self.frozen = [p for n, p in model.named_parameters() if not n.startswith("classifier.")] if alone else []
 
     def batch(self, data: Arrays, rows: np.ndarray) -> tuple[Tensor, Tensor]:
         """This rank's part of the samples at `rows`, and their targets."""
@@ -51,6 +60,8 @@ class Session:
         begin_step(self.comm, self.experiment.seed, number)
         loss = self.losses(self.placed.forward(inputs), targets).sum() / len(rows)
         self.placed.backward(loss)
+        for parameter in self.frozen:
+            parameter.grad = None  # which an optimizer leaves as it is
         self.optimizer.step()
         for module, method in self.after_steps.items():
             getattr(self.placed.model.get_submodule(module), method)()

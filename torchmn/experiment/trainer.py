@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from torchmn.experiment.evaluation import evaluate
+from torchmn.experiment.pretraining import Stopped, pretrain_session, pretraining_steps
 from torchmn.experiment.session import Session
 from torchmn.experiment.state import GlobalModel, GlobalOptimizer
 from torchmn.training import Logger
@@ -23,6 +24,7 @@ class Progress:
     step: int = 0
     loss: float = 0.0
     samples: int = 0
+    pretrained: bool = False
     history: list[dict[str, float]] = field(default_factory=list)
 
 
@@ -50,9 +52,11 @@ class Trainer:
         """Train to the end; False if it was stopped before, in which case a checkpoint was saved."""
         experiment, batches = self.session.experiment, self.session.batches
         model, here = self.session.placed.model, self.progress
+        if not here.pretrained and not self._pretrain():
+            return False
         model.train()
         while here.epoch < experiment.epochs:
-            experiment.the_optimizer().set_epoch(self.session.optimizer, here.epoch, experiment.epochs)
+            self.session.begin_epoch(here.epoch)
             order, began = batches.order(here.epoch), time.monotonic()
             first_step = here.step
             while here.batch < batches.steps:
@@ -61,6 +65,23 @@ class Trainer:
                     self.save()
                     return False
             self._finish_epoch(time.monotonic() - began)
+        return True
+
+    def _pretrain(self) -> bool:
+        """Pretrain an autoencoder; False if it was stopped: then it begins anew."""
+        steps = pretraining_steps(self.session)
+        if steps:
+            self.save()
+            self.log.print(f"pretraining, {steps} steps")
+            try:
+                rows = pretrain_session(self.session, self.stop, lambda step: self.log.step(**step.values()))
+            except Stopped:
+                return False
+            for row in rows:
+                self.log.epoch(**row, step=0)
+        self.progress.pretrained = True
+        if steps:
+            self.save()
         return True
 
     def _train_on(self, rows: Any, began: float, first_step: int) -> bool:

@@ -111,7 +111,7 @@ def _placed_as(experiment: Experiment, mode: Any, sizes: Sizes) -> Experiment:
 def _run(session: Session, steps: int) -> Numbers:
     """Train a few steps, and gather what came of it; every rank must call it."""
     batches, model = session.batches, session.placed.model
-    session.experiment.the_optimizer().set_epoch(session.optimizer, 0, session.experiment.epochs)
+    session.begin_epoch(session.experiment.epochs - 1)  # where all of the model learns
     model.train()
     losses = []
     for number in range(steps):

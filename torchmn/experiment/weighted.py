@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from pydantic import BaseModel, ConfigDict, Field
 from torch import nn
 
-from torchmn.experiment.fields import ActivationField, InitializerField, NotNegative, Share
+from torchmn.experiment.fields import ActivationField, InitializerField, NotNegative
+from torchmn.experiment.momentum import Momentum, Ramp
 from torchmn.experiment.registry import Layer
 
 Shape = tuple[int, ...]
@@ -18,8 +21,15 @@ class OwnRule(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
 
     lr: NotNegative | None = None
-    momentum: Share | None = None
+    momentum: Momentum | None = None
     weight_decay: NotNegative | None = None
+
+    def as_group(self) -> dict[str, Any]:
+        """What torch's optimizers know of it; a momentum that changes stands under `ramp`."""
+        rule = self.model_dump(exclude_none=True)
+        if isinstance(self.momentum, Ramp):
+            rule |= {"momentum": self.momentum.at(0), "ramp": self.momentum.model_dump(by_alias=True)}
+        return rule
 
 
 class Weighted(Layer):
