@@ -57,27 +57,33 @@ class Buffers(Transport):
         wide = reductions.accumulator(dtype)
         source = self._outgoing(x)
         if dtype != wide:
-            total = source.to(wide)
+            source = total = source.to(wide)
         elif source.data_ptr() != x.data_ptr() or in_place:
             total = source
         else:
-            total = source.clone()
-        self._reduce_(total, reductions.accumulating_operation(dtype, op), 1 / self.size if op == "mean" else 1.0)
+            total = torch.empty_like(source)
+        operation = reductions.accumulating_operation(dtype, op)
+        self._reduce_(source, total, operation, 1 / self.size if op == "mean" else 1.0)
         if not in_place:
             return self._arrived(total if dtype == wide else total.to(dtype), x)
         if total.data_ptr() != x.data_ptr():
             x.detach().copy_(total)
         return x
 
-    def _reduce_(self, x: Tensor, op: str, scale: float) -> None:
-        """Reduce a contiguous tensor in place and scale it: natively if the transport can, else by gathering."""
+    def _reduce_(self, source: Tensor, x: Tensor, op: str, scale: float) -> None:
+        """Reduce contiguous `source` into `x`, which may be the same, and scale it.
+
+        Natively if the transport can, else by gathering.
+        """
         native = self._reduces(x.dtype, op)
         if native and 0 < x.nbytes <= self.settings.max_message_bytes:
-            self._allreduce_(x, op, scale)
+            self._allreduce_(source, x, op, scale)
             return
+        if source is not x:
+            x.copy_(source)
         for piece in wire.pieces(x.view(-1), self.settings.max_message_bytes):
             if native:
-                self._allreduce_(piece, op, scale)
+                self._allreduce_(piece, piece, op, scale)
                 continue
             parts = self._allgather_whole(piece, [piece.numel()] * self.size).view(self.size, -1)
             piece.copy_(reductions.reduce_in_order(list(parts.unbind()), op))

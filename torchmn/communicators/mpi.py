@@ -314,15 +314,16 @@ class MPICommunicator(Communicator):
     def _reduces(self, dtype: torch.dtype, op: str) -> bool:
         return dtype in _DATATYPES
 
-    def _allreduce_(self, x: Tensor, op: str, scale: float = 1.0) -> None:
+    def _allreduce_(self, source: Tensor, x: Tensor, op: str, scale: float = 1.0) -> None:
         large = op == "sum" and x.nbytes >= _SHARED_SUM_BYTES and x.dtype in shared_sum.DTYPES
         if large and x.is_cpu and self.inter_size == 1 < self.size:
             if self._shared_sum is None:
                 self._shared_sum = SharedSum(self._collective)
             if self._shared_sum.works:
-                self._shared_sum.sum_(x.view(-1), scale)
+                self._shared_sum.sum_(source.view(-1), x.view(-1), scale)
                 return
-        self._collective.Allreduce(MPI.IN_PLACE, [_memory(x), _DATATYPES[x.dtype]], _OPERATIONS[op])
+        given = MPI.IN_PLACE if source is x else [_memory(source), _DATATYPES[x.dtype]]
+        self._collective.Allreduce(given, [_memory(x), _DATATYPES[x.dtype]], _OPERATIONS[op])
         scale_(x, scale)
 
     def _allgather_(self, flat: Tensor, whole: Tensor, counts: Sequence[int]) -> None:

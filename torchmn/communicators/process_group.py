@@ -241,7 +241,7 @@ class ProcessGroupCommunicator(Communicator):
 
     def _same_everywhere(self, number: int) -> bool:
         self._numbers[0], self._numbers[1] = number, -number
-        self._allreduce_(self._numbers, "max")
+        self._allreduce_(self._numbers, self._numbers, "max")
         highest, lowest = self._numbers.tolist()
         return highest == -lowest
 
@@ -256,7 +256,9 @@ class ProcessGroupCommunicator(Communicator):
     def _reduces(self, dtype: torch.dtype, op: str) -> bool:
         return dtype in _REDUCIBLE
 
-    def _allreduce_(self, x: Tensor, op: str, scale: float = 1.0) -> None:
+    def _allreduce_(self, source: Tensor, x: Tensor, op: str, scale: float = 1.0) -> None:
+        if source is not x:
+            x.copy_(source)
         options = dist.AllreduceOptions()
         options.reduceOp = _OPERATIONS[op]  # type: ignore[assignment]
         self._finish(self._group(x).allreduce([x], options))

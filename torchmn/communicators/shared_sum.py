@@ -35,12 +35,13 @@ class SharedSum:
         """Whether all ranks are on one host that has the room; the same on every rank."""
         return bool(self._stages)
 
-    def sum_(self, flat: Tensor, scale: float) -> None:
-        """Replace `flat` by `scale` times the sum of all ranks' `flat`; the same bits on every rank."""
-        for chunk in flat.split(CHUNK_BYTES // flat.element_size()):
-            self._sum_chunk(chunk, scale)
+    def sum_(self, source: Tensor, flat: Tensor, scale: float) -> None:
+        """Fill `flat` with `scale` times the sum of all ranks' `source`, which may be it; the same bits on every rank."""
+        length = CHUNK_BYTES // flat.element_size()
+        for given, chunk in zip(source.split(length), flat.split(length), strict=True):
+            self._sum_chunk(given, chunk, scale)
 
-    def _sum_chunk(self, chunk: Tensor, scale: float) -> None:
+    def _sum_chunk(self, given: Tensor, chunk: Tensor, scale: float) -> None:
         start = self._turn * CHUNK_BYTES
         self._turn = 1 - self._turn
         views = [stage[start : start + chunk.nbytes].view(chunk.dtype) for stage in self._stages]
@@ -48,10 +49,11 @@ class SharedSum:
         parts = chunk.tensor_split(len(views))
         me = self._comm.rank
         others = [rank for rank in range(len(views)) if rank != me]
-        views[me].copy_(chunk)
+        views[me].copy_(given)
         self._comm.Barrier()
         mine = parts[me]
-        for rank in others:
+        torch.add(stages[me][me], stages[others[0]][me], out=mine)
+        for rank in others[1:]:
             mine.add_(stages[rank][me])
         if scale != 1.0:
             mine.mul_(scale)

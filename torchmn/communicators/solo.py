@@ -42,7 +42,9 @@ class SoloCommunicator(Communicator):
 
     def _bcast_(self, flat: Tensor, root: int) -> None: ...
 
-    def _allreduce_(self, x: Tensor, op: str, scale: float = 1.0) -> None: ...
+    def _allreduce_(self, source: Tensor, x: Tensor, op: str, scale: float = 1.0) -> None:
+        if source is not x:
+            x.copy_(source)
 
     def _flush(self) -> None: ...
 

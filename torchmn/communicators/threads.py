@@ -176,8 +176,8 @@ class ThreadCommunicator(Communicator):
     def _reduces(self, dtype: torch.dtype, op: str) -> bool:
         return True
 
-    def _allreduce_(self, x: Tensor, op: str, scale: float = 1.0) -> None:
-        x.copy_(reductions.reduce_in_order(self._meeting.all_values(self.rank, x.clone()), op))
+    def _allreduce_(self, source: Tensor, x: Tensor, op: str, scale: float = 1.0) -> None:
+        x.copy_(reductions.reduce_in_order(self._meeting.all_values(self.rank, source.clone()), op))
         scale_(x, scale)
 
     def _allgather_(self, flat: Tensor, whole: Tensor, counts: Sequence[int]) -> None:

@@ -89,8 +89,11 @@ class Transport(ABC):
         """Whether `_allreduce_` can do this pair."""
 
     @abstractmethod
-    def _allreduce_(self, x: Tensor, op: str, scale: float = 1.0) -> None:
-        """Reduce contiguous `x` over ranks, in place, and multiply it by `scale`; op is sum, max, min or prod."""
+    def _allreduce_(self, source: Tensor, x: Tensor, op: str, scale: float = 1.0) -> None:
+        """Reduce contiguous `source` over ranks into contiguous `x`, which may be the same, and multiply by `scale`.
+
+        op is sum, max, min or prod.
+        """
 
     @abstractmethod
     def _allgather_(self, flat: Tensor, whole: Tensor, counts: Sequence[int]) -> None:
