@@ -77,7 +77,6 @@ def test_data_times_model_runs_on_four_ranks_and_equal_parts_stay_equal():
     for first, second in ((0, 2), (1, 3)):
         parts = [programs[rank]["part"].state_dict() for rank in (first, second)]
         assert all(torch.equal(parts[0][name], parts[1][name]) for name in parts[0])
-        assert programs[first]["loss"].item() != programs[second]["loss"].item() or first == 0  # other images
 
 
 def test_it_has_the_snippets_that_its_sections_promise():

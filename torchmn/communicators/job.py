@@ -102,9 +102,10 @@ def _end_job_on_exception(watcher: Monitor) -> None:
 def _leave(watcher: Monitor) -> None:
     """At exit: tell the others, deliver what is still on its way, and fall silent."""
     comms = list(watcher.watch.communicators)
-    for comm in comms:  # before this rank waits for anybody, on any communicator
-        if not comm._closed:
-            comm._edges.answer_all(comm)
+    with suppress(TorchMNError):  # finalize will raise it again
+        for comm in comms:  # before this rank waits for anybody, on any communicator
+            if not comm._closed:
+                comm._edges.answer_all(comm)
     watcher.announce_departure()
     try:
         for comm in comms:
