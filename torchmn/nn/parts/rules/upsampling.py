@@ -68,7 +68,9 @@ class _Taps:
             self.first = _nearest(extent, outputs, scale, mode, dims)
         else:
             places, step = torch.arange(outputs, dtype=torch.float64), extent / outputs if scale is None else 1 / scale
-            if align_corners:
+            if outputs == extent:  # torch copies then, whatever the scale
+                source = places
+            elif align_corners:
                 source = places * ((extent - 1) / (outputs - 1) if outputs > 1 else 0.0)
             else:
                 source = ((places + 0.5) * step - 0.5).clamp_(min=0)
