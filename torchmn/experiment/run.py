@@ -12,6 +12,7 @@ from rich.console import Console
 from torchmn.communicators.base import Communicator
 from torchmn.errors import ExperimentError, TorchMNError
 from torchmn.experiment.evaluation import predict
+from torchmn.experiment.report import write_report
 from torchmn.experiment.run_directory import RunDirectory, choose, run_of
 from torchmn.experiment.schema import Experiment
 from torchmn.experiment.session import Session, open_session
@@ -61,7 +62,7 @@ def train(experiment: Experiment, comm: Communicator, request: Request) -> Outco
     formats = {
         f"{split} {name}": ".2%" for split in session.splits for name, m in session.measures.items() if m.percent
     }
-    formats |= {"seconds": ".1f", "samples/s": ".0f"}
+    formats |= {"seconds": ".1f", "samples/s": ".0f", "loss": ".5f", "test loss": ".5f", "train loss": ".5f"}
     with Logger(
         comm, max(steps, 0), json=directory.log, json_steps=1, append=True, formats=formats, console=request.console
     ) as log:
@@ -70,6 +71,8 @@ def train(experiment: Experiment, comm: Communicator, request: Request) -> Outco
         finished = trainer.run()
         if finished:
             _finish(session, directory, log)
+            write_report(session, directory, request.file, trainer.progress.history, trainer.clock.of_all_ranks())
+            log.print(f"\nreport  {directory.report}")
         else:
             log.print(f"stopped after step {trainer.progress.step}; the checkpoint is in {directory.checkpoints}")
             log.print(f"to go on: torchmn train {request.file} --resume --out {directory.path}")
@@ -108,7 +111,7 @@ def _introduce(session: Session, directory: RunDirectory, trainer: Trainer, log:
     sizes = ", ".join(f"{len(arrays)} {split}" for split, arrays in session.splits.items())
     train = session.splits["train"]
     weights = sum(parameter.numel() for parameter in session.placed.model.parameters())
-    log.print(f"data    {train.name.removesuffix(' train')}: {sizes}, each {text(train.shape)}")
+    log.print(f"data    {train.name.replace(' train', '')}: {sizes}, each {text(train.shape)}")
     log.print(f"model   {weights:,} weights{' on this rank' if session.placed.is_cut else ''}")
     log.print(f"ranks   {session.placed.description}")
     log.print(f"out     {directory.path}")

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from torchmn.experiment.clock import Clock
 from torchmn.experiment.evaluation import evaluate
 from torchmn.experiment.pretraining import Stopped, pretrain_session, pretraining_steps
 from torchmn.experiment.session import Session
@@ -40,6 +41,9 @@ class Trainer:
     checkpointer: MultiNodeCheckpointer | None = None
     stop: Callable[[], bool] = lambda: False
     progress: Progress = field(default_factory=Progress)
+
+    def __post_init__(self) -> None:
+        self.clock = Clock(self.session.comm)
 
     def resume(self) -> bool:
         """Go on from the newest checkpoint; False if there is none."""
@@ -87,7 +91,8 @@ class Trainer:
     def _train_on(self, rows: Any, began: float, first_step: int) -> bool:
         """One step; whether to stop after it."""
         here, session = self.progress, self.session
-        total, stops = session.placed.joined(float(session.train_on(rows, here.step)), self.stop())
+        with self.clock:
+            total, stops = session.placed.joined(float(session.train_on(rows, here.step)), self.stop())
         here.step += 1
         here.batch += 1
         here.loss += total * len(rows)

@@ -1,0 +1,34 @@
+"""Where a run took place: versions, machine, ranks."""
+
+from __future__ import annotations
+
+import os
+import platform
+import sys
+from datetime import datetime, timezone
+
+import numpy as np
+import torch
+
+import torchmn
+from torchmn.communicators.base import Communicator
+
+
+def environment(comm: Communicator) -> dict[str, str]:
+    """Names and values; every rank must call it."""
+    hosts = comm.allgather_obj(platform.node())
+    kinds = sorted(set(comm.allgather_obj(type(comm).__name__.removesuffix("Communicator"))))
+    return {
+        "finished": datetime.now(timezone.utc).strftime("%Y-%m-%d %H:%M UTC"),
+        "command": " ".join(sys.argv),
+        "ranks": f"{comm.size} over {', '.join(kinds)}",
+        "hosts": ", ".join(f"{host} ({hosts.count(host)})" for host in dict.fromkeys(hosts)),
+        "device": str(comm.device),
+        "threads per rank": str(torch.get_num_threads()),
+        "cores of this machine": str(os.cpu_count()),
+        "torchmn": torchmn.__version__,
+        "torch": torch.__version__,
+        "numpy": np.__version__,
+        "python": platform.python_version(),
+        "system": platform.platform(),
+    }
