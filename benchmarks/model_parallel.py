@@ -5,12 +5,15 @@
 (a) A tensor goes to the other rank and its gradient comes back: our `send` and `recv`, forward and backward through
 autograd, beside the two bare messages. Times are microseconds for there and back. `raw/ours` is our bandwidth as a
 share of raw mpi4py's; `gloo/ours` how many times faster than gloo's plain messages, without autograd, we are.
+
+(b) A pipeline of two equal stages beside torch.distributed.pipelining: pipeline.py says what the columns are.
 """
 
 from __future__ import annotations
 
 import argparse
 
+import pipeline
 import side_by_side
 import torch
 import torch.distributed as dist
@@ -81,7 +84,8 @@ def messages(comm: torchmn.Communicator, rounds: int) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=15, help="turns per contender; the median counts")
-    rounds = parser.parse_args().rounds
+    parser.add_argument("--part", choices=("a", "b", "both"), default="both")
+    options = parser.parse_args()
     torch.set_num_threads(1)
     comm = torchmn.create_communicator("mpi")
     if comm.size != 2:
@@ -89,11 +93,14 @@ def main() -> None:
             "benchmarks/model_parallel.py runs on 2 ranks: mpiexec -n 2 python benchmarks/model_parallel.py"
         )
     start_gloo()
-    text = messages(comm, rounds)
     if comm.rank == 0:
         print(side_by_side.environment(MPI.Get_library_version().splitlines()[0].replace("\t", " ").strip()))
-        print("(a) a tensor there and its gradient back")
-        print(text)
+    parts = {"a": ("a tensor there and its gradient back", messages), "b": ("a pipeline of two stages", pipeline.table)}
+    for name, (title, table) in parts.items():
+        if options.part in (name, "both"):
+            text = table(comm, options.rounds)
+            if comm.rank == 0:
+                print(f"({name}) {title}\n{text}", flush=True)
     dist.destroy_process_group()
 
 
