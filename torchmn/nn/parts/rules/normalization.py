@@ -71,9 +71,15 @@ def _of_all_ranks(x: Tensor, comm: Communicator) -> Moments:
     return union([Moments.unpacked(part.to(x.device)) for part in comm.allgather(mine)])
 
 
-def _standardized(x: Tensor, dims: list[int], eps: float) -> Tensor:
+def _wide(x: Part) -> Tensor:
+    """Torch takes the statistics of small floats in float32."""
+    return x.float() if x.dtype in (torch.float16, torch.bfloat16) else x
+
+
+def _standardized(x: Part, dims: list[int], eps: float) -> Tensor:
     """(x - mean) / sqrt(variance + eps) over `dims`, in two passes so that no digits cancel."""
-    distance = x - x.mean(dims, keepdim=True)
+    wide = _wide(x)
+    distance = wide - wide.mean(dims, keepdim=True)
     return distance * torch.rsqrt(distance.square().mean(dims, keepdim=True) + eps)
 
 
@@ -95,7 +101,7 @@ def group_norm(
         ),
     )
     normal: Any = _standardized(grouped, list(range(2, len(layout.shape) + 1)), eps)
-    return _scaled_channels(wrap(local(normal).flatten(1, 2), layout), weight, bias)
+    return _scaled_channels(wrap(local(normal).flatten(1, 2), layout), weight, bias).to(x.dtype)
 
 
 def _scaled_channels(x: Part, weight: Tensor | None, bias: Tensor | None) -> Tensor:
@@ -124,12 +130,13 @@ def instance_norm(
     if not use_input_stats:
         return F.batch_norm(x, running_mean, running_var, weight, bias, False, momentum, eps)
     dims = range(2, len(layout.shape))
-    mean = x.mean(list(dims), keepdim=True)
-    distance = x - mean
+    wide = _wide(x)
+    mean = wide.mean(list(dims), keepdim=True)
+    distance = wide - mean
     variance = distance.square().mean(list(dims), keepdim=True)
     if running_mean is not None and running_var is not None:
         _track_instances(x, mean, variance, running_mean, running_var, momentum)
-    return _scaled_channels(distance * torch.rsqrt(variance + eps), weight, bias)  # type: ignore[arg-type]
+    return _scaled_channels(distance * torch.rsqrt(variance + eps), weight, bias).to(x.dtype)  # type: ignore[arg-type]
 
 
 @torch.no_grad()
@@ -170,7 +177,7 @@ def layer_norm(
         result = result * cut_like(entering(weight, layout), layout, behind)
     if bias is not None:
         result = result + cut_like(entering(bias, layout), layout, behind)
-    return wrap(result, layout)
+    return wrap(result.to(x.dtype), layout)
 
 
 @composed("local_response_norm")
