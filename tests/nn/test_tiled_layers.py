@@ -17,7 +17,7 @@ from torchmn.nn.parts.layout import Samples, image_layout
 from torchmn.nn.parts.moving import part_of, whole
 from torchmn.parallel import full_state_dict, parallelize
 
-GRIDS = [(1, 2), (2, 1), (2, 2), (3, 2), (3, 3)]
+GRIDS = [(1, 1), (1, 2), (2, 1), (2, 2), (3, 2), (3, 3)]
 every_grid = pytest.mark.parametrize("grid", GRIDS, ids=lambda grid: "x".join(map(str, grid)))
 
 # kernel, stride, in_size, padding
@@ -37,6 +37,11 @@ def test_local_filters(grid, kernel, stride, size, padding):
     # A layer before it, so that the gradient of its input crosses ranks too.
     net = nn.Sequential(nn.Conv2d(2, 2, 1), LocalFilter2d(2, 3, kernel, stride, size, bias=True, padding=padding))
     assert_parity(net, (2, 2, *size), grid)
+
+
+def test_local_filters_after_maps_that_are_cut():
+    net = nn.Sequential(nn.Conv2d(2, 4, 3), LocalFilter2d(4, 3, 3, 1, (6, 5)))
+    assert_parity(net, (2, 2, 8, 7), {"width": 2}, mode="modelpar")
 
 
 LAYERS = {

@@ -3,6 +3,7 @@
 from torchmn.models.batches import LabelledBatches
 from torchmn.models.best_units import BestUnit, spot_check
 from torchmn.models.configurations import CIFAR10, MNIST, Configuration
+from torchmn.models.distributed import ConvnetDist, GBDist, MLPDist, convnet, mlp
 from torchmn.models.fine_tuning import FineTuningProgress, Momentum, fine_tune
 from torchmn.models.pretraining import PretrainingCost, PretrainingProgress, pretrain
 from torchmn.models.sparse_autoencoder import SparseAutoencoder
@@ -13,13 +14,18 @@ __all__ = [
     "MNIST",
     "BestUnit",
     "Configuration",
+    "ConvnetDist",
     "FineTuningProgress",
+    "GBDist",
     "LabelledBatches",
+    "MLPDist",
     "Momentum",
     "PretrainingCost",
     "PretrainingProgress",
     "SparseAutoencoder",
+    "convnet",
     "fine_tune",
+    "mlp",
     "optimal_stimuli",
     "pretrain",
     "spot_check",

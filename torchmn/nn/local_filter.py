@@ -10,6 +10,8 @@ from torch import Tensor, nn
 
 from torchmn.errors import ArgumentError
 from torchmn.nn.pair import Size, count, pair
+from torchmn.nn.parts.moving import whole
+from torchmn.nn.parts.part import Part
 from torchmn.nn.receptive_fields import Tiling, batch_first, batch_last, gather, scatter
 
 
@@ -66,7 +68,7 @@ class LocalFilter2d(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """(batch, out_maps, out_height, out_width) from x: (batch, in_maps, *in_size)."""
-        self._check(x, "forward", (self.in_maps, *self.in_size))
+        x = self._checked(x, "forward", (self.in_maps, *self.in_size))
         (top, left) = self.padding
         return self.local(F.pad(x, (left, left, top, top)) if top or left else x)
 
@@ -77,7 +79,7 @@ class LocalFilter2d(nn.Module):
         `forward` without bias.
         weight: filters to decode with in place of the layer's own, of the same shape
         """
-        self._check(y, "transpose", (self.out_maps, *self.out_size))
+        y = self._checked(y, "transpose", (self.out_maps, *self.out_size))
         (top, left), (height, width) = self.padding, self.in_size
         image = self.local_transpose(y, self._padded_size(), self._decoder(weight))
         return image[:, :, top : top + height, left : left + width]
@@ -132,6 +134,11 @@ class LocalFilter2d(nn.Module):
 
     def _tiling(self, size: tuple[int, int]) -> Tiling:
         return Tiling(size, self.kernel, self.stride)
+
+    def _checked(self, x: Tensor, operation: str, expected: tuple[int, int, int]) -> Tensor:
+        """`x`, the whole of it: of a grid with one tile, or of maps that are cut, it is a Part."""
+        self._check(x, operation, expected)
+        return whole(x) if isinstance(x, Part) else x
 
     def _check(self, x: Tensor, operation: str, expected: tuple[int, int, int]) -> None:
         if x.dim() != 4 or tuple(x.shape[1:]) != expected:

@@ -1,0 +1,174 @@
+"""The sparse autoencoder on two ranks beside one, and local filters beside loops over their positions.
+
+    OMP_NUM_THREADS=1 mpiexec -n 2 python benchmarks/gb.py
+
+MNIST configuration, batch 100, float32.
+  one        the whole step on one rank with one thread, the other rank asleep
+  ours       the image cut into two tiles: each rank its own filters
+  position   a loop over output positions: one product of all images and all maps for each
+  unit       a loop over output positions and maps
+Loops are timed on rank 0 alone, forward and backward, to the gradients of images and filters.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections.abc import Callable
+
+import side_by_side
+import torch
+from mpi4py import MPI
+from torch import Tensor
+
+import torchmn
+from torchmn.models import MNIST, SparseAutoencoder
+from torchmn.models.fine_tuning import classification_cost
+from torchmn.models.placement import Placement
+from torchmn.models.pretraining import pretraining_step
+from torchmn.nn import LocalFilter2d
+
+WORLD = MPI.COMM_WORLD
+
+
+def alone(step: Callable[[], object]) -> Callable[[], None]:
+    """The step on rank 0 only; the other rank sleeps meanwhile, as if it were not there."""
+
+    def run() -> None:
+        if WORLD.rank == 0:
+            step()
+        done = WORLD.Ibarrier()
+        while not done.Test():
+            time.sleep(1e-4)
+
+    return run
+
+
+def fine_tuning(model: SparseAutoencoder, x: Tensor, labels: Tensor) -> Callable[[], object]:
+    """A step of the whole network: forward, backward, update, renormalisation."""
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+    placement = Placement(model, model.in_shape)
+    whole = placement.optimizer(model, optimizer)
+
+    def step() -> None:
+        whole.zero_grad()
+        classification_cost(model(x), labels).backward()
+        whole.step(weight=len(labels))
+        model.unit_norm_()
+
+    return step
+
+
+def pretraining(model: SparseAutoencoder, x: Tensor, number: int) -> Callable[[], object]:
+    """A step of one stack, with the stacks below it."""
+    placement = Placement(model, model.in_shape)
+
+    def step() -> None:
+        with torch.no_grad():
+            features = model.features(placement.part(x), number)
+        pretraining_step(model.stacks[number], features, model.sparsity, 0.01)
+
+    return step
+
+
+def race_ranks(comm: torchmn.Communicator, rounds: int) -> str:
+    torch.manual_seed(0)
+    whole, labels = torch.rand(100, 1, 28, 28), torch.randint(10, (100,))
+    grid = torchmn.ProcessGrid(comm, height=comm.size)
+    plain: SparseAutoencoder = MNIST.model()
+    parallel: SparseAutoencoder = torchmn.parallelize(plain, grid, "halopar")  # type: ignore[assignment]
+    tile = whole.tensor_split(comm.size, dim=2)[comm.rank].contiguous()
+    makers: dict[str, Callable[[SparseAutoencoder, Tensor], Callable[[], object]]] = {
+        "fine-tuning": lambda model, x: fine_tuning(model, x, labels),
+        **{f"pretraining, stack {n}": lambda model, x, n=n: pretraining(model, x, n) for n in range(3)},
+    }
+    rows = []
+    for name, make in makers.items():
+        contenders = {"one": alone(make(plain, whole)), "ours": make(parallel, tile)}
+        seconds = side_by_side.take_turns(contenders, iterations=3, rounds=rounds, barrier=WORLD.Barrier)
+        slowest = {who: comm.allreduce(torch.tensor(value), "max").item() for who, value in seconds.items()}
+        times = (f"{slowest[who] * 1e3:.1f}" for who in contenders)
+        rows.append([name, *times, f"{slowest['one'] / slowest['ours']:.2f}"])
+    counts = [sum(p.numel() for p in model.parameters()) for model in (plain, parallel)]
+    share = f"parameters: {counts[0]}, of which rank 0 holds {counts[1]}: {counts[1] / counts[0]:.2f}"
+    return side_by_side.table(["step", "one ms", "ours ms", "one/ours"], rows) + "\n\n" + share
+
+
+def by_position(layer: LocalFilter2d, x: Tensor) -> Tensor:
+    (rows, columns), (height, width) = layer.out_size, layer.kernel
+    return torch.stack(
+        [
+            x[:, :, r : r + height, q : q + width].flatten(1) @ layer.weight[r, q].flatten(1).t()
+            for r in range(rows)
+            for q in range(columns)
+        ],
+        dim=2,
+    ).view(len(x), layer.out_maps, rows, columns)
+
+
+def by_unit(layer: LocalFilter2d, x: Tensor) -> Tensor:
+    (rows, columns), (height, width) = layer.out_size, layer.kernel
+    return torch.stack(
+        [
+            (x[:, :, r : r + height, q : q + width] * layer.weight[r, q, k]).sum((1, 2, 3))
+            for k in range(layer.out_maps)
+            for r in range(rows)
+            for q in range(columns)
+        ],
+        dim=1,
+    ).view(len(x), layer.out_maps, rows, columns)
+
+
+def race_loops(rounds: int) -> str:
+    """Our local filters beside loops, for the three layers of the configuration."""
+    rows = []
+    for batch in (100, 1):
+        for stack in MNIST.model().stacks:
+            rows.append(_race_loops(stack.filter, batch, rounds))
+    header = ["layer", "batch", "ours ms", "position ms", "unit ms", "position/ours", "unit/ours"]
+    return side_by_side.table(header, rows)
+
+
+def _race_loops(layer: LocalFilter2d, batch: int, rounds: int) -> list[str]:
+    x = torch.rand(batch, layer.in_maps, *layer.in_size, requires_grad=True)
+    assert torch.allclose(layer(x), by_position(layer, x), atol=1e-4)
+    assert torch.allclose(layer(x), by_unit(layer, x), atol=1e-4)
+
+    def trained(forward: Callable[[LocalFilter2d, Tensor], Tensor]) -> Callable[[], None]:
+        def run() -> None:
+            x.grad = layer.weight.grad = None
+            y = forward(layer, x)
+            y.backward(torch.ones_like(y))
+
+        return run
+
+    contenders = {
+        "ours": trained(lambda layer, x: layer(x)),
+        "position": trained(by_position),
+        "unit": trained(by_unit),
+    }
+    seconds = side_by_side.take_turns(contenders, iterations=1, rounds=rounds, barrier=lambda: None)
+    times = [f"{seconds[who] * 1e3:.1f}" for who in contenders]
+    ratios = [f"{seconds[who] / seconds['ours']:.0f}" for who in ("position", "unit")]
+    kernel = f"{layer.in_maps} x {layer.in_size[0]}², {layer.kernel[0]}² kernel"
+    return [kernel, str(batch), *times, *ratios]
+
+
+def main() -> None:
+    arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    arguments.add_argument("--rounds", type=int, default=7)
+    options = arguments.parse_args()
+    torch.set_num_threads(1)
+    with torchmn.create_communicator("mpi") as comm:
+        report = race_ranks(comm, options.rounds)
+        loops: list[str] = []
+        alone(lambda: loops.append(race_loops(min(options.rounds, 3))))()
+        if comm.rank == 0:
+            version = MPI.Get_library_version().splitlines()[0]
+            print(f"Run of {side_by_side.environment(version)}, {comm.size} ranks\n")
+            print(report + "\n")
+            print(loops[0])
+
+
+if __name__ == "__main__":
+    main()
