@@ -14,6 +14,7 @@ from torch import nn
 from torchmn.communicators.base import Communicator
 from torchmn.communicators.process_grid import ProcessGrid
 from torchmn.models.configurations import MNIST, Configuration
+from torchmn.models.sparse_autoencoder import SparseAutoencoder
 from torchmn.parallel import parallelize
 
 Grid = ProcessGrid | Communicator
@@ -52,13 +53,13 @@ def ConvnetDist(  # noqa: N802  (its users' name)
 
 def GBDist(  # noqa: N802
     grid: Grid, mode: str = "halopar", *, configuration: Configuration = MNIST, **changes: Any
-) -> nn.Module:
+) -> SparseAutoencoder:
     """`configuration.model(**changes)`, a SparseAutoencoder, on a grid of ranks: each rank its own filters.
 
     `configuration.pretrain` and `configuration.fine_tune` train it as on one rank. All ranks call it.
     """
     model = configuration.model(**changes)
-    return parallelize(model, grid, mode, input_shape=model.in_shape)
+    return parallelize(model, grid, mode, input_shape=model.in_shape)  # type: ignore[return-value]  (the class stays)
 
 
 def MLPDist(grid: Grid, mode: str = "vecpar", *, sizes: Sequence[int] = (784, 2000, 10)) -> nn.Module:  # noqa: N802

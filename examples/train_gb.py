@@ -1,0 +1,85 @@
+"""The sparse autoencoder of local filters on the embedded MNIST sample: pretrain, fine-tune, look inside.
+
+    python examples/train_gb.py                          # one rank
+    torchmn run -n 4 examples/train_gb.py                # images in 2 x 2 tiles, each rank its own filters
+    torchmn run -n 4 examples/train_gb.py --copies 2     # two copies of the model, each on two tiles
+    python examples/train_gb.py --no-pretraining         # the same network from random filters
+
+Every number of ranks gives the same numbers, up to rounding. Pictures are written into --out.
+"""
+
+from __future__ import annotations
+
+import argparse
+
+import torch
+
+import torchmn
+from torchmn.models import MNIST, GBDist, LabelledBatches, SparseAutoencoder, spot_check, visualize
+from torchmn.training import Logger
+
+
+def arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--copies", type=int, default=1, help="copies of the model, each with its share of every batch")
+    parser.add_argument("--images", type=int, default=6000, help="how many of the 6,000 training images")
+    parser.add_argument("--epochs", type=int, default=MNIST.epochs, help="of fine-tuning")
+    parser.add_argument("--no-pretraining", action="store_true")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--out", default="gb", help="directory for pictures")
+    return parser.parse_args()
+
+
+def shares(batches: LabelledBatches, grid: torchmn.ProcessGrid) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    """This copy's share of every batch; the layers take their tiles of the images themselves."""
+    copies, mine = grid.sizes["data"], grid.place["data"]
+    return [(x.tensor_split(copies)[mine], labels.tensor_split(copies)[mine]) for x, labels in batches]
+
+
+@torch.no_grad()
+def accuracy(model: torch.nn.Module, batches: LabelledBatches) -> float:
+    """Every copy classifies all images; its ranks have the same answers."""
+    model.eval()
+    right = sum((model(x).argmax(1) == labels).sum().item() for x, labels in batches)
+    model.train()
+    return right / len(batches.labels)
+
+
+def main() -> None:
+    options = arguments()
+    with torchmn.create_communicator() as comm:
+        torch.manual_seed(options.seed)
+        tiles = torchmn.ProcessGrid.squarest(comm) if options.copies == 1 else None
+        grid = tiles or torchmn.ProcessGrid(comm, data=options.copies, height=comm.size // options.copies)
+        model = GBDist(grid, "halodatapar")
+        digits, unseen = torchmn.datasets.mnist("train"), torchmn.datasets.mnist("test")
+        images, labels = digits.images[: options.images], digits.labels[: options.images]
+        train = shares(LabelledBatches(images, labels, MNIST.batch_size), grid)
+        test = LabelledBatches(unseen.images, unseen.labels, 500)
+
+        steps = len(train) * (options.epochs + (0 if options.no_pretraining else 3 * MNIST.pretrain_epochs))
+        with Logger(comm, steps, formats={"accuracy": ".1%"}) as log:
+            if not options.no_pretraining:
+                history = MNIST.pretrain(model, train, progress=lambda step: log.step(**step.values()))
+                for number, epochs in enumerate(history):
+                    for epoch, cost in enumerate(epochs):
+                        parts = {"reconstruction": cost.reconstruction, "sparsity": cost.sparsity}
+                        log.epoch(stack=number, pretraining=epoch, **parts, cost=cost.total)
+            costs = MNIST.fine_tune(
+                model, train, epochs=options.epochs, progress=lambda step: log.step(**step.values())
+            )
+            log.epoch(epoch=options.epochs, cost=costs[-1], accuracy=accuracy(model, test))
+
+        best = spot_check(model, shares(test, grid))
+        state = torchmn.full_state_dict(model)
+        if comm.rank == 0:
+            for unit in best:
+                print(f"digit {unit.label}: unit {unit.unit}, area under the curve {unit.auc:.3f}")
+            plain = SparseAutoencoder()
+            plain.load_state_dict(state)
+            for path in visualize(plain, unseen.images[:10], options.out, [unit.unit for unit in best]):
+                print(path)
+
+
+if __name__ == "__main__":
+    main()
