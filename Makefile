@@ -20,8 +20,9 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' Makefile
 
-demo: $(INSTALLED) ## train a small convnet on real MNIST on 2 MPI ranks (RANKS=n for another number)
-	$(BIN)/torchmn run --raw --transport mpi -n $(RANKS) examples/demo_mnist.py
+demo: $(INSTALLED) ## train a convnet on real MNIST on 2 MPI ranks and write a report (RANKS=n for another number)
+	@rm -rf demo-report
+	$(BIN)/torchmn train examples/mnist-cnn.yaml -n $(RANKS) --out demo-report --set 'metrics=[accuracy, log_loss]'
 
 test: $(INSTALLED) $(OPENMPI) ## the whole test suite (PYTEST_ARGS="-k name" for a part)
 	$(BIN)/python -m pytest $(PYTEST_ARGS)

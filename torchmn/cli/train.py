@@ -34,7 +34,7 @@ def _parser() -> Parser:
     parser = Parser("torchmn train", "Trains the experiment in FILE.", EXPLANATION)
     parser.usage = (
         "torchmn train FILE [-n N] [--datapar|--modelpar|--halopar|--halodatapar] [--grid HxW]\n"
-        "                     [--data DIR] [--out DIR] [--resume] [--sample 10%] [--set KEY=VALUE ...]"
+        "                     [--data DIR] [--out DIR] [--resume] [--sample 10%%] [--set KEY=VALUE ...]"
     )
     add_file(parser)
     add_ranks(parser)

@@ -28,7 +28,7 @@ DEFAULT_RANKS = 4
 def main(arguments: Sequence[str]) -> int:
     """The exit status: 0 if every mode gives the numbers of one rank."""
     parser = Parser("torchmn verify", "Compares every mode of FILE's experiment with one rank.", EXPLANATION)
-    parser.usage = "torchmn verify FILE [-n N] [--steps S] [--float32] [--data DIR] [--sample 10%]"
+    parser.usage = "torchmn verify FILE [-n N] [--steps S] [--float32] [--data DIR] [--sample 10%%]"
     add_file(parser)
     add_ranks(parser)
     add_modes(parser)
