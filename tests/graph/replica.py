@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence
+from threading import Lock
 from typing import Any, NamedTuple
 
 import torch
@@ -12,6 +13,7 @@ from torch import Tensor, nn
 from torchmn.graph import MultiNodeChainList
 
 WIDTH = 3
+LEARNING_RATE = 0.01  # a large one makes chaos of the last digits
 
 
 class Pair(NamedTuple):
@@ -124,6 +126,50 @@ def draw_inputs(specs: Sequence[Spec], seed: int, rows: int, arguments: int) -> 
     }
 
 
+class Step(NamedTuple):
+    """What one process computes in a training step, by rank or by component."""
+
+    outputs: dict[int, list[Any]]
+    input_gradients: dict[int, list[Tensor]]
+    parameter_gradients: list[dict[str, Tensor]]
+
+
+_one_process: dict[str, list[Step]] = {}
+_computing = Lock()
+
+
+def train_in_one_process(specs: Sequence[Spec], iterations: int, rows: int, arguments: int, ignore: int) -> list[Step]:
+    """All steps of the training; where ranks are threads, the first one computes them for all."""
+    with _computing:
+        key = repr((specs, iterations, rows, arguments, ignore))
+        if key not in _one_process:
+            _one_process.clear()
+            nodes = [Node(spec, seed) for seed, spec in enumerate(specs)]
+            optimizer = torch.optim.SGD(nn.ModuleList(nodes).parameters(), lr=LEARNING_RATE)
+            steps = []
+            for iteration in range(iterations):
+                optimizer.zero_grad()
+                inputs = draw_inputs(specs, iteration, rows, arguments)
+                outputs = run_in_one_process(specs, nodes, inputs)
+                used = [in_the_loss(values, ignore) for values in outputs.values()]
+                sum(map(loss_of, used), torch.zeros(())).backward()
+                by_rank = {rank: [gradient(x) for x in xs] for rank, xs in inputs.items()}
+                by_node = [{name: gradient(p) for name, p in node.named_parameters()} for node in nodes]
+                steps.append(Step(outputs, by_rank, by_node))
+                optimizer.step()
+            _one_process[key] = steps
+        return _one_process[key]
+
+
+def in_the_loss(outputs: list[Any], ignore: int) -> list[Any]:
+    return outputs[min(ignore, len(outputs) - 1) :]
+
+
+def gradient(x: Tensor) -> Tensor:
+    """None counts as zeros: a rank does not know that nobody used what it sent."""
+    return torch.zeros_like(x) if x.grad is None else x.grad.clone()
+
+
 def assert_equal_to_one_process(
     comm: Any,
     specs: Sequence[Spec],
@@ -134,56 +180,37 @@ def assert_equal_to_one_process(
     arguments: int = 1,
     ignore_outputs: int = 0,
 ) -> None:
-    """Trains the chain and its replica side by side: outputs, losses and all gradients must agree in every step.
+    """Trains the chain as one process would: outputs and all gradients must agree in every step.
 
     `ignore_outputs`: so many of a rank's outputs, if it has more, take no part in the loss.
     """
     chain = MultiNodeChainList(comm, microbatches=microbatches)
-    mine, replica = [], [Node(spec, seed) for seed, spec in enumerate(specs)]
-    for seed, spec in enumerate(specs):
-        if spec.rank == comm.rank:
-            mine.append((seed, Node(spec, seed)))
-            chain.add_link(mine[-1][1], spec.rank_in, spec.rank_out)
-    optimizers = [
-        torch.optim.SGD(list(module.parameters()) or [torch.zeros(())], lr=0.1)
-        for module in (chain, nn.ModuleList(replica))
-    ]
-    for iteration in range(iterations):
-        for optimizer in optimizers:
-            optimizer.zero_grad()
-        here = draw_inputs(specs, iteration, rows, arguments)
-        there = draw_inputs(specs, iteration, rows, arguments)
-
-        outputs = run_in_one_process(specs, replica, there)
-        used = {rank: values[min(ignore_outputs, len(values) - 1) :] for rank, values in outputs.items()}
-        sum(map(loss_of, used.values()), torch.zeros(())).backward()
-
-        result = chain(*here.get(comm.rank, ()))
-        if comm.rank in outputs:
-            expected = outputs[comm.rank]
-            torch.testing.assert_close(result, expected[0] if len(expected) == 1 else tuple(expected))
-            result = list(result)[min(ignore_outputs, len(expected) - 1) :] if len(expected) > 1 else result
-            loss_of([result]).backward()
+    mine = {seed: Node(spec, seed) for seed, spec in enumerate(specs) if spec.rank == comm.rank}
+    for node in mine.values():
+        chain.add_link(node, node.spec.rank_in, node.spec.rank_out)
+    optimizer = torch.optim.SGD(list(chain.parameters()) or [torch.zeros(())], lr=LEARNING_RATE)
+    steps = train_in_one_process(specs, iterations, rows, arguments, ignore_outputs)
+    for iteration, step in enumerate(steps):
+        optimizer.zero_grad()
+        inputs = draw_inputs(specs, iteration, rows, arguments).get(comm.rank, ())
+        result = chain(*inputs)
+        if comm.rank in step.outputs:
+            expected = step.outputs[comm.rank]
+            outputs = [result] if len(expected) == 1 else list(result)
+            torch.testing.assert_close(outputs, expected, rtol=1e-10, atol=1e-12)
+            loss_of(in_the_loss(outputs, ignore_outputs)).backward()
         else:
             assert result.shape == () and result.is_floating_point() and result == 0
             result.backward()
-
-        for x, y in zip(here.get(comm.rank, ()), there.get(comm.rank, ()), strict=True):
-            assert_same_gradient(x, y, f"iteration {iteration}: input of rank {comm.rank}")
-        for seed, node in mine:
+        for x, known in zip(inputs, step.input_gradients.get(comm.rank, ()), strict=True):
+            assert_same(gradient(x), known, f"iteration {iteration}: input of rank {comm.rank}")
+        for seed, node in mine.items():
             for name, parameter in node.named_parameters():
-                known = dict(replica[seed].named_parameters())[name]
-                assert_same_gradient(parameter, known, f"iteration {iteration}: {name} of component {seed}")
-        for optimizer in optimizers:
-            optimizer.step()
+                known = step.parameter_gradients[seed][name]
+                assert_same(gradient(parameter), known, f"iteration {iteration}: {name} of component {seed}")
+        optimizer.step()
 
 
-def assert_same_gradient(x: Tensor, y: Tensor, what: str) -> None:
-    """A gradient that is None here may be zeros there: a rank does not know that nobody used what it sent.
-
-    Micro-batches add up in another order, and training amplifies what that does to the last digits: hence 1e-8.
-    """
-    zeros = torch.zeros_like(x)
-    got, expected = (zeros if t.grad is None else t.grad for t in (x, y))
-    if not torch.allclose(got, expected, rtol=1e-8, atol=1e-10):  # quicker; the other one finds the words
-        torch.testing.assert_close(got, expected, rtol=1e-8, atol=1e-10, msg=lambda text: f"{what}: {text}")
+def assert_same(got: Tensor, expected: Tensor, what: str) -> None:
+    if not torch.allclose(got, expected, rtol=1e-10, atol=1e-12):  # quicker; the other one finds the words
+        torch.testing.assert_close(got, expected, rtol=1e-10, atol=1e-12, msg=lambda text: f"{what}: {text}")

@@ -97,6 +97,32 @@ def test_a_frozen_first_stage(comm):
     assert (chain[0].weight.grad is None) == (comm.rank == 0)
 
 
+@ranks(2, 3, on="threads")
+def test_one_rank_without_gradients_while_the_others_train(comm):
+    chain = relay(comm)
+    x = torch.ones(1, 2, dtype=torch.float64)
+    for _ in range(2):
+        with torch.set_grad_enabled(comm.rank > 0):
+            y = chain(x)
+        if comm.rank == comm.size - 1:
+            assert y.tolist() == relayed(x, comm.size).tolist()
+        if comm.rank > 0:
+            y.sum().backward()
+    assert (chain[0].weight.grad is None) == (comm.rank == 0)
+    assert_still_works(comm)
+
+
+@ranks(2, 3, on="threads")
+def test_without_checks_a_rank_may_run_ahead_of_the_next_one(comm):
+    comm.settings.checks = False
+    chain = relay(comm)
+    x = torch.ones(1, 2, dtype=torch.float64)
+    with torch.no_grad():
+        outputs = [chain(n * x) for n in range(5)]
+    if comm.rank == comm.size - 1:
+        assert [y.tolist() for y in outputs] == [relayed(n * x, comm.size).tolist() for n in range(5)]
+
+
 @ranks(2, 3, on=("threads", "mpi"))
 def test_two_chains_whose_calls_and_backwards_interleave_with_messages_of_the_user(comm):
     first, second = relay(comm), relay(comm, seed=3)
@@ -169,7 +195,7 @@ class Counts(nn.Module):
         return [y, (y,), {"n": self.calls, "x": [y]}, y, (y, 1), (y, True), (None,), ()][self.calls - 1]
 
 
-@ranks(2, on=("threads", "mpi"))
+@ranks(2, on=("threads", "mpi", "gloo"))
 def test_the_structure_of_a_payload_may_change_from_call_to_call(comm):
     chain = MultiNodeChainList(comm)
     chain.add_link(*((Counts(), None, 1) if comm.rank == 0 else (nn.Identity(), 0, None)))
@@ -189,7 +215,21 @@ def plain(value):
     return type(value)(plain(item) for item in value) if isinstance(value, list | tuple) else value
 
 
-@ranks(2, on=("threads", "mpi"))
+@ranks(2, on=("threads", "mpi", "gloo"))
+def test_large_crossing_payloads(comm):
+    """8 MB, sent by both ranks before either receives."""
+    chain = MultiNodeChainList(comm)
+    chain.add_link(nn.Linear(1, 1), None, 1 - comm.rank)
+    chain.add_link(nn.Identity(), 1 - comm.rank, None)
+    nn.init.constant_(chain[0].weight, comm.rank + 1.0)
+    nn.init.constant_(chain[0].bias, 0.0)
+    y = chain(torch.ones(1 << 21, 1))
+    assert (y == 2.0 - comm.rank).all()
+    y.mean().backward()
+    assert chain[0].weight.grad.item() == pytest.approx(1.0, rel=1e-4)
+
+
+@ranks(2, on=("threads", "mpi", "gloo"))
 def test_large_payloads(comm):
     """Two of 8 MB for each micro-batch: more than fits a slot of memory that ranks of a host share."""
     weight = nn.Linear(1, 1, bias=False)

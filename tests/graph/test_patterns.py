@@ -60,11 +60,13 @@ def fan(size: int, shape: str) -> list[Spec]:
 
 
 @worlds
+@ranks(2, on="gloo")
 def test_a_ring(comm):
     assert_equal_to_one_process(comm, ring(comm.size), iterations=STEPS)
 
 
 @worlds
+@ranks(2, on="gloo")
 def test_crossing_sends(comm):
     assert_equal_to_one_process(comm, crossing(comm.size), iterations=STEPS)
 

@@ -8,7 +8,6 @@ from copy import deepcopy
 from operator import index
 from typing import Any
 
-import torch
 from torch import nn
 
 from torchmn.communicators.base import Communicator
@@ -148,9 +147,7 @@ class MultiNodeChainList(nn.Module):
     def _agreed_program(self) -> Program:
         comm = self._communicator()
         changed = self._program is None
-        # In training, ranks wait for each other's gradients anyway, so asking whether another rank changed the graph
-        # costs little. In evaluation it would keep a rank from running ahead of the next one, batch by batch.
-        if torch.is_grad_enabled() and comm.settings.checks:
+        if comm.settings.checks:  # one tiny all-reduce, in which a rank hears that another one changed the graph
             with Wait(comm, "forward of a MultiNodeChainList"):
                 told = comm._meet("MultiNodeChainList.forward", None, may_differ=changed)
             changed = changed or told is not None

@@ -22,7 +22,7 @@ def cut(inputs: tuple[Any, ...], pieces: int) -> list[tuple[tuple[Any, ...], int
     """
     if pieces == 1:
         return [(inputs, None)]
-    tensors, structure = flatten(inputs, "the arguments of the model")
+    tensors, structure = flatten(inputs, keep_objects=True)
     batches = sorted({x.shape[0] for x in tensors if x.dim()})
     if len(batches) > 1:
         raise GraphError(
@@ -38,7 +38,7 @@ def put_together(results: Sequence[tuple[Any, int | None]], component: str) -> A
     """The result of the whole batch, given those of its micro-batches and their rows: joined along the first dim."""
     if len(results) == 1:
         return results[0][0]
-    taken_apart = [flatten(result, f"the output of {component}") for result, _ in results]
+    taken_apart = [flatten(result, keep_objects=True) for result, _ in results]
     structures = {repr(structure) for _, structure in taken_apart}
     if len(structures) > 1:
         raise GraphError(
