@@ -1,0 +1,157 @@
+"""Optimizers of parallel models: only those that combine the ranks' shares may step; samples count once."""
+
+from __future__ import annotations
+
+from copy import deepcopy
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import torchmn
+from tests.nn.parts.parity import assert_close, numbers
+from tests.parallel.training import PROBLEMS, optimizer_of, tile_of
+from torchmn import functions
+from torchmn.communicators.process_grid import ProcessGrid
+from torchmn.errors import ParallelizeError
+from torchmn.parallel import full_state_dict, parallelize
+
+SHAPE = (3, 8, 7)
+
+
+def small() -> nn.Module:
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Conv2d(3, 4, 3, padding=1), nn.BatchNorm2d(4), nn.ReLU(), nn.MaxPool2d(2))
+    return nn.Sequential(*net, nn.Flatten(), nn.Linear(48, 6), nn.Tanh(), nn.Linear(6, 5)).double()
+
+
+def data(samples: int, seed: int = 0):
+    return numbers((samples, *SHAPE), seed), numbers((samples,), seed + 9).mul(10).long().abs() % 5
+
+
+def same_state(model, expected, tolerance=1e-9):
+    state = full_state_dict(model)
+    for key, value in expected.state_dict().items():
+        assert_close(state[key].detach(), value.detach(), key, tolerance)
+
+
+@pytest.mark.parametrize(
+    ("mode", "sizes"), [("halopar", {"height": 2}), ("datapar", {"data": 2}), ("modelpar", {"width": 2})]
+)
+def test_a_plain_optimizer_is_kept_from_stepping_with_shares(mode, sizes):
+    net = small()
+    before = deepcopy(net.state_dict())
+
+    def body(comm):
+        grid = ProcessGrid(comm, **sizes)
+        model = parallelize(net, grid, mode, input_shape=SHAPE)
+        optimizer = optimizer_of(model)
+        x, y = data(4)
+        F.cross_entropy(model(tile_of(x, grid) if mode == "halopar" else x), y).backward()
+        with pytest.raises(ParallelizeError, match=r"SGD\.step.*create_multi_node_optimizer"):
+            optimizer.step()
+        for key, value in full_state_dict(model).items():
+            if "running" not in key and "tracked" not in key:
+                assert_close(value.detach(), before[key], key, 0.0)
+        torchmn.create_multi_node_optimizer(optimizer, grid, model=model).step()
+
+    torchmn.run_threads(body, 2)
+
+
+def test_a_plain_optimizer_may_step_where_there_is_one_rank_or_another_model():
+    net = small()
+
+    def body(comm):
+        model = parallelize(net, ProcessGrid(comm), "halopar", input_shape=SHAPE)
+        x, y = data(4)
+        F.cross_entropy(model(x), y).backward()
+        optimizer_of(model).step()
+        other = nn.Linear(2, 2)
+        other(torch.ones(1, 2)).sum().backward()
+        optimizer_of(other).step()
+
+    torchmn.run_threads(body, 1)
+
+
+@pytest.mark.parametrize("sizes", [{"data": 2, "height": 2}, {"data": 3}, {"data": 3, "width": 2}], ids=str)
+def test_unequal_micro_batches_weigh_as_many_samples_as_they_have(sizes):
+    """7 samples over 2 or 3 copies: each sample counts once, through batch norm too."""
+    net = small()
+    serial, x_y = deepcopy(net), [data(7, step) for step in range(3)]
+    optimizer = optimizer_of(serial)
+    for x, y in x_y:
+        optimizer.zero_grad()
+        F.cross_entropy(serial(x), y).backward()
+        optimizer.step()
+
+    def body(comm):
+        grid = ProcessGrid(comm, **sizes)
+        model = parallelize(net, grid, "halodatapar" if len(sizes) > 1 else "datapar", input_shape=SHAPE)
+        optimizer = torchmn.create_multi_node_optimizer(optimizer_of(model), grid, model=model)
+        starts = {2: [0, 2, 7], 3: [0, 4, 5, 7]}[sizes["data"]]
+        mine = slice(*starts[grid.place["data"] :][:2])
+        for x, y in x_y:
+            tile, labels = tile_of(x[mine], grid), y[mine]
+            optimizer.zero_grad()
+            optimizer.weigh(F.cross_entropy(model(tile), labels), len(labels)).backward()
+            optimizer.step()
+        same_state(model, serial)
+
+    torchmn.run_threads(body, torch.Size(sizes.values()).numel())
+
+
+@pytest.mark.parametrize(
+    ("mode", "sizes"), [("halopar", {"height": 2, "width": 2}), ("halodatapar", {"data": 2, "width": 2})]
+)
+def test_gradients_add_up_over_several_backwards(mode, sizes):
+    net = small()
+    serial, parts = deepcopy(net), [data(4, step) for step in range(3)]
+    optimizer = optimizer_of(serial)
+    for x, y in parts:
+        (F.cross_entropy(serial(x), y) / len(parts)).backward()
+    optimizer.step()
+
+    def body(comm):
+        grid = ProcessGrid(comm, **sizes)
+        model = parallelize(net, grid, mode, input_shape=SHAPE)
+        optimizer = torchmn.create_multi_node_optimizer(optimizer_of(model), grid, model=model)
+        copies = sizes.get("data", 1)
+        for x, y in parts:
+            mine = slice(grid.place["data"] * 4 // copies, (grid.place["data"] + 1) * 4 // copies)
+            with optimizer.no_sync():
+                (F.cross_entropy(model(tile_of(x[mine], grid)), y[mine]) / len(parts)).backward()
+        optimizer.step()
+        same_state(model, serial)
+
+    torchmn.run_threads(body, 4)
+
+
+@pytest.mark.parametrize("sizes", [{"height": 2, "width": 2}, {"height": 3}, {"data": 2, "height": 2}], ids=str)
+def test_a_dense_output_stays_cut_and_its_loss_counts_once(sizes):
+    problem = PROBLEMS["U-Net"]
+    serial = problem.model()
+    x, y = problem.batch(0)
+    optimizer = optimizer_of(serial)
+    expected = F.cross_entropy(serial(x), y)
+    expected.backward()
+    optimizer.step()
+
+    def body(comm):
+        grid = ProcessGrid(comm, **sizes)
+        mode = "halodatapar" if "data" in sizes else "halopar"
+        model = parallelize(problem.model(), grid, mode, input_shape=problem.shape, output="tile")
+        optimizer = torchmn.create_multi_node_optimizer(optimizer_of(model), grid, model=model)
+        half = len(x) // sizes.get("data", 1)
+        mine = slice(grid.place["data"] * half, (grid.place["data"] + 1) * half)
+        labels = tile_of(y[mine].unsqueeze(1), grid).squeeze(1)
+        output = model(tile_of(x[mine], grid))
+        assert output.shape[2:] == labels.shape[1:]
+        assert type(output) is torch.Tensor
+        loss = functions.global_mean(F.cross_entropy(output, labels, reduction="none"), grid)
+        assert abs(loss.item() - expected.item()) < 1e-10
+        loss.backward()
+        optimizer.step()
+        same_state(model, serial)
+
+    torchmn.run_threads(body, torch.Size(sizes.values()).numel())
