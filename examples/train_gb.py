@@ -11,6 +11,7 @@ Every number of ranks gives the same numbers, up to rounding. Pictures are writt
 from __future__ import annotations
 
 import argparse
+from pathlib import Path
 
 import torch
 
@@ -26,8 +27,13 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--epochs", type=int, default=MNIST.epochs, help="of fine-tuning")
     parser.add_argument("--no-pretraining", action="store_true")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--out", default="gb", help="directory for pictures")
-    return parser.parse_args()
+    parser.add_argument("--float64", action="store_true", help="to compare runs on different numbers of ranks")
+    parser.add_argument("--quick", action="store_true", help="200 images, one epoch of fine-tuning: does it run?")
+    parser.add_argument("--out", default="gb", help="directory for log and pictures")
+    options = parser.parse_args()
+    if options.quick:
+        options.images, options.epochs = 200, 1
+    return options
 
 
 def shares(batches: LabelledBatches, grid: torchmn.ProcessGrid) -> list[tuple[torch.Tensor, torch.Tensor]]:
@@ -51,14 +57,17 @@ def main() -> None:
         torch.manual_seed(options.seed)
         tiles = torchmn.ProcessGrid.squarest(comm) if options.copies == 1 else None
         grid = tiles or torchmn.ProcessGrid(comm, data=options.copies, height=comm.size // options.copies)
-        model = GBDist(grid, "halodatapar")
+        dtype = torch.float64 if options.float64 else torch.float32
+        model = GBDist(grid, "halodatapar", dtype=dtype)
         digits, unseen = torchmn.datasets.mnist("train"), torchmn.datasets.mnist("test")
-        images, labels = digits.images[: options.images], digits.labels[: options.images]
+        images, labels = digits.images[: options.images].to(dtype), digits.labels[: options.images]
         train = shares(LabelledBatches(images, labels, MNIST.batch_size), grid)
-        test = LabelledBatches(unseen.images, unseen.labels, 500)
+        count = 200 if options.quick else 1000
+        test = LabelledBatches(unseen.images[:count].to(dtype), unseen.labels[:count], 100)
 
         steps = len(train) * (options.epochs + (0 if options.no_pretraining else 3 * MNIST.pretrain_epochs))
-        with Logger(comm, steps, formats={"accuracy": ".1%"}) as log:
+        with Logger(comm, steps, json=Path(options.out) / "log.jsonl", formats={"accuracy": ".1%"}) as log:
+            log.print(f"{len(images)} images, {comm.size} rank(s) as {grid!r}")
             if not options.no_pretraining:
                 history = MNIST.pretrain(model, train, progress=lambda step: log.step(**step.values()))
                 for number, epochs in enumerate(history):
@@ -75,9 +84,10 @@ def main() -> None:
         if comm.rank == 0:
             for unit in best:
                 print(f"digit {unit.label}: unit {unit.unit}, area under the curve {unit.auc:.3f}")
-            plain = SparseAutoencoder()
+            plain = SparseAutoencoder(dtype=dtype)
             plain.load_state_dict(state)
-            for path in visualize(plain, unseen.images[:10], options.out, [unit.unit for unit in best]):
+            units = [unit.unit for unit in best]
+            for path in visualize(plain, test.images[:10], options.out, units, steps=5 if options.quick else 100):
                 print(path)
 
 

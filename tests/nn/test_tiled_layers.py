@@ -10,7 +10,7 @@ from torch.testing import assert_close
 from tests.nn.parts.parity import assert_parity
 from tests.worlds import ranks
 from torchmn.communicators.process_grid import ProcessGrid
-from torchmn.errors import ParallelizeError
+from torchmn.errors import ArgumentError, ParallelizeError
 from torchmn.geometry import all_owned
 from torchmn.nn import CrossMapPool, CrossMapResponseNorm, L2Pool2d, LocalContrastNorm2d, LocalFilter2d
 from torchmn.nn.parts.layout import Samples, image_layout
@@ -147,6 +147,9 @@ def test_what_a_tile_can_not_compute_is_refused(comm):
     tiled = layer.slice_over(grid)
     with pytest.raises(ParallelizeError, match="holds the filters of one tile, and got a whole tensor"):
         tiled(torch.zeros(2, 1, 8, 8))
+    parallel = parallelize(nn.Sequential(layer), grid, "halopar")
+    with pytest.raises(ArgumentError, match=r"got \(2, 1, 8, 16\).*whole images.*input_shape=\(1, 8, 8\)"):
+        parallel(torch.zeros(2, 1, 8, 8))
     assert "(6, 3) of (6, 6) positions here" in repr(tiled)
 
 

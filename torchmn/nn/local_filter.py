@@ -145,8 +145,12 @@ class LocalFilter2d(nn.Module):
             shape = ", ".join(map(str, expected))
             raise ArgumentError(
                 f"LocalFilter2d.{operation}: expected (batch, {shape}), got {tuple(x.shape)}. Its filters belong to "
-                f"positions: for images of another size it needs another in_size (now {self.in_size})."
+                f"positions: for images of another size it needs another in_size (now {self.in_size}).{self._hint()}"
             )
+
+    def _hint(self) -> str:
+        """What else may be wrong with an image of another size."""
+        return ""
 
     def extra_repr(self) -> str:
         text = f"{self.in_maps}, {self.out_maps}, kernel={self.kernel}, stride={self.stride}, in_size={self.in_size}"

@@ -101,6 +101,10 @@ class TiledLocalFilter2d(SlicedModule, LocalFilter2d):
             refuse(f"LocalFilter2d.{operation} holds the filters of one tile, and got a whole tensor, not a Part")
         return local(x), x.layout_
 
+    def _hint(self) -> str:
+        shape = self.in_maps, *self.in_size
+        return f" If each rank passed whole images, not tiles: parallelize(..., input_shape={shape}) tells them apart."
+
     def _boxes(self) -> list[Box]:
         """The output positions of each rank of `grid.tiles`, row by row."""
         rows, columns = (all_owned(n, p) for n, p in zip(self.out_size, self.grid.parts_of(2), strict=True))
