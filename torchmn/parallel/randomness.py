@@ -61,8 +61,8 @@ class SerialRandomness(TorchFunctionMode):
         return batch_norm_over_ranks(x, running_mean, running_var, *settings)
 
     def _dropped(self, x: Tensor, p: float, training: bool, inplace: bool, mask_shape: tuple[int, ...]) -> Tensor:
-        if not training or p == 0 or x.is_meta or x.numel() == 0:
-            return x
+        if not training or p == 0 or x.is_meta:
+            return x  # but not for an empty batch: ranks that are threads hand the mask out together
         if p == 1:
             return x.mul_(0) if inplace else x * 0
         samples = self.samples

@@ -10,6 +10,7 @@ from typing import Any
 from torchmn.communicators.base import Communicator
 from torchmn.communicators.watchdog import Wait
 from torchmn.errors import ArgumentError
+from torchmn.parallel.whole_state import seen_whole
 from torchmn.training.checkpoint import disks, entries, names
 from torchmn.training.checkpoint.library import Library
 from torchmn.training.checkpoint.loading import load_newest
@@ -62,7 +63,8 @@ class MultiNodeCheckpointer:
         `objects` are models, optimizers, learning-rate schedulers, iterators, whatever has `state_dict` and
         `load_state_dict`, by names of your choice: `save(step, model=model, optimizer=optimizer)`. `extra` is a value
         of your own: numbers, strings, tensors, NumPy arrays, in lists, tuples and dicts. The global generators of
-        torch, NumPy and Python are saved too. What is the same on all ranks is written once.
+        torch, NumPy and Python are saved too. What is the same on all ranks is written once. Of a parallel model,
+        and of its optimizer beside it, the global tensors are saved, so that they load in any grid and mode.
 
         A checkpoint is complete or does not exist. If this raises `CheckpointError` (on all ranks: a disk is full, a
         value can not be stored), the earlier checkpoints are untouched.
@@ -71,7 +73,7 @@ class MultiNodeCheckpointer:
         if isinstance(step, bool) or not isinstance(step, int) or step < 0:
             problem = f"expected step to be an int >= 0, got {step!r}"
         self._meet("save", problem or entries.objects_problem(objects, "state_dict"), step, objects)
-        save_step(self._site, self.keep, step, extra, objects)
+        save_step(self._site, self.keep, step, extra, seen_whole(objects))
 
     def maybe_load(self, *, step: int | None = None, from_rank: int | None = None, **objects: Any) -> int | None:
         """Load the newest checkpoint that is complete on all ranks, and return its step; None if there is none.
@@ -95,7 +97,7 @@ class MultiNodeCheckpointer:
             problem = f"expected from_rank to be a rank, got {from_rank!r}"
         problem = problem or entries.objects_problem(objects, "load_state_dict")
         self._meet("maybe_load", problem, (step, from_rank), objects)
-        loaded = load_newest(self._site, step, from_rank, objects)
+        loaded = load_newest(self._site, step, from_rank, seen_whole(objects))
         if loaded is None:
             return None
         self.extra = loaded.extra

@@ -1,0 +1,99 @@
+"""Models and optimizers of a grid, seen with the global tensors of the serial ones: what a checkpoint should hold."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from torchmn.errors import ArgumentError
+from torchmn.nn.parts.roles import replicas_of
+from torchmn.nn.slices import SlicedModule
+from torchmn.parallel.state import full_state_dict
+
+
+def seen_whole(objects: Mapping[str, Any]) -> dict[str, Any]:
+    """`objects`, the parallel models and their optimizers among them wrapped so that their state is the serial one."""
+    models = [obj for obj in objects.values() if isinstance(obj, nn.Module) and hasattr(obj, "parallelism")]
+    owners = {id(p): owner for model in models for p, owner in _owners(model)}
+    return {name: _seen_whole(name, obj, models, owners) for name, obj in objects.items()}
+
+
+def _seen_whole(name: str, obj: Any, models: list[nn.Module], owners: dict[int, tuple[SlicedModule, str]]) -> Any:
+    if any(obj is model for model in models):
+        return WholeModel(obj)
+    groups = getattr(obj, "param_groups", None)
+    if isinstance(obj, nn.Module) or not isinstance(groups, list):
+        return obj
+    slices = [p for group in groups for p in group["params"] if replicas_of(p) is not None]
+    if not slices:
+        return obj
+    if any(id(p) not in owners for p in slices):
+        raise ArgumentError(
+            f"{name} holds slices of a parallel model: pass the model too, save(step, model=..., {name}=...), so that "
+            "the checkpoint can hold global tensors"
+        )
+    return WholeOptimizer(obj, owners)
+
+
+class WholeModel:
+    """A parallel model whose state dict is the serial model's; every rank must call its methods."""
+
+    def __init__(self, model: nn.Module):
+        self.model = model
+
+    def state_dict(self) -> dict[str, Any]:
+        return full_state_dict(self.model)
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self.model.load_state_dict(dict(state))
+
+
+class WholeOptimizer:
+    """An optimizer whose state dict is that of the serial one; every rank must call its methods."""
+
+    def __init__(self, optimizer: torch.optim.Optimizer, owners: dict[int, tuple[SlicedModule, str]]):
+        self._optimizer, self._owners = optimizer, owners
+
+    def state_dict(self) -> dict[str, Any]:
+        return self._changed(self._optimizer.state_dict(), _gathered)
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self._optimizer.load_state_dict(self._changed(state, _sliced))
+
+    def _changed(self, saved: Mapping[str, Any], change: Any) -> dict[str, Any]:
+        """The state dict, with every tensor of a sliced parameter changed; those of the others as they are."""
+        parameters = [p for group in self._optimizer.param_groups for p in group["params"]]
+        state = {}
+        for place, kept in saved["state"].items():
+            owner = self._owners.get(id(parameters[int(place)])) if str(place).isdigit() else None
+            state[place] = kept if owner is None else {key: change(owner, kept[key]) for key in sorted(kept)}
+        return {**saved, "state": state}
+
+
+def _gathered(owner: tuple[SlicedModule, str], value: Any) -> Any:
+    module, name = owner
+    mine = module._parameters[name]
+    assert mine is not None
+    # A momentum has the shape of its parameter; a count of steps has none.
+    return module.gathered(name, value) if isinstance(value, Tensor) and value.shape == mine.shape else value
+
+
+def _sliced(owner: tuple[SlicedModule, str], value: Any) -> Any:
+    module, name = owner
+    mine = module._parameters[name]
+    assert mine is not None
+    return module.sliced(name, value) if isinstance(value, Tensor) and value.dim() == mine.dim() > 0 else value
+
+
+def _owners(model: nn.Module) -> list[tuple[nn.Parameter, tuple[SlicedModule, str]]]:
+    """Every slice of the model, with the module that holds it and its name there."""
+    return [
+        (parameter, (module, name))
+        for module in model.modules()
+        if isinstance(module, SlicedModule)
+        for name, parameter in module.named_parameters(recurse=False)
+        if name in module.cut_parameters
+    ]
