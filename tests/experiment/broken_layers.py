@@ -175,11 +175,11 @@ BROKEN = [
     (
         "layers and module",
         swap("  cost:", "  module: torch.nn.Flatten\n  cost:"),
-        "3:3: model has both layers and a module: expected `layers:` or `module:`",
+        "3:3: model has both layers and module: expected one of `layers:`, `module:`, `autoencoder:`",
     ),
     (
         "neither",
         "dataset: mnist\nmodel: {cost: cross_entropy}\noptimizer: {name: sgd, lr: 0.1}\nepochs: 1\nbatch_size: 5\n",
-        "2:8: model has no layers: expected `layers:` or `module:`",
+        "2:8: model has no layers: expected one of `layers:`, `module:`, `autoencoder:`",
     ),
 ]

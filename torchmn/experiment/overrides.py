@@ -48,6 +48,7 @@ def _put(target: Document, override: Override) -> None:
             holder[part] = inner
         elif inner is None:
             holder[part] = inner = {}
+            target.places[step] = target.key_places[step] = override.said
         holder = inner
     last = path[-1]
     _at(holder, last, override, path)

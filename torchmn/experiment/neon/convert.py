@@ -11,6 +11,7 @@ from yaml.nodes import MappingNode, Node, SequenceNode
 
 from torchmn.errors import ExperimentError, nearest
 from torchmn.experiment.document import Document
+from torchmn.experiment.neon.autoencoder import convert_autoencoder
 from torchmn.experiment.neon.layers import Chain, convert_layers
 from torchmn.experiment.neon.said import OBJECT, Said, as_document, at, plain, read_nodes
 from torchmn.experiment.neon.values import COSTS, METRICS, one_of
@@ -79,13 +80,20 @@ def _convert(name: str, said: Said) -> Converted:
     layers = model.get("layers")
     if layers is None:
         raise ExperimentError(f"{model.where}: {model.kind} needs the key 'layers'")
-    chain = convert_layers(layers)
-    notes += [*_notes_of_model(model), *chain.notes]
+    if model.name == "GB":
+        autoencoder, optimizer = convert_autoencoder(model)
+        ours_model: dict[str, Any] = {"autoencoder": autoencoder, "cost": "binary_cross_entropy"}
+        notes += _notes_of_model(model)
+    else:
+        chain = convert_layers(layers)
+        notes += [*_notes_of_model(model), *chain.notes]
+        ours_model = {"layers": chain.layers, "cost": _cost(said, model, chain), "target": chain.target}
+        optimizer = _optimizer(model, chain)
     source = _dataset_of(said)
     ours: dict[str, Any] = {
         "dataset": _dataset(source, notes),
-        "model": {"layers": chain.layers, "cost": _cost(said, model, chain), "target": chain.target},
-        "optimizer": _optimizer(model, chain),
+        "model": ours_model,
+        "optimizer": optimizer,
         "epochs": _needed(model, "num_epochs"),
         "batch_size": _batch_size(said, model, source, notes),
         "seed": _seed(said),

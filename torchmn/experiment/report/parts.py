@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from torchmn.experiment.modes import CUTS_IMAGES
 from torchmn.experiment.parallel import Placed
 from torchmn.experiment.weighted import Shape, text
 from torchmn.geometry import Interval, Window, owned
@@ -73,14 +74,13 @@ def _words(module: nn.Module) -> str:
 def _drawing(step: Step, placed: Placed) -> str:
     if placed.comm.size == 1 or placed.grid is None:
         return ""
-    if placed.mode in ("halopar", "halodatapar") and len(step.before) == 3:
-        return _tiles(step, placed)
+    weighted = bool(list(step.module.parameters(recurse=False)))
+    if placed.mode in CUTS_IMAGES and len(step.before) == 3:
+        return _tiles(step, placed) if _windows(step.module) or weighted else ""
     part = _submodule(placed.model, step.name)
     if isinstance(part, SlicedModule):
         return _slices(part)
-    if not list(step.module.parameters(recurse=False)):
-        return ""
-    return "<small>whole on every rank</small>"
+    return "" if not weighted else "<small>whole on every rank</small>"
 
 
 def _submodule(model: nn.Module, name: str) -> nn.Module | None:

@@ -53,7 +53,10 @@ def batch_norm_over_ranks(
 ) -> Tensor:
     """F.batch_norm with the statistics of the plain tensors of all ranks of `comm`."""
     if x.is_meta and training:
-        return F.batch_norm(x, None, None, weight, bias, True, 0.0, eps) if x.numel() else x * 1
+        if not x.numel():
+            return x * 1
+        # A single value per channel is enough here: other ranks may have more.
+        return F.batch_norm(torch.cat([x, x]), None, None, weight, bias, True, 0.0, eps)[: len(x)]
     if not training or comm.size == 1:
         return F.batch_norm(x, running_mean, running_var, weight, bias, training, momentum or 0.0, eps)
     moments = _of_all_ranks(x, comm)

@@ -1,0 +1,84 @@
+"""Experiments on ranks that are threads, and what came of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torchmn
+from torchmn.experiment.load import read
+from torchmn.experiment.overrides import parse_set
+from torchmn.experiment.schema import Experiment
+from torchmn.experiment.session import open_session
+from torchmn.experiment.state import GlobalModel
+from torchmn.experiment.trainer import Progress, Trainer
+from torchmn.training import Logger
+from torchmn.training.checkpoint import create_multi_node_checkpointer
+
+
+@dataclass(frozen=True)
+class Ran:
+    """The loss of each step, the rows of each epoch, and the global weights at the end."""
+
+    losses: list[float]
+    history: list[dict[str, float]]
+    weights: dict[str, Any]
+    finished: bool
+
+
+class _Losses(Logger):
+    """Keeps what a training would show."""
+
+    def __init__(self, comm: Any):
+        super().__init__(comm)
+        self.losses: list[float] = []
+
+    def step(self, **values: Any) -> None:
+        self.losses.append(float(values.get("loss", values.get("cost", 0.0))))
+
+    def epoch(self, **values: Any) -> None:
+        pass
+
+    def print(self, text: str = "") -> None:
+        pass
+
+
+def experiment(text: str, *changes: str) -> Experiment:
+    """The experiment of a text, with `--set` changes."""
+    return read("x.yaml", text, [parse_set(change) for change in changes])
+
+
+def train(
+    chosen: Experiment,
+    ranks: int = 1,
+    mode: str | None = None,
+    *,
+    data: str | None = None,
+    checkpoints: str | None = None,
+    stop_after: int | None = None,
+    resume: bool = False,
+    on_progress: Callable[[Progress], None] | None = None,
+) -> Ran:
+    """Train on ranks that are threads; `stop_after` stops as Ctrl-C would, on the last rank alone."""
+    update = {"parallel": chosen.the_parallel().model_copy(update={"mode": mode})} if mode else {}
+    chosen = chosen.model_copy(update=update)
+
+    def on_each(comm: torchmn.Communicator) -> Ran:
+        session = open_session(chosen, comm, data)
+        log = _Losses(comm)
+        checkpointer = create_multi_node_checkpointer("training", comm, checkpoints) if checkpoints else None
+
+        def stop() -> bool:
+            return stop_after is not None and comm.rank == comm.size - 1 and trainer.progress.step + 1 >= stop_after
+
+        trainer = Trainer(session, log, checkpointer, stop)
+        if resume:
+            assert trainer.resume()
+            if on_progress is not None and comm.rank == 0:
+                on_progress(trainer.progress)
+        finished = trainer.run()
+        weights = GlobalModel(session.placed.model).state_dict()
+        return Ran(log.losses, trainer.progress.history, weights, finished)
+
+    return torchmn.run_threads(on_each, ranks)[0]

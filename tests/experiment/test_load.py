@@ -1,0 +1,242 @@
+"""What a file says, what the command line says instead, and names of one's own."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+
+import pytest
+import torch
+import yaml
+from torch import nn
+
+from tests.experiment.files import BASE, swap
+from tests.experiment.running import experiment
+from torchmn.errors import ArgumentError, ExperimentError
+from torchmn.experiment import dump, load, registry
+from torchmn.experiment.json_schema import json_schema
+from torchmn.experiment.load import read
+from torchmn.experiment.model import build_model, load_data
+from torchmn.experiment.overrides import parse_set
+
+
+def model_of(text: str) -> nn.Module:
+    chosen = read("x.yaml", text)
+    return build_model(chosen, load_data(chosen, None)["train"])
+
+
+def test_layers_become_modules_with_inferred_shapes_and_names_of_the_file():
+    model = model_of(
+        swap("- max_pool: {kernel: 2}", "- conv: {maps: 3, kernel: 3, batch_norm: true}\n    - max_pool: 2")
+    )
+    assert [name for name, _ in model.named_children()] == [
+        "conv1", "conv1_relu", "conv2", "conv2_norm", "max_pool1", "linear1_flatten", "linear1",
+    ]  # fmt: skip
+    assert model.get_submodule("linear1").in_features == 3 * 11 * 11
+    assert model(torch.zeros(2, 1, 28, 28)).shape == (2, 10)
+
+
+def test_initial_weights_follow_from_the_seed_alone():
+    torch.manual_seed(5)
+    before = torch.get_rng_state()
+    first, second = model_of(BASE), model_of(BASE)
+    assert torch.equal(torch.get_rng_state(), before)
+    assert all(torch.equal(a, b) for a, b in zip(first.parameters(), second.parameters(), strict=True))
+    other = model_of(BASE + "seed: 1\n")
+    assert not torch.equal(first.get_parameter("conv1.weight"), other.get_parameter("conv1.weight"))
+    double = model_of(BASE + "dtype: float64\n").get_parameter("conv1.weight")
+    assert torch.equal(double.float(), first.get_parameter("conv1.weight"))
+
+
+@pytest.mark.parametrize(
+    ("init", "expected"),
+    [
+        ("constant", lambda w: bool((w == 0).all())),
+        ("{name: uniform, low: 2.0, high: 3.0}", lambda w: bool((w >= 2).all() and (w < 3).all())),
+        ("{name: gaussian, mean: 5.0, std: 0.001}", lambda w: bool((w - 5).abs().max() < 0.01)),
+        ("auto_uniform", lambda w: w.abs().max() <= 1 / 5),
+        ("glorot", lambda w: w.abs().max() <= (6 / (25 + 100)) ** 0.5),
+        ("kaiming", lambda w: 0.15 < w.std() < 0.45),
+        ("orthonormal", lambda w: torch.allclose(w.flatten(1) @ w.flatten(1).T, torch.eye(4), atol=1e-5)),
+        ("{name: sparse_eigen, sparseness: 3}", lambda w: bool(((w.flatten(1) != 0).sum(1) == 3).all())),
+    ],
+)
+def test_initializers_fill_weights_as_they_say(init, expected):
+    weight = model_of(swap("activation: relu", f"init: {init}, bias_init: 0.25")).get_submodule("conv1")
+    assert expected(weight.weight.detach())
+    assert bool((weight.bias == 0.25).all())
+
+
+def test_anchors_aliases_and_merges_work():
+    text = """
+    imports: []
+    dataset: iris
+    model:
+      layers:
+        - linear: &hidden {units: 5, activation: tanh}
+        - linear: {<<: *hidden, units: 3}
+      cost: &cost cross_entropy
+    optimizer: {name: sgd, lr: &rate 1e-2, weight_decay: *rate}
+    epochs: 0x2
+    batch_size: 10
+    """
+    chosen = read("x.yaml", text)
+    assert [layer.units for layer in chosen.model.layers] == [5, 3]
+    assert [layer.activation.kind for layer in chosen.model.layers] == ["tanh", "tanh"]
+    assert (chosen.optimizer.lr, chosen.optimizer.weight_decay, chosen.epochs) == (0.01, 0.01, 2)
+
+
+def test_overrides_win_and_reach_into_lists_and_short_forms():
+    text = swap("{name: mnist, sample: 10%}", "mnist")
+    changes = ("optimizer.lr=0.5", "dataset.sample=20%", "model.layers.0.conv.maps=7", "seed=3", "metrics=[auc]")
+    chosen = experiment(text, *changes)
+    assert (chosen.optimizer.lr, chosen.dataset.sample, chosen.seed) == (0.5, 0.2, 3)
+    assert chosen.model.layers[0].maps == 7 and chosen.metrics[0].kind == "auc"
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ("optimizer.lr=fast", "--set optimizer.lr=fast: expected sgd's lr to be a number, got 'fast'"),
+        ("optimiser.lr=1", "--set optimiser.lr=1: the file has no key 'optimiser'. Did you mean 'optimizer'?"),
+        ("epochs", "--set epochs: expected KEY=VALUE, as optimizer.lr=0.1"),
+        ("epochs.x=1", "--set epochs.x=1: there is no 'epochs.x': what stands there is no mapping"),
+        ("model.layers.9=1", "--set model.layers.9=1: there is no 'model.layers.9': what stands there is a list of 3"),
+        ("epochs=[", "--set epochs=[:1:2: this is not YAML"),
+    ],
+)  # fmt: skip
+def test_an_override_that_can_not_be_is_named_as_the_user_said_it(change, message):
+    with pytest.raises(ExperimentError, match=re.escape(message)):
+        experiment(BASE, change)
+
+
+def test_an_experiment_written_down_is_read_again_the_same(tmp_path):
+    chosen = experiment(
+        BASE, "model.layers.1={dropout: {keep: 0.75}}", "optimizer.momentum={from: 0.1, to: 0.2, end: 3}"
+    )
+    path = tmp_path / "again.yaml"
+    path.write_text(dump(chosen))
+    assert dump(load(path)) == dump(chosen)
+    assert yaml.safe_load(dump(chosen))["optimizer"]["momentum"] == {"from": 0.1, "to": 0.2, "start": 0, "end": 3}
+
+
+OWN = """
+import torch
+import torchmn.experiment as experiment
+
+
+class Scaled(torch.nn.Module):
+    def __init__(self, factor=2.0):
+        super().__init__()
+        self.factor = factor
+
+    def forward(self, x):
+        return x * self.factor
+
+
+@experiment.register_layer("scaled_as_a_class")
+class ScaledLayer(experiment.Layer):
+    factor: float = 3.0
+
+    def build(self, shape):
+        assert shape == (4, 24, 24)
+        return Scaled(self.factor)
+
+
+@experiment.register_layer("scaled_as_a_function")
+def scaled(shape, *, factor: float):
+    return Scaled(factor)
+
+
+@experiment.register_metric("largest_output")
+def largest(activation):
+    raise NotImplementedError
+"""
+
+
+@pytest.fixture
+def own_module(tmp_path, monkeypatch):
+    (tmp_path / "own_words.py").write_text(OWN)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [p for p in sys.path if p])
+    yield
+    sys.modules.pop("own_words", None)
+    for kind in registry.KINDS:
+        for name in [name for name, cls in kind.entries.items() if cls.__module__ == "own_words"]:
+            del kind.entries[name]
+
+
+@pytest.mark.parametrize(
+    ("layer", "factor"),
+    [
+        ("scaled_as_a_class", 3.0),
+        ("scaled_as_a_class: {factor: 4.0}", 4.0),
+        ("scaled_as_a_function: {factor: 5.0}", 5.0),
+        ("module: own_words.Scaled", 2.0),
+        ("module: {name: own_words.Scaled, arguments: {factor: 6.0}}", 6.0),
+    ],
+)
+def test_users_add_layers_of_their_own(layer, factor, own_module):
+    text = "imports: [own_words]\n" + swap("- max_pool: {kernel: 2}", f"- {layer}")
+    found = [m.factor for m in model_of(text).modules() if hasattr(m, "factor")]
+    assert found == [factor]
+
+
+@pytest.mark.parametrize(
+    ("layer", "message"),
+    [
+        ("scaled_as_a_function", "x.yaml:6:7: scaled_as_a_function needs the key 'factor'"),
+        ("scaled_as_a_class: {factor: big}", "expected scaled_as_a_class's factor to be a number, got 'big'"),
+        ("scaled_as_clas", "there is no layer 'scaled_as_clas'. Did you mean 'scaled_as_a_class'?"),
+    ],
+)
+def test_layers_of_ones_own_are_checked_as_ours(layer, message, own_module):
+    with pytest.raises(ExperimentError, match=re.escape(message)):
+        model_of("imports: [own_words]\n" + swap("- max_pool: {kernel: 2}", f"- {layer}"))
+
+
+def test_a_name_is_given_once():
+    with pytest.raises(ArgumentError, match="there is a layer 'conv' already"):
+        registry.register_layer("conv")(type("Mine", (registry.Layer,), {}))
+    with pytest.raises(ArgumentError, match="expected a class derived from"):
+        registry.register_layer("mine")(nn.ReLU)
+    with pytest.raises(ArgumentError, match="expected a name such as"):
+        registry.register_layer("not a name")(type("Mine", (registry.Layer,), {}))
+
+
+def test_a_whole_module_of_ones_own_is_trained_as_it_is():
+    text = BASE[: BASE.index("model:")] + (
+        "model:\n  module: {name: torch.nn.Flatten, arguments: {start_dim: 1}}\n  cost: cross_entropy\n"
+    ) + BASE[BASE.index("optimizer:") :]  # fmt: skip
+    assert isinstance(model_of(text), nn.Flatten)
+
+
+def test_the_schema_for_editors_knows_every_name_and_refers_to_nothing_that_is_not_there():
+    schema = json_schema()
+    text = json.dumps(schema)
+    for reference in set(re.findall(r'"\$ref": "#/\$defs/([^"]+)"', text)):
+        assert reference in schema["$defs"], reference
+    for kind in registry.KINDS:
+        for name in kind:
+            assert f'"{name}"' in json.dumps(schema["$defs"][kind.noun]), name
+    assert schema["additionalProperties"] is False
+    assert set(schema["required"]) == {"dataset", "model", "optimizer", "epochs", "batch_size"}
+
+
+def test_a_file_that_is_not_there_or_not_text_is_said_in_one_line(tmp_path):
+    (tmp_path / "digits.yaml").write_text(BASE)
+    with pytest.raises(ExperimentError, match=r"there is no such file. Did you mean 'digits.yaml'\?"):
+        load(tmp_path / "digit.yaml")
+    with pytest.raises(ExperimentError, match="torchmn new mnist-cnn"):
+        load(tmp_path / "nowhere" / "digit.yaml")
+    with pytest.raises(ExperimentError, match="can not be read"):
+        load(tmp_path)
+    (tmp_path / "latin.yaml").write_bytes(b"epochs: \xff")
+    with pytest.raises(ExperimentError, match="expected a text file in UTF-8, got byte 0xff"):
+        load(tmp_path / "latin.yaml")
+
+
+def test_a_value_with_an_equals_sign_is_kept_whole():
+    assert parse_set("dataset.path=/a=b").value == "/a=b"
+    assert parse_set("x=1e-3").value == 0.001 and parse_set("x=").value is None

@@ -1,0 +1,168 @@
+"""Experiment files of neon 0.x: what they mean today, what has no meaning, what is refused."""
+
+# ruff: noqa: E501  (a message is one line)
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import yaml
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as some
+
+from tests.experiment.running import train
+from torchmn.errors import ExperimentError
+from torchmn.experiment import load
+from torchmn.experiment.load import check, parse, read
+from torchmn.experiment.model import build_model, load_data
+from torchmn.experiment.writing import as_yaml
+
+FILES = Path(__file__).parent / "neon_files"
+PUBLIC, BEFORE, GB = (FILES / f"{name}.yaml" for name in ("public-cnn", "halopar-cnn", "halopar-gb"))
+
+
+def values(path: Path) -> dict:
+    return parse(path.name, path.read_text()).document.values
+
+
+def test_a_public_file_in_our_words():
+    ours = values(PUBLIC)
+    uniform = {"name": "uniform", "low": -0.1, "high": 0.1}
+    gaussian = {"bias": True, "init": {"name": "gaussian", "std": 0.05}, "bias_init": 0.0}
+    assert ours["model"]["layers"] == [
+        {"conv": {"maps": 6, "kernel": 5, "stride": 1, "bias": False, "init": uniform}},
+        {"max_pool": {"kernel": 2, "stride": 2}},
+        {"dropout": {"keep": 0.8}},
+        {"linear": {"units": 30, **gaussian, "activation": "relu"}},
+        {"linear": {"units": 10, **gaussian, "activation": "logistic", "optimizer": {"lr": 0.01}}},
+    ]
+    assert ours["optimizer"] == {"name": "sgd", "lr": 0.05, "momentum": 0.9, "schedule": {"every": 2, "ratio": 0.5}}
+    assert ours["metrics"] == ["log_loss", {"name": "misclassified", "top": 2}]
+    assert (ours["epochs"], ours["batch_size"], ours["dataset"]) == (2, 100, {"name": "mnist", "sample": "10%"})
+    assert ours["predictions"] == ["test"]
+
+
+def test_a_file_from_before_the_release_in_our_words():
+    ours = values(BEFORE)
+    assert [next(iter(layer)) for layer in ours["model"]["layers"]] == ["conv", "max_pool", "linear", "linear"]
+    assert ours["parallel"] == {"mode": "halopar"} and ours["seed"] == 3
+    assert ours["model"]["cost"] == "cross_entropy"
+    assert (ours["shuffle"], ours["drop_last"]) == (False, True)
+
+
+def test_what_has_no_meaning_is_one_line_each_with_its_place():
+    notes = parse("old.yaml", BEFORE.read_text()).notes
+    assert [note.split(": ")[0] for note in notes] == [
+        "old.yaml:5:12",
+        "old.yaml:16:17",
+        "old.yaml:8:32",
+        "old.yaml:9:24",
+    ]
+    assert "backend has no meaning today" in notes[0]
+
+
+@pytest.mark.parametrize("path", [PUBLIC, BEFORE, GB], ids=lambda path: path.stem)
+def test_the_converted_file_means_the_same(path):
+    text = as_yaml(values(path))
+    assert yaml.safe_load(text) == values(path)
+    assert load(path).model_dump() == read("new.yaml", text).model_dump()
+
+
+def test_an_old_file_trains_with_the_same_numbers_on_four_ranks():
+    chosen = check(parse("old.yaml", BEFORE.read_text()).document)
+    chosen = chosen.model_copy(update={"dtype": "float64"})
+    alone = train(chosen, 1, "datapar")
+    assert alone.losses == pytest.approx(train(chosen, 4, "halopar").losses, rel=1e-9)
+    assert len(alone.losses) == 6
+
+
+def test_the_sparse_autoencoder_is_recognised():
+    ours = values(GB)["model"]["autoencoder"]
+    assert ours["kernels"] == [4, 3] and ours["maps"] == 2 and ours["classes"] == 10
+    assert ours["pretraining"] == {"epochs": 2, "lr": 0.01} and ours["classifier_epochs"] == 1
+    assert ours["classifier"] == {"momentum": {"from": 0.99, "to": 0.9, "start": 0, "end": 5}}
+    assert load(GB).the_model().cost.kind == "binary_cross_entropy"
+
+
+def edited(old: str, new: str) -> str:
+    text = PUBLIC.read_text()
+    assert old in text
+    return text.replace(old, new, 1)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (edited("layers.PoolingLayer", "layers.PolingLayer"), "old.yaml:37:7: the layer PolingLayer is not supported. Did you mean 'PoolingLayer'?"),
+        (edited("models.MLP", "models.RBM"), "old.yaml:30:10: the model RBM is not supported"),
+        (edited("datasets.MNIST", "datasets.MOBYDICK"), "old.yaml:3:12: the data set MOBYDICK is not supported"),
+        (edited("transforms.RectLin", "transforms.RecLin"), "the activation RecLin is not supported. Did you mean 'RectLin'?"),
+        (edited("transforms.CrossEntropy", "transforms.XCovariance"), "the cost XCovariance is not supported"),
+        (edited("metrics.MisclassRate", "metrics.Missclass"), "the metric Missclass is not supported. Did you mean"),
+        (edited("params.UniformValGen", "params.IdentityValGen"), "the initial weights IdentityValGen are not supported"),
+        (edited("gradient_descent_momentum", "rprop"), "old.yaml:14:10: the learning rule 'rprop' is not supported"),
+        (edited("type: constant", "type: heavy"), "the momentum 'heavy' is not supported. Valid: constant"),
+        (edited("type: step", "type: power"), "the schedule 'power' is not supported, only `step` is"),
+        (edited("learning_rate: 0.01", "learning_rte: 0.01"), "lr_params has no key 'learning_rte' that is known here"),
+        (edited("nofm: 6", "nofmaps: 6"), "ConvLayer has no key 'nofmaps' that is known here. Did you mean 'nofm'?"),
+        (edited("nofm: 6", "nofm: six"), "old.yaml:36:93: expected conv's maps to be a whole number, got 'six'"),
+        (edited("num_epochs: 2,", ""), "MLP needs the key 'num_epochs'"),
+        (edited("experiments.FitPredictErrorExperiment", "experiments.GradientChecker"), "the experiment GradientChecker is"),
+        (edited("keep: 0.8", "keep: !hyperopt k FLOAT 0 1"), "!hyperopt is not supported here"),
+        (edited("nout: 10", "nout: 5"), "the outputs have shape 5"),
+    ],
+)  # fmt: skip
+def test_what_is_not_supported_is_an_error_with_file_and_line(text, message):
+    def build() -> None:
+        chosen = read("old.yaml", text)
+        build_model(chosen, load_data(chosen, None)["train"])
+
+    with pytest.raises(ExperimentError) as error:
+        build()
+    assert message in str(error.value) and str(error.value).startswith("old.yaml:")
+    assert "\n" not in str(error.value)
+
+
+def test_nothing_that_a_file_names_is_imported(tmp_path, monkeypatch):
+    (tmp_path / "trap.py").write_text("raise SystemExit('imported')")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(ExperimentError, match="the layer ConvLayerX"):
+        read("old.yaml", edited("!obj:layers.ConvLayer ", "!obj:trap.ConvLayerX "))
+    assert read("old.yaml", edited("!obj:layers.ConvLayer ", "!obj:trap.ConvLayer ")).epochs == 2
+
+
+SOURCES = [path.read_text() for path in (PUBLIC, BEFORE, GB)]
+
+
+@settings(max_examples=120, deadline=None, suppress_health_check=list(HealthCheck))
+@given(drawn=some.data())
+def test_whatever_an_old_file_has_it_is_read_or_refused(drawn):
+    text = drawn.draw(some.sampled_from(SOURCES))
+    words = [
+        "[]",
+        "{}",
+        "3",
+        "x",
+        "null",
+        "-1",
+        "True",
+        "[1, 2]",
+        "!obj:layers.FCLayer {}",
+        "!obj:x.Y",
+        "",
+        ",",
+        "}",
+        "*bs",
+    ]
+    for _ in range(drawn.draw(some.integers(1, 2))):
+        pieces = text.split(" ")
+        place = drawn.draw(some.integers(0, len(pieces) - 1))
+        pieces[place] = drawn.draw(some.sampled_from(words))
+        text = " ".join(pieces)
+    said = "old.yaml"
+    try:
+        read("old.yaml", text)
+    except ExperimentError as error:
+        said = str(error)
+    assert all(line.startswith("old.yaml") for line in said.splitlines())

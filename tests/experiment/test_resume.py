@@ -1,0 +1,93 @@
+"""A run that was stopped goes on exactly: at any step, on any number of ranks, in any mode."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from tests.experiment.running import experiment, train
+from tests.experiment.test_same_numbers import EVERYTHING
+from torchmn.errors import ExperimentError
+from torchmn.experiment.run_directory import RunDirectory, choose
+
+CHANGES = ("dtype=float64", "optimizer.momentum=0.9", "optimizer.schedule=null")
+AUTOENCODER = """
+dataset: {name: toy_images, side: 12, train: 24, test: 8}
+model:
+  autoencoder: {maps: 2, kernels: [3, 2], pool: 2, classes: 4, pretraining: {epochs: 1, lr: 0.001},
+                classifier: {momentum: {from: 0.9, to: 0.5, end: 2}}}
+  cost: binary_cross_entropy
+optimizer: {name: sgd, lr: 0.05}
+epochs: 3
+batch_size: 8
+dtype: float64
+"""
+
+
+@pytest.mark.parametrize("stop_after", [3, 5])
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [((1, "datapar"), (1, "datapar")), ((2, "datapar"), (1, "datapar")), ((2, "modelpar"), (3, "datapar")),
+     ((4, "halopar"), (2, "modelpar")), ((1, "datapar"), (4, "halodatapar"))],
+)  # fmt: skip
+def test_a_stopped_run_goes_on_as_if_it_had_not_been(before, after, stop_after, tmp_path):
+    chosen = experiment(EVERYTHING, *CHANGES)
+    whole = train(chosen)
+    first = train(chosen, *before, checkpoints=str(tmp_path), stop_after=stop_after)
+    assert not first.finished and len(first.losses) == stop_after
+    second = train(chosen, *after, checkpoints=str(tmp_path), resume=True)
+    assert second.finished
+    losses = first.losses + second.losses
+    assert losses == pytest.approx(whole.losses, rel=1e-9)
+    assert [row == pytest.approx(other, rel=1e-9) for row, other in zip(second.history, whole.history, strict=True)]
+    for name, weight in whole.weights.items():
+        torch.testing.assert_close(second.weights[name], weight, rtol=1e-9, atol=1e-9, msg=name)
+
+
+def test_more_epochs_go_on_from_the_end(tmp_path):
+    longer = experiment(EVERYTHING, *CHANGES, "epochs=3")
+    train(experiment(EVERYTHING, *CHANGES), checkpoints=str(tmp_path))
+    more = train(longer, 2, "datapar", checkpoints=str(tmp_path), resume=True)
+    assert more.losses == pytest.approx(train(longer).losses[-len(more.losses) :], rel=1e-9)
+    assert len(more.history) == 3
+
+
+@pytest.mark.parametrize("stop_after", [2, 5])
+def test_an_autoencoder_goes_on_after_its_pretraining(stop_after, tmp_path):
+    chosen = experiment(AUTOENCODER)
+    whole = train(chosen)
+    first = train(chosen, 4, "halopar", checkpoints=str(tmp_path), stop_after=stop_after)
+    assert not first.finished
+    second = train(chosen, 2, "datapar", checkpoints=str(tmp_path), resume=True)
+    assert (first.losses + second.losses)[-9:] == pytest.approx(whole.losses[-9:], rel=1e-9)
+
+
+def test_a_run_keeps_to_its_experiment(tmp_path):
+    directory = RunDirectory(tmp_path / "run")
+    directory.begin(experiment(EVERYTHING))
+    with pytest.raises(ExperimentError, match="there is a run already"):
+        directory.begin(experiment(EVERYTHING))
+    directory.go_on(experiment(EVERYTHING, "epochs=7", "parallel.mode=halopar"))
+    with pytest.raises(ExperimentError, match="began with another batch_size: 10, and now it is 12"):
+        directory.go_on(experiment(EVERYTHING, "batch_size=12"))
+    with pytest.raises(ExperimentError, match="there is no run in"):
+        RunDirectory(tmp_path / "other").go_on(experiment(EVERYTHING))
+
+
+def test_the_log_is_cut_to_where_a_run_goes_on(tmp_path):
+    directory = RunDirectory(tmp_path)
+    directory.log.write_text('{"step": 1}\n{"step": 2}\n{"step": 2, "epoch": 1}\n{"step": 3}\n{"ste')
+    directory.cut_log(2)
+    assert directory.log.read_text() == '{"step": 1}\n{"step": 2}\n{"step": 2, "epoch": 1}\n'
+
+
+def test_runs_without_a_name_get_the_next_free_one(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ExperimentError, match="there is no run of digits"):
+        choose(None, "digits.yaml", resume=True)
+    assert choose(None, "x/digits.yaml", resume=False).path == tmp_path / "runs" / "digits"
+    for name in ("digits", "digits-2", "digits-10", "digits-old", "other"):
+        (tmp_path / "runs" / name).mkdir(parents=True)
+    assert choose(None, "digits.yaml", resume=False).path.name == "digits-11"
+    assert choose(None, "digits.yaml", resume=True).path.name == "digits-10"
+    assert choose("somewhere", "digits.yaml", resume=False).path == tmp_path / "somewhere"
