@@ -16,6 +16,7 @@ from torchmn import functions
 from torchmn.communicators.process_grid import ProcessGrid
 from torchmn.errors import ParallelizeError
 from torchmn.parallel import full_state_dict, parallelize
+from torchmn.parallel.clipping import clip_grad_norm_
 
 SHAPE = (3, 8, 7)
 
@@ -155,3 +156,30 @@ def test_a_dense_output_stays_cut_and_its_loss_counts_once(sizes):
         same_state(model, serial)
 
     torchmn.run_threads(body, torch.Size(sizes.values()).numel())
+
+
+@pytest.mark.parametrize("norm_type", [2.0, 1.0, float("inf")])
+@pytest.mark.parametrize(
+    ("mode", "sizes"), [("halopar", {"height": 2, "width": 2}), ("modelpar", {"data": 2, "width": 2})]
+)
+def test_gradients_are_clipped_by_the_norm_of_the_whole_model(mode, sizes, norm_type):
+    net, (x, y) = small(), data(4)
+    serial = deepcopy(net)
+    optimizer = optimizer_of(serial)
+    F.cross_entropy(serial(x), y).backward()
+    expected = nn.utils.clip_grad_norm_(serial.parameters(), 0.05, norm_type)
+    optimizer.step()
+
+    def body(comm):
+        grid = ProcessGrid(comm, **sizes)
+        model = parallelize(net, grid, mode, input_shape=SHAPE)
+        optimizer = torchmn.create_multi_node_optimizer(optimizer_of(model), grid, model=model)
+        mine = slice(2 * grid.place["data"], 2 * grid.place["data"] + 2) if "data" in sizes else slice(None)
+        F.cross_entropy(model(tile_of(x[mine], grid) if mode == "halopar" else x[mine]), y[mine]).backward()
+        optimizer.synchronize()
+        norm = clip_grad_norm_(model, 0.05, norm_type)
+        assert abs(norm.item() - expected.item()) < 1e-10
+        optimizer.step()
+        same_state(model, serial)
+
+    torchmn.run_threads(body, 4)

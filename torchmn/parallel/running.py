@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import weakref
 from dataclasses import dataclass, field
+from hashlib import blake2b
 from typing import Any
 
 import torch
@@ -35,6 +36,7 @@ class Parallelism:
     input_shape: tuple[int, ...] | None = None  # of one sample, if the user gave it
     roles: dict[str, str] = field(default_factory=dict)
     _checked: set[Any] = field(default_factory=set)
+    _tiled: set[Any] = field(default_factory=set)  # shapes of which ranks were seen to hold different tiles
     _marked: Any = None  # the model whose parameters carry the marks of their roles
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Parallelism:
@@ -94,7 +96,23 @@ class Parallelism:
             return (x.shape[0], *self.input_shape)
         tiles = self.grid.tiles
         shapes = [tuple(part.tolist()) for part in tiles.allgather(torch.tensor(x.shape))]
-        return whole_shape(self.grid, shapes)
+        shape = whole_shape(self.grid, shapes)
+        if tiles.size > 1 and shape not in self._tiled:
+            self._check_differs(x, shape)
+            self._tiled.add(shape)
+        return shape
+
+    def _check_differs(self, x: Tensor, shape: tuple[int, ...]) -> None:
+        """An error if all ranks hold the same values: these are whole images, and no tiles of one of `shape`."""
+        values = x.detach().cpu().contiguous()
+        digest = blake2b(values.view(-1).view(torch.uint8).numpy().tobytes()).hexdigest() if x.numel() else ""
+        constant = x.numel() == 0 or bool((values == values.view(-1)[0]).all())
+        if len(set(self.grid.tiles.allgather_obj(digest))) == 1 and not constant:
+            raise ParallelizeError(
+                f"rank {self.grid.comm.rank} of {self.grid.comm.size}: every rank passed the same {tuple(x.shape)}, as "
+                f"if it were its tile of {shape}. If these are whole images, say so: parallelize(..., "
+                f"input_shape={tuple(x.shape[1:])}); if they are tiles: input_shape={shape[1:]}."
+            )
 
     # -- before the first forward --------------------------------------------------------------------------------
 
