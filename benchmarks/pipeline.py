@@ -20,7 +20,7 @@ import torchmn
 from torchmn.graph import MultiNodeChainList
 
 MICROBATCHES = (1, 2, 4, 8)
-BATCH, WIDTH, LAYERS = 1024, 512, 4
+BATCH, WIDTH, LAYERS = 2048, 512, 4
 
 
 def stage() -> nn.Sequential:
@@ -75,7 +75,7 @@ def contenders_of(comm: torchmn.Communicator) -> dict[str, Callable[[], None]]:
 
 def table(comm: torchmn.Communicator, rounds: int) -> str:
     """A row for each number of micro-batches; gloo must have been started."""
-    seconds = side_by_side.take_turns(contenders_of(comm), 3, rounds, MPI.COMM_WORLD.Barrier)
+    seconds = side_by_side.take_turns(contenders_of(comm), 2, rounds, MPI.COMM_WORLD.Barrier)
     rows = []
     for m in MICROBATCHES:
         mine, theirs = seconds[f"ours {m}"], seconds[f"GPipe {m}"]

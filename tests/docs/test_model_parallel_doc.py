@@ -8,7 +8,7 @@ import torch
 
 import torchmn
 from tests.worlds import run_job
-from torchmn.errors import DelegateError
+from torchmn.errors import DelegateError, GraphError
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "model-parallel.md").read_text()
@@ -62,6 +62,21 @@ def test_every_forgotten_delegate_is_reported_as_printed(snippet, printed):
     assert printed in f"DelegateError: {error.value}"
 
 
+def test_a_graph_that_can_not_run_is_refused_as_printed():
+    (wrong,) = [each for each in WRONG if "GraphError" in each[1]]
+    with pytest.raises(GraphError) as error:
+        run_on_threads(wrong[0], 2, timeout=20)
+    printed = wrong[1].replace("rank 0 of 2:", f"rank {str(error.value)[5]} of 2:")  # whichever rank is heard first
+    assert f"GraphError: {' '.join(str(error.value).split())}" == printed
+
+
+def test_the_text_of_the_graph_is_as_printed():
+    (snippet,) = [text for text in RIGHT if "torchmn.describe" in text]
+    building = snippet[: snippet.index("optimizer")]
+    for program in run_on_threads(building, 2, timeout=20):
+        assert f"{program['text']}\n" in [text for kind, text in BLOCKS if kind == "text"]
+
+
 def test_a_value_that_is_not_part_of_the_loss_ends_in_the_table_as_printed():
     (wrong,) = [each for each in WRONG if "waits for the gradient" in each[1]]
     with pytest.raises(torchmn.WaitTimeout) as error:
@@ -86,4 +101,4 @@ def test_it_has_the_snippets_that_its_sections_promise():
         assert "```python" in section, section.splitlines()[0]
     for name in re.findall(r"`(examples/\w+\.py)`", PAGE):
         assert (ROOT / name).exists()
-    assert len(WRONG) == 5
+    assert len(WRONG) == 6

@@ -30,7 +30,7 @@ def assert_graph_refused(comm, links, *words: str) -> None:
 def test_a_send_that_nobody_receives(comm):
     words = (
         "rank 0 sends to rank 1 once (rank_out=1: component 0 (Linear))",
-        "rank 1 receives from rank 0 0 times (rank_in=0: none)",
+        "rank 1 receives from rank 0 not at all (rank_in=0: none)",
         "missing rank_in=0 on rank 1",
     )
     assert_graph_refused(comm, {0: [(None, 1)], 1: [(None, None)]}, *words)
@@ -48,7 +48,10 @@ def test_a_receive_that_nobody_sends(comm):
 
 @ranks(1, 2, on="threads")
 def test_an_own_rank_input_that_nobody_filled(comm):
-    words = ("rank 0 keeps 0 times for itself (rank_out=0: none)", "takes once from itself (rank_in=0: component 1")
+    words = (
+        "rank 0 keeps a value for itself not at all (rank_out=0: none)",
+        "takes one from itself once (rank_in=0: component 1",
+    )
     assert_graph_refused(comm, {0: [(None, None), (0, None)]}, *words)
 
 

@@ -108,8 +108,8 @@ def _unmatched(
         return None
     givers, takers = _places(given), _places([component for component, _ in taken])
     if source == target:
-        text = f"rank {source} keeps {_times(given)} for itself (rank_out={source}: {givers}) but takes "
-        text += f"{_times(taken)} from itself (rank_in={source}: {takers})"
+        text = f"rank {source} keeps a value for itself {_times(given)} (rank_out={source}: {givers}) but takes one "
+        text += f"from itself {_times(taken)} (rank_in={source}: {takers})"
     else:
         text = f"rank {source} sends to rank {target} {_times(given)} (rank_out={target}: {givers}) but rank {target} "
         text += f"receives from rank {source} {_times(taken)} (rank_in={source}: {takers})"
@@ -118,7 +118,7 @@ def _unmatched(
 
 
 def _times(ends: Sequence[object]) -> str:
-    return "once" if len(ends) == 1 else f"{len(ends)} times"
+    return {0: "not at all", 1: "once"}.get(len(ends), f"{len(ends)} times")
 
 
 def _places(components: Sequence[Component]) -> str:
