@@ -2,6 +2,7 @@
 
 import gc
 from contextlib import nullcontext
+from threading import Thread
 
 import pytest
 import torch
@@ -162,6 +163,29 @@ def test_backward_may_visit_the_edges_between_two_ranks_in_any_order(comm, order
         received = [F.recv(comm, 0, tag=tag) for tag in tags]
         for n in reversed(range(3)):
             (received[n] * 10**n).sum().backward()
+
+
+@ranks(2, on=["threads", "mpi"])
+def test_two_threads_of_a_rank_may_wait_for_gradients_at_once(comm):
+    """As on GPUs. The second gradient comes first, and the first only after the second one's thread has gone on."""
+    xs = [leaf(3, seed=n) for n in range(2)]
+    if comm.rank == 0:
+        delegates = [F.send(x, comm, 1) for x in xs]
+
+        def second():
+            delegates[1].backward()
+            comm.send(torch.ones(1), 1, tag=5)
+
+        thread = Thread(target=second)
+        thread.start()
+        delegates[0].backward()
+        thread.join()
+        assert [x.grad.tolist() for x in xs] == [[1.0] * 3, [2.0] * 3]
+    else:
+        received = [F.recv(comm, 0) for _ in xs]
+        (received[1] * 2).sum().backward()
+        comm.recv(0, tag=5)
+        received[0].sum().backward()
 
 
 @ranks(2)

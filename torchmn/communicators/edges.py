@@ -12,7 +12,7 @@ gradients come.
 from __future__ import annotations
 
 import threading
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Collection
 from time import monotonic, sleep
 from types import CodeType, FrameType
@@ -35,6 +35,7 @@ HIGHER_ORDER = 1 << 32
 
 # What else the number on an answer says: which line received the value, and whether the text of that line is enclosed.
 _NUMBER_BITS, _LINE_BITS = 40, 16
+_NUMBER_MASK = (1 << _NUMBER_BITS) - 1
 _TEXT_ENCLOSED = 1 << (_NUMBER_BITS + _LINE_BITS)
 _PATIENCE = 1.0  # for the answer to a forgotten edge, at the end of backward: the other rank's may be under way
 
@@ -76,11 +77,6 @@ class Edge:
             self._gone.append(self.key)
 
 
-class Answer(NamedTuple):
-    message: Message
-    line: int  # the number of the line that received the value
-
-
 class EdgeBook:
     """One rank's edges of one communicator."""
 
@@ -92,9 +88,8 @@ class EdgeBook:
         self.unneeded: deque[Key] = deque()  # received edges of that kind
         self.lost: dict[int, set[int]] = {}  # forgotten edges whose answer may still come: numbers by peer
         self.lost_since_backward: list[Key] = []
-        self._answers: dict[Key, deque[Answer]] = {}
-        self._listening: set[int] = set()
-        self._changed = threading.Condition()
+        self._answers: dict[Key, list[Message]] = {}
+        self._ears: defaultdict[int, threading.Lock] = defaultdict(threading.Lock)  # by peer
         self._lines: dict[tuple[int, int, int], tuple[int, CodeType]] = {}  # lines here that the peer was told of
         self._peers_lines: dict[Key, str] = {}  # (peer, number of the line) -> text
 
@@ -155,37 +150,34 @@ class EdgeBook:
         wants_gradient += (False,) * (len(gradients) - len(wants_gradient))
         comm._send_message(Message(Kind.TUPLE, gradients, number, wants_gradient), peer, comm.tag_limit)
 
-    def await_answer(self, comm: Communicator, key: Key) -> Answer:
+    def await_answer(self, comm: Communicator, key: Key) -> Message:
         """The answer to a sent edge. Whatever else comes from that rank meanwhile is kept."""
-        with self._changed:
-            while key not in self._answers:
-                self._listen(comm, key[0])
-            answers = self._answers[key]
-            answer = answers.popleft()
-            if not answers:
-                del self._answers[key]
+        while key not in self._answers:
+            self._listen(comm, key)
+        answers = self._answers[key]
+        answer = answers.pop(0)
+        if not answers:
+            del self._answers[key]
         self.sent.pop(key, None)
         return answer
 
-    def _listen(self, comm: Communicator, peer: int) -> None:
-        """Wait, with the lock held, for one answer more. One thread listens; on GPUs backward runs in several."""
-        if peer in self._listening:
-            self._changed.wait()
+    def _listen(self, comm: Communicator, key: Key) -> None:
+        """Wait for one answer more from that rank, unless the one to `key` is there."""
+        peer = key[0]
+        ear = self._ears[peer]
+        # On GPUs backward runs in several threads. One listens; the others look now and then what it has heard.
+        if not ear.acquire(False) and not ear.acquire(timeout=1e-3):
             return
-        self._listening.add(peer)
-        self._changed.release()
         try:
+            if key in self._answers:
+                return
             message = comm._placed(comm._take(peer, comm.tag_limit))
+            if message.edge & _TEXT_ENCLOSED:
+                self._peers_lines[peer, _line(message)] = wire.to_bytes(message.tensors[-1]).decode()
+                message.tensors, message.wants_gradient = message.tensors[:-1], message.wants_gradient[:-1]
+            self._answers.setdefault((peer, message.edge & _NUMBER_MASK), []).append(message)
         finally:
-            self._changed.acquire()
-            self._listening.discard(peer)
-            self._changed.notify_all()
-        line = message.edge >> _NUMBER_BITS & (1 << _LINE_BITS) - 1
-        if message.edge & _TEXT_ENCLOSED:
-            self._peers_lines[peer, line] = wire.to_bytes(message.tensors[-1]).decode()
-            message.tensors, message.wants_gradient = message.tensors[:-1], message.wants_gradient[:-1]
-        message.edge &= (1 << _NUMBER_BITS) - 1
-        self._answers.setdefault((peer, message.edge), deque()).append(Answer(message, line))
+            ear.release()
 
     # -- edges that backward did not visit ---------------------------------------------------------------------
 
@@ -231,9 +223,8 @@ class EdgeBook:
         deadline = monotonic() + _PATIENCE
         while True:
             for peer in list(self.lost):
-                with self._changed:
-                    while comm._has_arrived(peer, comm.tag_limit):
-                        self._listen(comm, peer)
+                while comm._has_arrived(peer, comm.tag_limit):
+                    self._listen(comm, (peer, 0))
                 self._take_answers_of_lost(comm, peer)
             if not any(map(self._is_lost, hoped_for)) or monotonic() > deadline:
                 return
@@ -247,11 +238,11 @@ class EdgeBook:
         if not self.lost[peer]:
             del self.lost[peer]
 
-    def _forget(self, comm: Communicator, key: Key, place: Place, answer: Answer) -> None:
+    def _forget(self, comm: Communicator, key: Key, place: Place, answer: Message) -> None:
         """Drop the empty answer to an edge that backward did not visit; a gradient means that it should have."""
-        if not answer.message.tensors:
+        if not answer.tensors:
             return
-        received_at = self._peers_lines.get((key[0], answer.line), "an unknown line")
+        received_at = self._peers_lines.get((key[0], _line(answer)), "an unknown line")
         raise DelegateError(
             f"rank {comm.rank} of {comm.size}: backward did not visit the send to rank {key[0]}, tag {place.tag}, at "
             f"{place}, but its gradient came back from the recv at {received_at}. Gradients of this rank that depend "
@@ -259,3 +250,8 @@ class EdgeBook:
             "it on as recv(..., delegate_variable=phi), join it by y = pseudo_connect(phi, y), or call "
             "(loss + phi).backward()."
         )
+
+
+def _line(answer: Message) -> int:
+    """The number of the line that received the value whose gradient this is."""
+    return answer.edge >> _NUMBER_BITS & (1 << _LINE_BITS) - 1

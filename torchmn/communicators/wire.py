@@ -141,10 +141,14 @@ class Header(NamedTuple):
 
     def message(self, tensors: Sequence[Tensor]) -> Message:
         """The message that this header announced, with its payload."""
-        return Message(self.kind, tuple(tensors), self.edge, self.layout.wants_gradient, self.layout.on_gpu)
+        layout = self.layout
+        return Message(self.kind, tuple(tensors), self.edge, layout.wants_gradient, layout.on_gpu)
 
     def message_in(self, buffer: bytes | bytearray, start: int) -> Message:
         """The message whose payload lies in `buffer`, from byte `start` on: a copy, for small ones."""
+        layout = self.layout
+        if len(layout.specs) == 1:  # the common case, without the loop
+            return self.message((tensor_in(buffer, start, layout.nbytes, layout.specs[0]),))
         tensors = []
         for spec, nbytes in zip(self.layout.specs, self.layout.sizes, strict=True):
             tensors.append(tensor_in(buffer, start, nbytes, spec))

@@ -56,7 +56,7 @@ class _Sent(torch.autograd.Function):
         comm = edge.comm
         _visit(edge, "backward of send")
         with Wait(comm, "backward of send", edge.key[0], edge.place.tag, (edge.key, edge.place)):
-            message = comm._edges.await_answer(comm, edge.key).message
+            message = comm._edges.await_answer(comm, edge.key)
         gradients = message.tensors
         if not gradients:  # its receiver did not use it
             return (None,) * len(ctx.needs_input_grad)
