@@ -20,7 +20,7 @@ import torchmn
 from torchmn.graph import MultiNodeChainList
 
 MICROBATCHES = (1, 2, 4, 8)
-BATCH, WIDTH, LAYERS = 2048, 512, 4
+BATCH, WIDTH, LAYERS = 2048, 384, 6
 
 
 def stage() -> nn.Sequential:
