@@ -39,9 +39,20 @@ def test_local_filters(grid, kernel, stride, size, padding):
     assert_parity(net, (2, 2, *size), grid)
 
 
-def test_local_filters_after_maps_that_are_cut():
-    net = nn.Sequential(nn.Conv2d(2, 4, 3), LocalFilter2d(4, 3, 3, 1, (6, 5)))
-    assert_parity(net, (2, 2, 8, 7), {"width": 2}, mode="modelpar")
+@pytest.mark.parametrize(
+    "layer",
+    [
+        LocalFilter2d(4, 3, 3, 1, (6, 5)),
+        L2Pool2d(3, 1),
+        LocalContrastNorm2d(3, 4),
+        LocalContrastNorm2d(3, 4, "response"),
+        CrossMapPool(4, 2),
+        CrossMapResponseNorm(3),
+    ],
+    ids=lambda layer: type(layer).__name__,
+)
+def test_layers_after_maps_that_are_cut(layer):
+    assert_parity(nn.Sequential(nn.Conv2d(2, 4, 3), layer), (2, 2, 8, 7), {"width": 2}, mode="modelpar")
 
 
 LAYERS = {

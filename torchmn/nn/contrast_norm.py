@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -10,7 +12,12 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from torchmn.errors import ArgumentError, nearest
+from torchmn.geometry import Window
 from torchmn.nn.pair import Size, count, odd_pair
+from torchmn.nn.parts.exchange import fetch, nothing, plans_for_windows
+from torchmn.nn.parts.layout import Layout
+from torchmn.nn.parts.moving import whole
+from torchmn.nn.parts.part import Part, local, wrap
 
 KINDS = ("subtractive-divisive", "response")
 
@@ -68,15 +75,37 @@ class LocalContrastNorm2d(nn.Module):
             raise ArgumentError(
                 f"LocalContrastNorm2d: expected (batch, {self.maps}, height, width), got {tuple(x.shape)}"
             )
-        return self._responses(x) if self.gaussian is None else self._subtract_and_divide(x, self.gaussian)
+        if self.gaussian is None:
+            return self._responses(x)
+        if isinstance(x, Part) and not x.layout_.is_tile:
+            x = whole(x)  # its maps are cut
+        if isinstance(x, Part):
+            return wrap(self._subtract_and_divide(local(x), partial(self._blurred_part, x.layout_)), x.layout_)
+        return self._subtract_and_divide(x, self._blurred)
 
-    def _subtract_and_divide(self, x: Tensor, gaussian: Tensor) -> Tensor:
-        # The window is the same for all maps: summed first, there is one map to filter, and one whose halo travels.
-        middle = self._middle()
-        centred = x - F.conv2d(x.sum(1, keepdim=True), gaussian, padding=middle)
-        variance = F.conv2d((centred * centred).sum(1, keepdim=True), gaussian, padding=middle)
+    def _subtract_and_divide(self, x: Tensor, blurred: Callable[[Tensor], Tensor]) -> Tensor:
+        # The window is the same for all maps: summed first, there is one map to blur, and one whose halo travels.
+        centred = x - blurred(x.sum(1, keepdim=True))
+        variance = blurred((centred * centred).sum(1, keepdim=True))
         flat = variance <= self.threshold**2
         return centred * torch.rsqrt(torch.where(flat, 1.0, variance))
+
+    def _blurred(self, total: Tensor) -> Tensor:
+        """The Gaussian mean around each pixel of one map: (batch, 1, height, width), as large as `total`."""
+        return F.conv2d(total, self._gaussian(), padding=self._middle())
+
+    def _blurred_part(self, layout: Layout, total: Tensor) -> Tensor:
+        """This rank's part of it, from its part of `total`, the sum over maps of an image with `layout`."""
+        one_map = layout.with_dims((layout.shape[0], 1, *layout.shape[2:]), layout.cuts)
+        windows = [Window(kernel, padding=(kernel // 2, kernel // 2)) for kernel in self.kernel]
+        buffer = fetch(wrap(total, one_map), plans_for_windows(one_map, windows))
+        if 0 in total.shape:
+            return nothing(total.shape, buffer)
+        return F.conv2d(buffer, self._gaussian())
+
+    def _gaussian(self) -> Tensor:
+        assert self.gaussian is not None
+        return self.gaussian
 
     def _responses(self, x: Tensor) -> Tensor:
         middle = self._middle()
