@@ -145,6 +145,21 @@ def test_a_training_loop_that_never_calls_backward_on_its_delegate_is_stopped_in
         torchmn.run_threads(body, 2, timeout=10)
 
 
+def test_a_second_backward_on_one_rank_only_is_found_at_the_end():
+    def body(comm):
+        x = torch.ones(3, requires_grad=True)
+        if comm.rank == 0:
+            there(x, comm).backward()
+        else:
+            loss = here(comm).sum()
+            loss.backward(retain_graph=True)
+            loss.backward()
+        comm.barrier()
+
+    with pytest.raises(DelegateError, match=r"rank 1 went through the recv at \S+:\d+ in here in more backwards"):
+        torchmn.run_threads(body, 2, timeout=10)
+
+
 def test_a_value_that_is_alive_and_not_joined_to_the_loss_ends_in_the_table_with_both_lines():
     def body(comm):
         x = torch.ones(3, requires_grad=True)

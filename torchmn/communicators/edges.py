@@ -197,6 +197,7 @@ class EdgeBook:
             with watchdog.Wait(comm, "finalize (the gradient of a send)", key[0], place.tag, (key, place)):
                 answer = self.await_answer(comm, key)
             self._forget(comm, key, place, answer)
+        self._refuse_surplus(comm)
         comm._watch.pinned.discard(comm)
 
     def answer_all(self, comm: Communicator) -> None:
@@ -204,6 +205,20 @@ class EdgeBook:
         self.say_unneeded(comm)
         for key in list(self.received):
             self.answer(comm, key, ())
+
+    def _refuse_surplus(self, comm: Communicator) -> None:
+        """Raise if gradients are left that backward here did not come for, as it did for the first ones."""
+        for peer in self._made:
+            while comm._has_arrived(peer, comm.tag_limit):
+                self._listen(comm, (peer, 0))
+        for (peer, number), answers in self._answers.items():
+            if any(answer.tensors for answer in answers):
+                line = self._peers_lines.get((peer, _line(answers[0])), "an unknown line")
+                raise DelegateError(
+                    f"rank {comm.rank} of {comm.size}: rank {peer} went through the recv at {line} in more backwards "
+                    f"than this rank through its send (the {number}. to that rank). Gradients of this rank lack what "
+                    "the others brought. With retain_graph=True, both ranks must call backward equally often."
+                )
 
     def _note_forgotten(self) -> None:
         while self.forgotten:
