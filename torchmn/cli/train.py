@@ -42,6 +42,7 @@ def _parser() -> Parser:
     add_values(parser)
     parser.add_argument("-o", "--out", metavar="DIR", help="where log, checkpoints and report go")
     parser.add_argument("--resume", action="store_true", help="go on from the newest checkpoint")
+    parser.add_argument("-s", "--profile", action="store_true", help="say at the end where each rank's time went")
     return parser
 
 
@@ -51,6 +52,6 @@ def _train(options: argparse.Namespace, experiment: Experiment) -> int:
     from torchmn.experiment.run import Request, train
 
     with create_communicator() as comm, interruption() as stop:
-        request = Request(options.file, options.data, options.out, options.resume, stop)
+        request = Request(options.file, options.data, options.out, options.resume, stop, profile=options.profile)
         outcome = train(experiment, comm, request)
     return 0 if outcome.finished else 128 + (stop.signum or 2)

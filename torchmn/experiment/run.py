@@ -11,6 +11,7 @@ from rich.console import Console
 
 from torchmn.communicators.base import Communicator
 from torchmn.errors import ExperimentError, TorchMNError
+from torchmn.experiment.clock import RankTime
 from torchmn.experiment.evaluation import predict
 from torchmn.experiment.report import write_report
 from torchmn.experiment.run_directory import RunDirectory, choose, run_of
@@ -37,6 +38,7 @@ class Request:
     resume: bool = False
     stop: Callable[[], bool] = lambda: False
     console: Console | None = None
+    profile: bool = False
 
 
 @dataclass(frozen=True)
@@ -71,7 +73,10 @@ def train(experiment: Experiment, comm: Communicator, request: Request) -> Outco
         finished = trainer.run()
         if finished:
             _finish(session, directory, log)
-            write_report(session, directory, request.file, trainer.progress.history, trainer.clock.of_all_ranks())
+            times = trainer.clock.of_all_ranks()
+            write_report(session, directory, request.file, trainer.progress.history, times)
+            if request.profile:
+                _profile(times, log)
             log.print(f"\nreport  {directory.report}")
         else:
             log.print(f"stopped after step {trainer.progress.step}; the checkpoint is in {directory.checkpoints}")
@@ -127,6 +132,12 @@ def _finish(session: Session, directory: RunDirectory, log: Logger) -> None:
             path = directory.path / f"predictions-{split}.npz"
             write_predictions(session, split, str(path))
             log.print(f"predictions: {path}")
+
+
+def _profile(times: list[RankTime], log: Logger) -> None:
+    log.print(f"\n{'rank':>6} {'compute':>10} {'exchange':>10} {'waiting':>10}   seconds in training steps")
+    for rank, time in enumerate(times):
+        log.print(f"{rank:>6} {time.compute:>10.2f} {time.exchange:>10.2f} {time.waiting:>10.2f}")
 
 
 def write_predictions(session: Session, split: str, path: str) -> None:

@@ -1,0 +1,66 @@
+"""`torchmn new`, `schema`, `convert` and `verify`."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+import yaml
+
+from tests.cli.commands import torchmn
+from tests.cli.experiments import written
+from tests.worlds.launch import ROOT
+from torchmn.cli.main import main
+from torchmn.cli.new import starters
+from torchmn.experiment import load
+
+OLD = ROOT / "tests" / "experiment" / "neon_files" / "public-cnn.yaml"
+
+
+@pytest.mark.parametrize("name", sorted(starters()))
+def test_new_writes_a_commented_file_that_loads_and_never_over_another(name, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    assert main(["new", name]) == 0
+    assert f"torchmn train {name}.yaml" in capsys.readouterr().out
+    assert Path(f"{name}.yaml").read_text().startswith("# ") and load(f"{name}.yaml").epochs >= 1
+    with pytest.raises(SystemExit) as ended:
+        main(["new", name])
+    assert ended.value.code == 2 and "is there already" in capsys.readouterr().err
+
+
+def test_new_offers_the_nearest_name_and_lists_them(capsys):
+    with pytest.raises(SystemExit):
+        main(["new", "mnist-cn"])
+    assert "Did you mean 'mnist-cnn'?" in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        main(["new", "--help"])
+    assert all(name in capsys.readouterr().out for name in starters()) or len(starters()) == 7
+
+
+def test_schema_prints_json(capsys):
+    assert main(["schema"]) == 0
+    assert json.loads(capsys.readouterr().out)["title"] == "TorchMN experiment"
+
+
+def test_convert_writes_our_format_and_names_what_is_left_out(tmp_path, capsys):
+    new = tmp_path / "new.yaml"
+    assert main(["convert", str(OLD), str(new)]) == 0
+    assert f"{OLD}:47:12: logging has no meaning today, and is ignored" in capsys.readouterr().err
+    assert load(new).model_dump() == load(OLD).model_dump()
+    assert main(["convert", str(OLD)]) == 0
+    assert yaml.safe_load(capsys.readouterr().out) == yaml.safe_load(new.read_text())
+    new.write_text(OLD.read_text().replace("ConvLayer", "ConvLyer"))
+    assert main(["convert", str(new)]) == 2
+    assert capsys.readouterr().err.startswith(
+        f"{new}:36:7: the layer ConvLyer is not supported. Did you mean 'ConvLayer'?"
+    )
+
+
+def test_verify_shows_every_mode_and_that_they_are_the_same(tmp_path):
+    result = torchmn("verify", written(tmp_path), "-n", "2", "--transport", "gloo", "--steps", "2")
+    assert result.status == 0, result.err
+    rows = re.findall(r"^(\w+) +(\d \(\w+\)).* same *$", result.out, re.M)
+    assert [row[0] for row in rows] == ["datapar", "modelpar", "halopar", "halopar"]
+    assert "4 ways to run it, the same numbers" in result.out

@@ -1,0 +1,170 @@
+"""`torchmn train`, `evaluate` and `predict`: one file, any number of ranks, the same numbers, errors in one line."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests.cli.commands import PATIENCE, started, torchmn
+from tests.cli.experiments import TEXT, losses, written
+from tests.worlds.launch import ROOT, clean_environment
+from torchmn.cli.main import main
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+
+
+def trained(tmp_path: Path, *arguments: str, name: str = "run") -> list[float]:
+    """The losses of a run in this process."""
+    assert main(["train", written(tmp_path), "--out", str(tmp_path / name), *arguments]) == 0
+    return losses(tmp_path / name)
+
+
+def test_a_run_is_evaluated_and_its_predictions_are_those_metrics(tmp_path, capsys):
+    expected = trained(tmp_path)
+    assert len(expected) == 8
+    said = capsys.readouterr()
+    assert "report  " in said.out and said.err == ""
+    run, file = str(tmp_path / "run"), str(tmp_path / "shapes.yaml")
+    assert main(["evaluate", file, "--checkpoint", run, "--json"]) == 0
+    values = json.loads(capsys.readouterr().out)
+    assert main(["predict", file, "--checkpoint", f"{run}/checkpoints", "--out", "p.npz"]) == 0
+    with np.load("p.npz") as predictions:
+        assert float((predictions["predicted"] == predictions["targets"]).mean()) == values["accuracy"]
+        assert predictions["outputs"].shape == (20, 4)
+    last = [json.loads(line) for line in (tmp_path / "run" / "log.jsonl").read_text().splitlines()][-1]
+    assert last["test accuracy"] == values["accuracy"] and last["test loss"] == pytest.approx(values["loss"])
+    assert main(["evaluate", file, "--checkpoint", run, "--split", "train"]) == 0
+    assert "accuracy" in capsys.readouterr().out
+
+
+def test_ranks_that_are_started_give_the_numbers_of_one(tmp_path):
+    out = tmp_path / "ranks"
+    result = torchmn("train", written(tmp_path), "-n", "2", "--halopar", "--transport", "mpi", "--out", str(out))
+    assert (result.status, result.err, result.survivors) == (0, "", []), result.err
+    assert "2, halopar, 2 (width)" in result.out and result.out.count("report  ") == 1
+    assert losses(out) == pytest.approx(trained(tmp_path), rel=1e-9)
+
+
+def test_under_mpiexec_the_ranks_that_are_there_are_used(tmp_path):
+    mpiexec = shutil.which("mpiexec", path=str(Path(sys.executable).parent))
+    if mpiexec is None:
+        pytest.skip("there is no mpiexec beside this Python")
+    command = [mpiexec, "-launcher", "fork", "-n", "2", sys.executable, "-m", "torchmn.cli.main", "train"]
+    command += [written(tmp_path), "--datapar", "--out", str(tmp_path / "there")]
+    environment = {**clean_environment(), "PYTHONPATH": str(ROOT)}
+    result = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=PATIENCE)
+    assert result.returncode == 0, result.stderr
+    assert result.stdout.count("2, datapar") == 1
+    assert losses(tmp_path / "there") == pytest.approx(trained(tmp_path), rel=1e-9)
+
+
+def test_ctrl_c_saves_and_says_how_to_go_on_which_is_exact(tmp_path):
+    out, file = tmp_path / "stopped", written(tmp_path)
+    with started("train", file, "-n", "2", "--transport", "gloo", "--epochs", "100000", "--out", str(out)) as command:
+        deadline = time.monotonic() + PATIENCE
+        while not (out / "log.jsonl").exists() or len(losses(out)) < 3:
+            assert time.monotonic() < deadline and command.process.poll() is None, command.err
+            time.sleep(0.02)
+        os.kill(command.process.pid, signal.SIGINT)
+        result = command.end()
+    assert result.status == 130 and result.survivors == [], result.err
+    assert f"to go on: torchmn train {file} --resume --out {out}" in result.out
+    done = len(losses(out))
+    assert int(re.search(r"stopped after step (\d+)", result.out)[1]) == done
+    epochs = str(done // 4 + 1)
+    assert main(["train", file, "--resume", "--out", str(out), "--epochs", epochs]) == 0
+    assert losses(out) == pytest.approx(trained(tmp_path, "--epochs", epochs), rel=1e-9)
+
+
+def test_flags_win_over_the_file(tmp_path, capsys):
+    changed = trained(tmp_path, "--epochs", "1", "-r", "5", "--sample", "50%", "--set", "batch_size=8", "--datapar")
+    assert len(changed) == 3
+    written_down = (tmp_path / "run" / "experiment.yaml").read_text()
+    assert "seed: 5" in written_down and "sample: 0.5" in written_down and "mode: datapar" in written_down
+
+
+def test_without_out_every_run_has_a_directory_of_its_own(tmp_path, capsys):
+    file = written(tmp_path)
+    for name in ("shapes", "shapes-2"):
+        assert main(["train", file, "--epochs", "1"]) == 0
+        assert (tmp_path / "runs" / name / "report.html").exists()
+    assert main(["train", file, "--epochs", "2", "--resume"]) == 0
+    assert len(losses(tmp_path / "runs" / "shapes")) == 4 and len(losses(tmp_path / "runs" / "shapes-2")) == 8
+
+
+def test_an_old_file_is_explained_and_trained(capsys):
+    old = ROOT / "tests" / "experiment" / "neon_files" / "public-cnn.yaml"
+    assert main(["train", str(old), "--epochs", "1", "--out", "old", "-p"]) == 0
+    said = capsys.readouterr()
+    assert "is a neon experiment; today it means" in said.out and "- conv: {maps: 6, kernel: 5" in said.out
+    assert f"{old}:47:12: logging has no meaning today" in said.err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["train", "nowhere.yaml"], "nowhere.yaml: there is no such file. Did you mean 'shapes.yaml'?"),
+        (["train", "broken.yaml"], "broken.yaml:4:7: there is no layer 'cnov'. Did you mean 'conv'?"),
+        (["train", "broken.yaml", "-n", "3"], "broken.yaml:4:7: there is no layer 'cnov'. Did you mean 'conv'?"),
+        (["train", "shapes.yaml", "-n", "3", "--halodatapar"], "halodatapar needs a number of ranks that is a product"),
+        (["train", "shapes.yaml", "-n", "26", "--halopar", "--grid", "26x1"], "26 ranks along height can not share"),
+        (["train", "shapes.yaml", "-n", "4", "--halopar", "--grid", "3x2"], "a grid of height 3 x width 2 has 6 ranks"),
+        (["train", "shapes.yaml", "-n", "2", "--datapar", "--grid", "2x1"], "datapar has no axis height here"),
+        (["train", "shapes.yaml", "--halopar", "--modelpar"], "--modelpar and --halopar do not go together"),
+        (["train", "shapes.yaml", "--epochs", "many"], "--epochs many: expected epochs to be a whole number"),
+        (["train", "shapes.yaml", "--sample", "10"], "--sample 10: expected toy_images's sample to be a share"),
+        (["train", "shapes.yaml", "--out", "shapes.yaml"], "--out "),
+        (["train", "shapes.yaml", "--resume", "--out", "none"], "--resume: there is no run in"),
+        (["train", "shapes.yaml", "--data", "x", "--set", "dataset=cifar10"], "cifar10"),
+        (["evaluate", "shapes.yaml", "--checkpoint", "none"], "--checkpoint none: there are no checkpoints of"),
+        (["verify", "broken.yaml"], "broken.yaml:4:7: there is no layer 'cnov'"),
+    ],
+)  # fmt: skip
+def test_what_can_not_be_is_said_once_in_one_line_before_anything_starts(arguments, message, tmp_path, capfd):
+    written(tmp_path)
+    written(tmp_path, TEXT.replace("conv:", "cnov:"), "broken.yaml")
+    assert main(arguments) == 2
+    said = capfd.readouterr()
+    assert message in said.err and said.err.count("\n") == 1 and said.out == ""
+    assert "Traceback" not in said.err and not (tmp_path / "runs").exists()
+
+
+def test_a_mode_that_the_model_can_not_do_names_those_that_it_can(tmp_path):
+    text = TEXT.replace("    - linear: 4", "    - reshape: [15, 5]\n    - lstm: {units: 3}\n    - linear: 4")
+    file = written(tmp_path, text)
+    result = torchmn("train", file, "-n", "2", "--transport", "gloo", "--halopar")
+    assert result.status == 2 and "Traceback" not in result.err
+    assert (
+        "halopar is not possible" in result.err and "--datapar" in result.err and result.err.count("not possible") == 1
+    )
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["train"], ["FILE"]),
+        (["train", "x.yaml", "--halopr"], ["'--halopr'", "Did you mean '--halopar'"]),
+        (["train", "x.yaml", "--grid", "2by2"], ["2x2", "'2by2'"]),
+        (["train", "x.yaml", "-n", "0"], ["at least 1"]),
+        (["evaluate", "x.yaml"], ["--checkpoint"]),
+        (["evaluate", "x.yaml", "--checkpoint", "y", "--split", "tset"], ["'tset'", "Did you mean 'test'"]),
+    ],
+)
+def test_a_wrong_command_line_is_refused_with_the_way_out(arguments, words, capsys):
+    with pytest.raises(SystemExit) as ended:
+        main(arguments)
+    message = capsys.readouterr().err
+    assert ended.value.code == 2 and [word for word in words if word not in message] == []

@@ -1,0 +1,141 @@
+"""report.html: one file with every section, which a browser shows at any width, light and dark."""
+
+from __future__ import annotations
+
+import base64
+import html
+import json
+import os
+import re
+import shutil
+import subprocess
+import zlib
+from pathlib import Path
+
+import numpy as np
+import pytest
+from rich.console import Console
+
+import torchmn
+from tests.experiment.running import experiment
+from torchmn.experiment.report.charts import Curve, line_chart, ticks
+from torchmn.experiment.report.mistakes import confusion
+from torchmn.experiment.report.pictures import png
+from torchmn.experiment.run import Request, train
+
+SECTIONS = ["summary", "curves", "metrics", "confusion", "model", "time", "experiment", "environment"]
+TEXT = """
+dataset: {name: toy_images, side: 12, train: 60, test: 40}
+model:
+  layers:
+    - conv: {maps: 3, kernel: 3, activation: relu}
+    - max_pool: 2
+    - linear: {units: 8, activation: relu}
+    - linear: 4
+  cost: cross_entropy
+optimizer: {name: adam, lr: 0.01}
+epochs: 2
+batch_size: 20
+metrics: [accuracy, log_loss]
+predictions: [test]
+"""
+
+
+def run(tmp_path: Path, ranks: int, mode: str) -> Path:
+    chosen = experiment(TEXT, f"parallel.mode={mode}")
+    request = Request("shapes.yaml", out=str(tmp_path / "run"), console=Console(file=open(os.devnull, "w")))  # noqa: SIM115
+    torchmn.run_threads(lambda comm: train(chosen, comm, request), ranks)
+    return tmp_path / "run"
+
+
+@pytest.fixture(scope="module")
+def halopar_run(tmp_path_factory) -> Path:
+    return run(tmp_path_factory.mktemp("halopar"), 4, "halopar")
+
+
+def test_a_run_leaves_log_checkpoints_experiment_predictions_and_report(halopar_run):
+    assert {path.name for path in halopar_run.iterdir()} == {
+        "checkpoints", "experiment.yaml", "log.jsonl", "predictions-test.npz", "report.html",
+    }  # fmt: skip
+    lines = [json.loads(line) for line in (halopar_run / "log.jsonl").read_text().splitlines()]
+    assert [line["step"] for line in lines if "epoch" not in line] == [1, 2, 3, 4, 5, 6]
+    with np.load(halopar_run / "predictions-test.npz") as file:
+        accuracy = float((file["predicted"] == file["targets"]).mean())
+    assert accuracy == pytest.approx([line for line in lines if "epoch" in line][-1]["test accuracy"])
+
+
+def test_the_report_is_one_file_that_asks_for_nothing(halopar_run):
+    text = (halopar_run / "report.html").read_text()
+    assert re.findall(r'<(?:section|header) id="(\w+)"', text) == SECTIONS
+    assert not re.findall(r'(?:src|href)="(?!data:)', text) and "<script" not in text and "@import" not in text
+    assert "dashed: what rank 3 sees" in text and "rank 3" in text
+    counts = [int(n) for n in re.findall(r'--share:[\d.]+">(\d+)</td>', text)]
+    assert sum(counts) == 40
+
+
+@pytest.mark.parametrize(
+    ("ranks", "mode", "words"), [(1, "datapar", "All of it on one rank"), (2, "modelpar", "a slice of its")]
+)
+def test_the_report_says_how_ranks_share_the_model(ranks, mode, words, tmp_path):
+    assert words in (run(tmp_path, ranks, mode) / "report.html").read_text()
+
+
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+# A page around the report, as wide as asked, that looks at it when it is loaded and writes down what it sees.
+FRAME = """<!doctype html><body><pre id="seen"></pre><iframe id="page" width="{width}" height="900" srcdoc="{report}">
+</iframe><script>
+page.onload = () => {{
+  const inside = page.contentDocument, root = inside.documentElement;
+  seen.textContent = JSON.stringify({{
+    sections: [...inside.querySelectorAll("section, header")].filter(e => e.getBoundingClientRect().height > 0)
+      .map(e => e.id),
+    wide: root.scrollWidth, charts: inside.querySelectorAll("svg polyline").length,
+    pictures: [...inside.images].every(i => i.naturalWidth === 12),
+    page: getComputedStyle(inside.body).backgroundColor, ink: getComputedStyle(inside.body).color,
+  }});
+}};
+</script></body>"""
+
+
+@pytest.mark.skipif(CHROMIUM is None, reason="there is no Chromium on this machine")
+@pytest.mark.parametrize("width", [1280, 390], ids=["desktop", "phone"])
+@pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
+def test_a_browser_shows_every_section_without_a_complaint(width, dark, halopar_run, tmp_path):
+    assert CHROMIUM is not None
+    report = html.escape((halopar_run / "report.html").read_text(), quote=True)
+    frame = tmp_path / "frame.html"
+    frame.write_text(FRAME.format(width=width, report=report))
+    command = [CHROMIUM, "--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={tmp_path}/profile",
+               "--enable-logging=stderr", "--virtual-time-budget=5000", f"--window-size={width + 40},1000",
+               f"--blink-settings=preferredColorScheme={0 if dark else 1}", "--dump-dom", frame.as_uri()]  # fmt: skip
+    result = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    complaints = [line for line in result.stderr.splitlines() if "CONSOLE" in line]
+    assert complaints == []
+    seen = json.loads(html.unescape(re.search(r'<pre id="seen">(.*?)</pre>', result.stdout, re.S)[1]))
+    assert seen["sections"] == SECTIONS
+    assert seen["wide"] <= width and seen["charts"] == 5 and seen["pictures"]
+    page, ink = (sum(map(int, re.findall(r"\d+", seen[name])[:3])) for name in ("page", "ink"))
+    assert (page < ink) == dark
+
+
+def test_pictures_are_png_files_with_their_pixels():
+    pixels = np.arange(24, dtype=np.uint8).reshape(2, 4, 3)
+    data = png(pixels)
+    assert data.startswith(b"\x89PNG\r\n\x1a\n") and base64.b64encode(data)
+    body = zlib.decompress(data[data.index(b"IDAT") + 4 : data.index(b"IEND") - 8])
+    assert body == b"\0" + pixels[0].tobytes() + b"\0" + pixels[1].tobytes()
+
+
+def test_the_confusion_matrix_counts_each_sample_once():
+    outputs = np.array([[3, 1, 0], [0, 2, 5], [0, 9, 1], [1, 0, 0]])
+    assert confusion(outputs, np.array([0, 1, 1, 2])).tolist() == [[1, 0, 0], [0, 1, 1], [1, 0, 0]]
+
+
+def test_charts_cover_their_numbers_and_leave_out_what_is_none():
+    assert ticks(0.0, 1.0) == [0.0, 0.2, 0.4, 0.6, 0.8, 1.0] and ticks(3, 3) == [3]
+    assert ticks(-7, 94)[0] <= -7 and ticks(-7, 94)[-1] >= 94
+    chart = line_chart([Curve("a <b>", range(5000), [float(k) for k in range(4999)] + [float("nan")])], "x", "y")
+    assert "a &lt;b&gt;" in chart and "nan" not in chart
+    points = re.search(r'points="([^"]*)"', chart)
+    assert points is not None and len(points[1].split()) <= 800
+    assert "nothing to draw" in line_chart([Curve("empty", [], [])], "x", "y")

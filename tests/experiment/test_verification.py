@@ -1,0 +1,89 @@
+"""`torchmn verify` finds what gives other numbers, and only that."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+import torchmn
+from tests.experiment.running import experiment
+from torchmn.experiment.verification import Numbers, Row, deviations, verify, ways
+
+TEXT = """
+dataset: {name: toy_images, side: 8, train: 12, test: 4}
+model:
+  module: tests.experiment.test_verification.NETWORK
+  cost: cross_entropy
+optimizer: {name: sgd, lr: 0.1}
+epochs: 1
+batch_size: 6
+dtype: float64
+"""
+
+
+class Honest(nn.Module):
+    """A network as any other."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(1, 2, 3, padding=1)
+        self.linear = nn.Linear(2 * 8 * 8, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.linear(self.conv(x).relu().flatten(1))
+
+
+class LooksAtTheBatch(Honest):
+    """A network whose outputs depend on which samples are in the batch beside them."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = super().forward(x)
+        return y - y.mean(dim=0, keepdim=True)
+
+
+def rows_of(network: str, ranks: int) -> list[Row]:
+    chosen = experiment(TEXT.replace("NETWORK", network))
+    return torchmn.run_threads(lambda comm: list(verify(chosen, comm, steps=2)), ranks)[0]
+
+
+def test_a_network_as_any_other_gives_the_same_numbers_in_every_mode():
+    rows = rows_of("Honest", 4)
+    assert [row.mode for row in rows] == [
+        "datapar",
+        "modelpar",
+        "hybrid",
+        "halopar",
+        "halopar",
+        "halopar",
+        "halodatapar",
+    ]
+    assert all(row.passed and not row.refusal for row in rows)
+    assert all(max(row.deviations.values()) < 1e-12 for row in rows)
+
+
+def test_a_network_that_looks_at_its_batch_is_found_out():
+    found = {row.mode: row for row in rows_of("LooksAtTheBatch", 2)}
+    assert not found["datapar"].passed
+    assert found["datapar"].deviations["loss"] > 1e-6
+    assert found["halopar"].passed
+
+
+def test_each_quantity_is_compared():
+    numbers = Numbers([1.0, 2.0], torch.ones(2, 3), {"w": torch.ones(2), "b": torch.zeros(2)}, {"w": torch.ones(2)})
+    assert deviations(numbers, numbers) == {"loss": 0, "outputs": 0, "gradients": 0, "weights": 0}
+    for name, value, expected in (
+        ("losses", [1.0, 2.002], {"loss": 1e-3}),
+        ("outputs", torch.full((2, 3), 1.5), {"outputs": 0.5}),
+        ("gradients", {"w": torch.ones(2), "b": torch.tensor([0.0, 0.25])}, {"gradients": 0.25}),
+        ("weights", {"w": torch.tensor([1.0, float("nan")])}, {"weights": float("inf")}),
+        ("weights", {}, {"weights": float("inf")}),
+    ):
+        changed = deviations(Numbers(**{**vars(numbers), name: value}), numbers)
+        assert {k: round(v, 9) for k, v in changed.items() if v} == expected
+
+
+def test_ways_are_those_that_the_number_of_ranks_allows():
+    assert [mode for mode, _ in ways(3, (1, 28, 28))] == ["datapar", "modelpar", "halopar", "halopar"]
+    assert [mode for mode, _ in ways(4, (7,))] == ["datapar", "modelpar", "hybrid"]
+    grids = [sizes for mode, sizes in ways(6, (1, 28, 28)) if mode == "halopar"]
+    assert [(sizes["height"], sizes["width"]) for sizes in grids] == [(1, 6), (2, 3), (3, 2), (6, 1)]
