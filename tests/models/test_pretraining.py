@@ -107,6 +107,19 @@ def test_only_filters_learn_and_they_keep_norm_1():
         assert stack.filter.weight.grad is None
 
 
+def test_single_stacks_can_be_chosen():
+    model, all_of_them = small_model(), small_model()
+    before = model.stacks[0].filter.weight.detach().clone()
+    seen = []
+    history = pretrain(model, [small_images()], epochs=1, stacks=[1], progress=seen.append)
+    assert [step.stack for step in seen] == [1] and len(history) == 1
+    assert torch.equal(model.stacks[0].filter.weight, before)
+    # The second stack of random filters below learns something else than that of pretrained ones.
+    assert history[0] != pretrain(all_of_them, [small_images()], epochs=1)[1]
+    with pytest.raises(ArgumentError, match="no stack 2: the model has 2, counted from 0"):
+        pretrain(model, [small_images()], stacks=[2])
+
+
 def test_on_digits_the_cost_falls_in_every_stack():
     model = small_model(in_size=(12, 11), classes=10)
     for first, *_, last in pretrain(model, small_digits(200, 20), epochs=3):

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from torchmn.errors import ArgumentError
 from torchmn.models.batches import Batches, again, images_of
 from torchmn.models.placement import Placement
 from torchmn.models.sparse_autoencoder import SparseAutoencoder, Stack
@@ -48,21 +49,26 @@ def pretrain(
     *,
     epochs: int = 2,
     learning_rate: float = 0.01,
+    stacks: Sequence[int] | None = None,
     progress: Callable[[PretrainingProgress], object] | None = None,
 ) -> list[list[PretrainingCost]]:
     """Train the filters of each stack in turn to reconstruct their input sparsely; gives each epoch's mean cost.
 
     batches: of images or of (images, labels), gone through `epochs` times for each stack
+    stacks: which of them, counted from 0, in this order; all, from the first to the last, if not given
     progress: called after every step
 
-    The result is indexed by stack and epoch. The stacks below the one that learns are frozen.
+    The result is indexed by stack (in the order of `stacks`) and epoch. The stacks below the one that learns are frozen.
 
     A parallel model takes its batches as in training: whole images or this rank's tiles, and each copy of the model
     its own images. All ranks must call it, with equally many batches; every rank gets the costs of all together.
     """
     again("pretrain", batches)
     placement = Placement(model, model.in_shape)
-    numbers = range(len(model.stacks))
+    numbers = range(len(model.stacks)) if stacks is None else stacks
+    for number in numbers:
+        if number not in range(len(model.stacks)):
+            raise ArgumentError(f"pretrain: no stack {number!r}: the model has {len(model.stacks)}, counted from 0")
     return [_pretrain_stack(model, placement, n, batches, epochs, learning_rate, progress) for n in numbers]
 
 
