@@ -36,7 +36,7 @@ class SharedSum:
         return bool(self._stages)
 
     def sum_(self, source: Tensor, flat: Tensor, scale: float) -> None:
-        """Fill `flat` with `scale` times the sum of all ranks' `source`, which may be it; the same bits on every rank."""
+        """Fill `flat` with `scale` times the sum of all ranks' `source`, which may be it; everywhere the same bits."""
         length = CHUNK_BYTES // flat.element_size()
         for given, chunk in zip(source.split(length), flat.split(length), strict=True):
             self._sum_chunk(given, chunk, scale)
