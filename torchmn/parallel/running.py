@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import weakref
+from collections.abc import Set
 from dataclasses import dataclass, field
 from hashlib import blake2b
 from typing import Any
@@ -137,31 +138,31 @@ class Parallelism:
             recorder = dry_run(model, forward, args, kwargs)
         except Exception as error:
             raise explained(error) from (None if isinstance(error, ParallelizeError) else error)
-        found = dict.fromkeys((name for name, _ in model.named_parameters()), WHOLE)
-        found |= dict.fromkeys(recorder.with_parts, SUMMED)
+        found = dict.fromkeys(recorder.with_whole, WHOLE) | dict.fromkeys(recorder.with_parts, SUMMED)
         for name in recorder.used_both_ways:
             found[name] = WHOLE
             roles.let_enter(model.get_parameter(name))
         found |= dict.fromkeys(own_parameters(model), OWN)
-        if self.roles and found != self.roles:
-            changed = [name for name in found if found[name] != self.roles.get(name)]
+        changed = [name for name, role in found.items() if self.roles.get(name, role) != role]
+        if changed:
             raise ParallelizeError(
                 f"the parameters {', '.join(changed)} are used in another way than the model was parallelized for. "
                 "Pass parallelize(..., input_shape=...) with the shape of these inputs."
             )
-        if not self.roles:
-            self.roles = found
-            self.mark(model)
+        new = found.keys() - self.roles.keys()  # training may use others than evaluation
+        self.roles |= found
+        self.mark(model, new)
 
-    def mark(self, model: nn.Module) -> None:
-        """Let every parameter know its role, so that gradients are combined over the right ranks."""
+    def mark(self, model: nn.Module, names: Set[str] | None = None) -> None:
+        """Let every parameter, or those of `names`, know its role: so gradients are combined over the right ranks."""
         for name, parameter in model.named_parameters():
-            role = self.roles.get(name, WHOLE)
+            role = self.roles.get(name) if names is None or name in names else None
             if role == OWN:
                 roles.mark_own(parameter, self.grid.replicas)
             elif role == SUMMED:
                 roles.mark_summed(parameter, self.grid.tile_count)
-            if self.grid.comm.size > 1 and not (role == OWN and self.grid.replicas.size == 1):
+        for name, parameter in model.named_parameters():
+            if self.grid.comm.size > 1 and not (self.roles.get(name) == OWN and self.grid.replicas.size == 1):
                 guard(parameter)
         self._marked = weakref.ref(model)
 
