@@ -18,6 +18,7 @@ from torchmn.communicators.process_grid import ProcessGrid
 from torchmn.errors import ParallelizeError
 from torchmn.nn.parts.layout import Layout, Samples
 from torchmn.nn.parts.part import Part
+from torchmn.nn.parts.refusals import refuse
 from torchmn.nn.parts.rules.dropout import part_of_mask
 from torchmn.nn.parts.rules.normalization import batch_norm_over_ranks
 
@@ -30,10 +31,22 @@ class SerialRandomness(TorchFunctionMode):
         self.grid, self.samples, self.batch = grid, samples, batch
 
     def __torch_function__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
+        kwargs = kwargs or {}
         catch = _CAUGHT.get(func)
-        if catch is None or isinstance(args[0] if args else None, Part):
-            return func(*args, **(kwargs or {}))
-        return catch(self, *args, **(kwargs or {}))
+        if catch is not None and not isinstance(args[0] if args else kwargs.get("input"), Part):
+            return catch(self, *args, **kwargs)
+        if func in _DRAWS and _draws(func, args, kwargs):
+            self._check_may_draw(func)
+        return func(*args, **kwargs)
+
+    def _check_may_draw(self, func: Any) -> None:
+        """Processes with one seed draw the same numbers, if each draws for the same samples; others may not."""
+        if self.grid.sizes["data"] > 1 or self.grid.comm.ranks_share_a_process:
+            refuse(
+                f"{getattr(func, '__name__', func)!r} draws random numbers, and each rank would draw others than one "
+                "process does. Use F.dropout, whose mask is that of one process, or pass a generator=, seeded alike on "
+                "every rank, to a function that takes one"
+            )
 
     def dropout(self, x: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> Tensor:
         return self._dropped(x, p, training, inplace, x.shape[1:])
@@ -85,3 +98,24 @@ _CAUGHT = {
     **dict.fromkeys((F.alpha_dropout, F.feature_alpha_dropout), SerialRandomness.alpha_dropout),
     F.batch_norm: SerialRandomness.batch_norm,
 }
+
+# What else draws from torch's generator: as functions, as methods, or deep inside.
+_DRAWS = {
+    *(getattr(torch, name) for name in ("rand", "randn", "randint", "randperm", "normal", "bernoulli", "multinomial")),
+    *(getattr(torch, name) for name in ("rand_like", "randn_like", "randint_like", "poisson", "rrelu")),
+    *(getattr(Tensor, name) for name in ("normal_", "uniform_", "bernoulli_", "exponential_", "random_", "cauchy_")),
+    *(getattr(Tensor, name) for name in ("log_normal_", "geometric_", "bernoulli", "multinomial")),
+    *(F.gumbel_softmax, F.rrelu, F.scaled_dot_product_attention, F.multi_head_attention_forward),
+}
+
+
+def _draws(func: Any, args: tuple, kwargs: dict) -> bool:
+    """Whether a call draws from the generator that all share: not with one of its own, nor with dropout of 0."""
+    if func is F.scaled_dot_product_attention:
+        return (args[4] if len(args) > 4 else kwargs.get("dropout_p", 0.0)) > 0
+    if func is F.multi_head_attention_forward:
+        dropout = args[10] if len(args) > 10 else kwargs.get("dropout_p", 0.0)
+        return dropout > 0 and (args[13] if len(args) > 13 else kwargs.get("training", True))
+    if func in (F.rrelu, torch.rrelu):
+        return bool(args[3] if len(args) > 3 else kwargs.get("training", False))
+    return kwargs.get("generator") is None
