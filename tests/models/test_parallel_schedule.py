@@ -50,7 +50,7 @@ def model_of(name: str, tied: bool = True) -> SparseAutoencoder:
 
 
 def batches_of(name: str) -> LabelledBatches:
-    return digits(40, 20, 1) if name == "published" else digits(500, 100, 2)
+    return digits(20, 10, 1) if name == "published" else digits(500, 100, 2)
 
 
 def train(model: SparseAutoencoder, batches) -> list[float]:

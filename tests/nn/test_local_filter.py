@@ -73,7 +73,7 @@ def test_the_tied_decoder_is_the_exact_transpose(kernel, stride, in_size, paddin
 
 @every_case
 def test_gradients_are_exact(kernel, stride, in_size, padding):
-    layer = layer_of(kernel, stride, in_size, padding, bias=True, tied=False, out_maps=2)
+    layer = layer_of(kernel, stride, in_size, padding, bias=True, tied=False, in_maps=1, out_maps=2)
     names = "weight", "bias", "decoder_weight"
 
     def autoencode(x, *parameters):

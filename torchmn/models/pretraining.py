@@ -58,7 +58,7 @@ def pretrain(
     stacks: which of them, counted from 0, in this order; all, from the first to the last, if not given
     progress: called after every step
 
-    The result is indexed by stack (in the order of `stacks`) and epoch. The stacks below the one that learns are frozen.
+    The result is indexed by stack, in the order of `stacks`, and epoch. Stacks below the one that learns are frozen.
 
     A parallel model takes its batches as in training: whole images or this rank's tiles, and each copy of the model
     its own images. All ranks must call it, with equally many batches; every rank gets the costs of all together.
