@@ -40,17 +40,17 @@ class Ensemble(nn.Module):
 
 
 @torch.no_grad()
-def accuracy_of(model: nn.Module, loader: DataLoader) -> float:
+def accuracy_of(model: nn.Module, loader: DataLoader, device: torch.device) -> float:
     correct = images = 0
     for x, t in loader:
-        correct += int((model(x).argmax(dim=1) == t).sum())
+        correct += int((model(x.to(device)).argmax(dim=1).cpu() == t).sum())
         images += len(t)
     return correct / images
 
 
 def train(comm: torchmn.Communicator, options: argparse.Namespace) -> None:
     torch.manual_seed(1000 * options.seed + comm.rank)  # another start and other images on every rank
-    member = mlp(options.units)
+    member = mlp(options.units).to(comm.device)
     ensemble = Ensemble(member, comm)
     optimizer = torch.optim.Adam(member.parameters(), lr=2e-3)
     training, test = mnist("train", options.data), mnist("test", options.data)
@@ -58,7 +58,8 @@ def train(comm: torchmn.Communicator, options: argparse.Namespace) -> None:
     loader = DataLoader(training, options.batchsize, sampler=draw)
     test_loader = DataLoader(test, batch_size=500)
 
-    formats = dict.fromkeys(("worst member", "mean of members", "best member", "ensemble"), ".2%")
+    columns: list[str] = ["worst member", "mean of members", "best member", "ensemble"]
+    formats = dict.fromkeys(columns, ".2%")
     with torchmn.training.Logger(
         comm, options.epoch * len(loader), json=options.out / "log.jsonl", formats=formats
     ) as log:
@@ -66,13 +67,13 @@ def train(comm: torchmn.Communicator, options: argparse.Namespace) -> None:
         for epoch in range(1, options.epoch + 1):
             for x, t in loader:
                 optimizer.zero_grad()
-                loss = cross_entropy(member(x), t)
+                loss = cross_entropy(member(x.to(comm.device)), t.to(comm.device))
                 loss.backward()
                 optimizer.step()
                 log.step(loss=loss.detach())
-            alone = comm.allgather_obj(accuracy_of(member, test_loader))
+            alone = comm.allgather_obj(accuracy_of(member, test_loader, comm.device))
             members = {"worst member": min(alone), "mean of members": sum(alone) / comm.size, "best member": max(alone)}
-            log.epoch(epoch=epoch, **members, ensemble=accuracy_of(ensemble, test_loader))
+            log.epoch(epoch=epoch, **members, ensemble=accuracy_of(ensemble, test_loader, comm.device))
 
 
 def main() -> None:

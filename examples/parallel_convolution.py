@@ -50,17 +50,17 @@ def convnet(comm: torchmn.Communicator, seed: int) -> nn.Module:
 
 
 @torch.no_grad()
-def accuracy_of(model: nn.Module, loader: DataLoader, dtype: torch.dtype) -> float:
+def accuracy_of(model: nn.Module, loader: DataLoader, place: dict) -> float:
     correct = images = 0
     for x, t in loader:
-        correct += int((model(x.to(dtype)).argmax(dim=1) == t).sum())
+        correct += int((model(x.to(**place)).argmax(dim=1).cpu() == t).sum())
         images += len(t)
     return correct / images
 
 
 def train(comm: torchmn.Communicator, options: argparse.Namespace) -> None:
-    dtype = torch.float64 if options.float64 else torch.float32
-    model = convnet(comm, options.seed).to(dtype)
+    place = {"device": comm.device, "dtype": torch.float64 if options.float64 else torch.float32}
+    model = convnet(comm, options.seed).to(**place)
     optimizer = torch.optim.SGD(model.parameters(), lr=options.learning_rate, momentum=0.9)
     training, test = mnist("train", options.data), mnist("test", options.data)
     # The same batches on all ranks: those that rank 0 draws.
@@ -77,13 +77,13 @@ def train(comm: torchmn.Communicator, options: argparse.Namespace) -> None:
             total = 0.0
             for x, t in batches:
                 optimizer.zero_grad()
-                loss = cross_entropy(model(x.to(dtype)), t)
+                loss = cross_entropy(model(x.to(**place)), t.to(comm.device))
                 # All ranks have the same loss, and gradients are those of the sum of all ranks' losses.
                 (loss / comm.size).backward()
                 optimizer.step()
                 total += loss.item() * len(t)
                 log.step(loss=loss.detach())
-            accuracy = accuracy_of(model, test_loader, dtype)
+            accuracy = accuracy_of(model, test_loader, place)
             log.epoch(epoch=epoch, loss=total / len(training), **{"test accuracy": accuracy})
 
 

@@ -26,11 +26,11 @@ from torchmn.nn import create_multi_node_n_step_rnn
 END, SYMBOLS, NOTHING = 10, 11, -100  # ten digits and the end of a number; what cross_entropy ignores
 
 
-def corpus(numbers: int, length: int, seed: int) -> list[Tensor]:
+def corpus(numbers: int, length: int, seed: int, device: torch.device) -> list[Tensor]:
     """So many numbers of 1 to `length` digits, the same on every rank."""
     draw = torch.Generator().manual_seed(seed)
     lengths = torch.randint(1, length + 1, (numbers,), generator=draw).tolist()
-    return [torch.randint(0, 10, (digits,), generator=draw) for digits in lengths]
+    return [torch.randint(0, 10, (digits,), generator=draw).to(device) for digits in lengths]
 
 
 def batches(numbers: list[Tensor], size: int, seed: int) -> Iterator[list[Tensor]]:
@@ -65,15 +65,15 @@ class Decoder(nn.Module):
     def forward(self, numbers: list[Tensor]) -> Tensor:
         """The loss: how unlikely each right symbol is, given the right ones before it."""
         right = backwards(numbers)
-        before = torch.cat([torch.full((1, right.shape[1]), END), right[:-1].clamp(min=0)])
+        before = torch.cat([right.new_full((1, right.shape[1]), END), right[:-1].clamp(min=0)])
         output, _, _ = self.rnn(self.embed(before))
         return cross_entropy(self.symbol(output).flatten(0, 1), right.flatten(), ignore_index=NOTHING)
 
     def write(self, numbers: list[Tensor]) -> Tensor:
         """For each number whether every symbol came out right; each follows from those written before it."""
         right = backwards(numbers)
-        written = torch.full((1, right.shape[1]), END)
-        states, all_right = None, torch.ones(right.shape[1], dtype=torch.bool)
+        written = right.new_full((1, right.shape[1]), END)
+        states, all_right = None, torch.ones_like(right[0], dtype=torch.bool)
         for symbols in right:
             if states is None:
                 output, states, _ = self.rnn(self.embed(written))  # receives the encoder's states
@@ -86,7 +86,7 @@ class Decoder(nn.Module):
 
 def backwards(numbers: list[Tensor]) -> Tensor:
     """What the decoder should write: (symbol, number), each number reversed, its end, and then nothing."""
-    return pad_sequence([torch.cat([x.flip(0), torch.tensor([END])]) for x in numbers], padding_value=NOTHING)
+    return pad_sequence([torch.cat([x.flip(0), x.new_tensor([END])]) for x in numbers], padding_value=NOTHING)
 
 
 @torch.no_grad()
@@ -100,9 +100,10 @@ def accuracy_of(model: nn.Module, numbers: list[Tensor]) -> float:
 
 def train(comm: torchmn.Communicator, options: argparse.Namespace) -> None:
     torch.manual_seed(options.seed)
-    model = Encoder(comm, options.units) if comm.rank == 0 else Decoder(comm, options.units)
+    model = (Encoder(comm, options.units) if comm.rank == 0 else Decoder(comm, options.units)).to(comm.device)
     optimizer = torch.optim.Adam(model.parameters(), lr=options.learning_rate)
-    training, test = corpus(options.numbers, options.length, 1), corpus(500, options.length, 2)
+    training = corpus(options.numbers, options.length, 1, comm.device)
+    test = corpus(500, options.length, 2, comm.device)
     steps = options.epoch * -(-len(training) // options.batchsize)
     formats = {"loss": ".6f", "test accuracy": ".2%"}
     with torchmn.training.Logger(comm, steps, json=options.out / "log.jsonl", formats=formats) as log:

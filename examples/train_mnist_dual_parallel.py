@@ -64,12 +64,12 @@ def share_of_epoch(training: Dataset, axes: Axes, epoch: int, seed: int) -> Data
 
 
 @torch.no_grad()
-def count_correct(model: nn.Module, loader: DataLoader, dtype: torch.dtype) -> Tensor:
+def count_correct(model: nn.Module, loader: DataLoader, place: dict) -> Tensor:
     """How many images the model is right about; 0 on the second rank of a pair, which only helps."""
     correct = torch.zeros((), dtype=torch.int64)
     for batch in loader:
         if batch:
-            correct += (model(batch[0].to(dtype)).argmax(dim=1) == batch[1]).sum()
+            correct += (model(batch[0].to(**place)).argmax(dim=1).cpu() == batch[1]).sum()
         else:
             model()
     return correct
@@ -77,8 +77,8 @@ def count_correct(model: nn.Module, loader: DataLoader, dtype: torch.dtype) -> T
 
 def train(axes: Axes, options: argparse.Namespace) -> None:
     torch.manual_seed(options.seed)
-    dtype = torch.float64 if options.float64 else torch.float32
-    model = MLP(axes.model, options.units).to(dtype)
+    place = {"device": axes.world.device, "dtype": torch.float64 if options.float64 else torch.float32}
+    model = MLP(axes.model, options.units).to(**place)
     # Over the data axis only: the two ranks of a pair hold different parameters, which no mean may mix.
     optimizer = torchmn.create_multi_node_optimizer(torch.optim.Adam(model.parameters()), axes.data, model=model)
     training, test = mnist("train", options.data), mnist("test", options.data)
@@ -99,15 +99,15 @@ def train(axes: Axes, options: argparse.Namespace) -> None:
                 optimizer.zero_grad()
                 if batch:
                     x, t = batch
-                    loss = cross_entropy(model(x.to(dtype)), t)
-                    total += loss.detach() * len(t)
+                    loss = cross_entropy(model(x.to(**place)), t.to(place["device"]))
+                    total += loss.detach().cpu() * len(t)
                 else:
                     loss = model()
                 loss.backward()
                 optimizer.step()
                 log.step(loss=loss.detach())
             mean_loss = axes.world.allreduce(total).item() / (axes.data.size * len(share))  # type: ignore[arg-type]
-            correct = count_correct(model, DataLoader(test_share, batch_size=500), dtype)
+            correct = count_correct(model, DataLoader(test_share, batch_size=500), place)
             accuracy = int(axes.world.allreduce(correct)) / len(test)
             log.epoch(epoch=epoch, loss=mean_loss, **{"test accuracy": accuracy})
 

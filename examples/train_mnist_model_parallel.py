@@ -105,27 +105,27 @@ def create_model(comm: torchmn.Communicator, options: argparse.Namespace) -> nn.
     return MLP(comm, l1, l2, l3)
 
 
-def loss_of(model: nn.Module, batch: list[Tensor]) -> Tensor:
+def loss_of(model: nn.Module, batch: list[Tensor], device: torch.device) -> Tensor:
     if not batch:
         return model()
     x, t = batch
-    return cross_entropy(model(x), t)
+    return cross_entropy(model(x.to(device)), t.to(device))
 
 
 @torch.no_grad()
-def accuracy_of(model: nn.Module, loader: DataLoader, images: int) -> float:
+def accuracy_of(model: nn.Module, loader: DataLoader, images: int, device: torch.device) -> float:
     """The share of right answers, on rank 0; 0 on rank 1, which only helps."""
     correct = 0
     for batch in loader:
         if batch:
-            correct += int((model(batch[0]).argmax(dim=1) == batch[1]).sum())
+            correct += int((model(batch[0].to(device)).argmax(dim=1).cpu() == batch[1]).sum())
         else:
             model()
     return correct / images
 
 
 def train(comm: torchmn.Communicator, options: argparse.Namespace) -> None:
-    model = create_model(comm, options)
+    model = create_model(comm, options).to(comm.device)
     optimizer = torch.optim.Adam(model.parameters())
     training: Dataset = mnist("train", options.data)
     test: Dataset = mnist("test", options.data)
@@ -145,14 +145,14 @@ def train(comm: torchmn.Communicator, options: argparse.Namespace) -> None:
             total = 0.0
             for step, batch in enumerate(loader, 1):
                 optimizer.zero_grad()
-                loss = loss_of(model, batch)
+                loss = loss_of(model, batch, comm.device)
                 loss.backward()
                 optimizer.step()
                 log.step(loss=loss.detach())
                 total += loss.item() * len(batch[0] if batch else ())
                 if options.print_steps:
                     log.print(f"epoch {epoch}, step {step}: loss {loss.item():.8f}")
-            accuracy = accuracy_of(model, test_loader, test_images)
+            accuracy = accuracy_of(model, test_loader, test_images, comm.device)
             log.epoch(epoch=epoch, loss=total / images, **{"test accuracy": accuracy})
 
 

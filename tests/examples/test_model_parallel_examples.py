@@ -31,28 +31,28 @@ def example(name: str):
 
 def test_both_forms_of_the_mlp_and_one_process_have_the_same_loss_at_every_step(tmp_path):
     name = "train_mnist_model_parallel.py"
-    run_example(name, "alone", tmp_path / "alone", "--single")
-    run_example(name, "mpiexec", tmp_path / "chain")
-    printed = run_example(name, "mpiexec", tmp_path / "explicit", "--explicit", "--print-steps")
+    run_example(name, "alone", tmp_path / "alone", "--single", "-e", "1")
+    run_example(name, "mpiexec", tmp_path / "chain", "-e", "1")
+    printed = run_example(name, "mpiexec", tmp_path / "explicit", "-e", "1", "--explicit", "--print-steps")
     alone = losses(tmp_path / "alone")
-    assert len(alone) == 120 and alone[0] == pytest.approx(2.3, abs=0.1) and alone[-1] < 0.6
+    assert len(alone) == 60 and alone[0] == pytest.approx(2.3, abs=0.1) and alone[-1] < 0.8
     assert losses(tmp_path / "chain") == alone
     assert losses(tmp_path / "explicit") == alone
-    assert f"epoch 2, step 60: loss {alone[-1]:.8f}" in printed.stdout
+    assert f"epoch 1, step 60: loss {alone[-1]:.8f}" in printed.stdout
     accuracies = {last(tmp_path / form, "test accuracy") for form in ("alone", "chain", "explicit")}
-    assert len(accuracies) == 1 and accuracies.pop() > 0.88
+    assert len(accuracies) == 1 and accuracies.pop() > 0.84
 
 
 def test_pairs_of_ranks_print_the_losses_of_one_pair(tmp_path):
-    run_example("train_mnist_dual_parallel.py", "mpiexec", tmp_path / "two", "--float64")
-    four = ["--quick", "--out", str(tmp_path / "four"), "--float64", "-b", "50"]
+    run_example("train_mnist_dual_parallel.py", "mpiexec", tmp_path / "two", "--float64", "-e", "1")
+    four = ["--quick", "--out", str(tmp_path / "four"), "--float64", "-b", "50", "-e", "1"]
     result = run_job(EXAMPLES / "train_mnist_dual_parallel.py", 4, args=four, timeout=150)
     assert result.returncode == 0, result.output
     assert "4 rank(s), 2 pair(s)" in result.stdout
     one_pair, two_pairs = epochs(tmp_path / "two"), epochs(tmp_path / "four")
     assert two_pairs["loss"] == pytest.approx(one_pair["loss"], rel=1e-9)
     assert two_pairs["test accuracy"] == one_pair["test accuracy"]
-    assert one_pair["test accuracy"][-1] > 0.88
+    assert one_pair["test accuracy"][-1] > 0.84
 
 
 def test_a_convolution_split_by_channels_is_the_whole_one(tmp_path):
@@ -65,9 +65,9 @@ def test_a_convolution_split_by_channels_is_the_whole_one(tmp_path):
 
 
 def test_an_ensemble_is_better_than_its_members_on_average(tmp_path):
-    run_example("ensemble.py", "mpiexec", tmp_path)
+    run_example("ensemble.py", "mpiexec", tmp_path, "-e", "1")
     log = epochs(tmp_path)
-    assert log["worst member"][-1] > 0.85
+    assert log["worst member"][-1] > 0.8
     assert log["ensemble"][-1] > log["mean of members"][-1]
 
 
