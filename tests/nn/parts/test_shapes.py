@@ -27,6 +27,7 @@ FLAT: dict[str, Callable[[Tensor], Any]] = {
     "summed": lambda x: x.flatten(1).sum(1) + x.view(2, 4, -1).mean(-1).sum(1) + x.flatten(1).amax(1),
     "product": lambda x: F.linear(x.flatten(1), torch.ones(3, 140, dtype=x.dtype, device=x.device) * 0.1),
     "product of maps": lambda x: F.linear(x.flatten(2), torch.ones(3, 35, dtype=x.dtype, device=x.device) * 0.1),
+    "one pixel": lambda x: F.avg_pool2d(x, x.shape[2:]).view(x.size(0), -1) + F.max_pool2d(x, (7, 5)).flatten(1),
     "tokens": lambda x: x.flatten(2).transpose(1, 2).mean(1),
 }
 DIMS: dict[str, Callable[[Tensor], Any]] = {
@@ -116,3 +117,47 @@ def test_a_skip_is_cropped_to_what_is_left_and_joined():
             return torch.cat([y, cropped], 1)
 
     assert_parity(UNet(), (2, 4, 12, 9), (2, 2))
+
+
+class Focus(nn.Module):
+    """Every second pixel becomes channels."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(16, 4, 3, padding=1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        quarters = [x[..., ::2, ::2], x[..., 1::2, ::2], x[..., ::2, 1::2], x[..., 1::2, 1::2]]
+        return self.conv(torch.cat(quarters, 1))
+
+
+class Pyramid(nn.Module):
+    """Dilated convolutions beside a global pool that is spread over the image again."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.branches = nn.ModuleList(nn.Conv2d(4, 3, 3, padding=d, dilation=d) for d in (1, 2, 6))
+        self.pooled, self.out = nn.Conv2d(4, 3, 1), nn.Conv2d(12, 2, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        everywhere = F.interpolate(self.pooled(F.adaptive_avg_pool2d(x, 1)), size=x.shape[2:], mode="bilinear")
+        return self.out(torch.cat([*(branch(x) for branch in self.branches), everywhere], 1))
+
+
+class Attention(nn.Module):
+    """Gates of pixels from the mean and the maximum over channels, of channels from those over pixels."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.linear = nn.Conv2d(2, 1, 3, padding=1), nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        pixels = torch.cat([x.mean(1, keepdim=True), x.max(1, keepdim=True)[0]], 1)
+        channels = self.linear(x.mean((2, 3))) + self.linear(x.amax((2, 3)))
+        return x * torch.sigmoid(self.conv(pixels)) * torch.sigmoid(channels)[:, :, None, None]
+
+
+@pytest.mark.parametrize("grid", [(2, 2), (3, 3)], ids=str)
+@pytest.mark.parametrize("block", [Focus, Pyramid, Attention])
+def test_blocks_of_known_networks(block, grid):
+    assert_parity(block(), (2, 4, 12, 8), grid)

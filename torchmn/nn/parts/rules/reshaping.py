@@ -130,8 +130,8 @@ def _reshaped(x: Part, shape: tuple[int, ...]) -> Tensor:
         return wrap(local(x).view_as(local(x)), layout)
     cuts = _new_cuts(layout, shape)
     if cuts is None:
-        if not layout.is_tile:
-            return whole(x).reshape(shape)
+        if not layout.is_tile or all(layout.shape[dim] == 1 for dim in layout.cut_dims):
+            return whole(x).reshape(shape)  # a vector, or an image of one pixel, which one rank has
         refuse(f"a cut tensor of {layout} can not become {shape}: only whole dims may be joined, behind the batch dim")
     new = layout.with_dims(shape, cuts)
     return wrap(local(x).reshape(new.local_shape()), new)
