@@ -13,7 +13,7 @@ import torchmn
 from tests.worlds import ranks
 from torchmn.communicators.process_grid import ProcessGrid
 from torchmn.datasets import mnist
-from torchmn.errors import ArgumentError, ParallelizeError
+from torchmn.errors import ArgumentError, MismatchError, ParallelizeError
 from torchmn.models import (
     MNIST,
     LabelledBatches,
@@ -159,3 +159,25 @@ def test_pictures_are_made_on_one_rank(comm):
     plain = model_of("small")
     plain.load_state_dict(full_state_dict(parallel))
     optimal_stimuli(plain, digits(4, 4, 2).images, [(0, 0, 0)], steps=1)
+
+
+@ranks(2, on="threads", timeout=30)
+def test_what_ranks_do_not_agree_on_is_an_error_on_every_rank(comm):
+    grid = ProcessGrid(comm, data=2)
+    model = parallelize(model_of("small"), grid, "datapar")
+    batches = own_batches(digits(20, 10, 2), grid)
+    with pytest.raises(MismatchError, match=r"learning_rate"):
+        pretrain(model, batches, learning_rate=0.1 * (1 + comm.rank))
+    with pytest.raises(MismatchError, match=r"momentum"):
+        fine_tune(model, batches, momentum=Momentum(first=0.5 * comm.rank))
+    with pytest.raises(ArgumentError, match=r"rank 1.*got the iterator"):
+        pretrain(model, iter(batches) if comm.rank == 1 else batches)
+
+
+@ranks(2, on="threads", timeout=30)
+def test_more_batches_on_one_rank_than_on_another_are_an_error_on_every_rank(comm):
+    grid = ProcessGrid(comm, data=2)
+    model = parallelize(model_of("small"), grid, "datapar")
+    batches = own_batches(digits(20, 10, 2), grid)[: 1 + comm.rank]
+    with pytest.raises(MismatchError, match="an epoch of pretrain"):
+        pretrain(model, batches)

@@ -32,14 +32,14 @@ class LabelledBatches:
             yield self.images[chosen], self.labels[chosen]
 
 
-def again(operation: str, batches: Batches) -> Batches:
-    """`batches`, refused if it is an iterator, which would be empty in the second epoch."""
-    if iter(batches) is batches:
-        raise ArgumentError(
-            f"{operation}: expected batches that can be gone through once per epoch, such as a list or a DataLoader, "
-            f"got the iterator {type(batches).__name__}, which would be empty in the second epoch."
-        )
-    return batches
+def iterator_problem(batches: Batches) -> str | None:
+    """Why `batches` will not do: an iterator would be empty in the second epoch."""
+    if iter(batches) is not batches:
+        return None
+    return (
+        "expected batches that can be gone through once per epoch, such as a list or a DataLoader, got the iterator "
+        f"{type(batches).__name__}, which would be empty in the second epoch"
+    )
 
 
 def images_of(batch: Any) -> Tensor:

@@ -10,8 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from torchmn.errors import ArgumentError
-from torchmn.models.batches import Batches, again
+from torchmn.models.batches import Batches, iterator_problem
 from torchmn.models.placement import Placement
 from torchmn.models.sparse_autoencoder import SparseAutoencoder
 
@@ -61,16 +60,19 @@ def fine_tune(
     Gives each epoch's mean cost per image: the binary cross entropy of all classes' logistic outputs, summed. Filters
     are renormalised after every update. For parallel models, what `pretrain` says holds here too.
     """
-    again("fine_tune", batches)
-    if initial_epochs > epochs:
-        raise ArgumentError(f"fine_tune: {initial_epochs} initial_epochs are more than all {epochs} epochs")
     placement = Placement(model, model.in_shape)
+    momenta = tuple(momentum(epoch) if momentum else 0.0 for epoch in range(epochs))
+    problem = iterator_problem(batches)
+    if initial_epochs > epochs:
+        problem = f"{initial_epochs} initial_epochs are more than all {epochs} epochs"
+    settings = {"epochs": epochs, "initial_epochs": initial_epochs, "learning_rate": learning_rate, "momentum": momenta}
+    placement.agree("fine_tune", problem, **settings)
     optimizer = placement.optimizer(model, _optimizer(model, learning_rate))
     history = []
     for epoch in range(epochs):
-        optimizer.param_groups[0]["momentum"] = momentum(epoch) if momentum else 0.0
+        optimizer.param_groups[0]["momentum"] = momenta[epoch]
         classifier_only = epoch < initial_epochs
-        total = images = 0.0
+        total, images, at = 0.0, 0.0, -1
         for at, (x, labels) in enumerate(batches):
             mine = _step(model, optimizer, placement.part(x), labels, classifier_only)
             here = torch.tensor([mine * len(labels), len(labels)], dtype=torch.float64)
@@ -78,6 +80,7 @@ def fine_tune(
             total, images = total + cost_sum, images + count
             if progress is not None:
                 progress(FineTuningProgress(epoch, at, classifier_only, cost_sum / max(count, 1.0)))
+        placement.agree("an epoch of fine_tune", batches=at + 1)
         history.append(total / max(images, 1.0))
     return history
 

@@ -8,7 +8,8 @@ import torch
 from torch import Tensor, nn
 
 from torchmn.communicators.process_grid import ProcessGrid
-from torchmn.errors import ParallelizeError
+from torchmn.communicators.watchdog import Wait
+from torchmn.errors import ArgumentError, ParallelizeError
 from torchmn.nn.parts.layout import Samples, image_layout
 from torchmn.nn.parts.moving import part_of
 from torchmn.nn.parts.part import wrap
@@ -42,6 +43,15 @@ class Placement:
             f"the images {shape}, or all of them, got {tuple(images.shape)}. torchmn.data.scatter_regions gives each "
             "rank its tile."
         )
+
+    def agree(self, operation: str, problem: str | None = None, **values: Any) -> None:
+        """Raise on every rank if one of them has a problem, or if they do not all have the same values."""
+        if self.grid is None:
+            if problem:
+                raise ArgumentError(f"{operation}: {problem}")
+            return
+        with Wait(self.grid.comm, operation):
+            self.grid.comm._meet(operation, problem, tuple(values), tuple(values.values()))
 
     def sum_over_copies(self, values: Tensor) -> Tensor:
         """The sum of what the ranks have that hold the same part of the model and other images."""

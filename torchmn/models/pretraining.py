@@ -9,8 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torchmn.errors import ArgumentError
-from torchmn.models.batches import Batches, again, images_of
+from torchmn.models.batches import Batches, images_of, iterator_problem
 from torchmn.models.placement import Placement
 from torchmn.models.sparse_autoencoder import SparseAutoencoder, Stack
 from torchmn.nn.local_filter import unit_norm_
@@ -63,19 +62,21 @@ def pretrain(
     A parallel model takes its batches as in training: whole images or this rank's tiles, and each copy of the model
     its own images. All ranks must call it, with equally many batches; every rank gets the costs of all together.
     """
-    again("pretrain", batches)
     placement = Placement(model, model.in_shape)
-    numbers = range(len(model.stacks)) if stacks is None else stacks
+    numbers = tuple(range(len(model.stacks)) if stacks is None else stacks)
+    problem = iterator_problem(batches)
     for number in numbers:
         if number not in range(len(model.stacks)):
-            raise ArgumentError(f"pretrain: no stack {number!r}: the model has {len(model.stacks)}, counted from 0")
+            problem = f"no stack {number!r}: the model has {len(model.stacks)}, counted from 0"
+    settings = {"epochs": epochs, "learning_rate": learning_rate, "stacks": numbers, "sparsity": model.sparsity}
+    placement.agree("pretrain", problem, **settings)
     return [_pretrain_stack(model, placement, n, batches, epochs, learning_rate, progress) for n in numbers]
 
 
 def _pretrain_stack(model, placement, number, batches, epochs, learning_rate, progress) -> list[PretrainingCost]:
     stack, history = model.stacks[number], []
     for epoch in range(epochs):
-        sums, images = torch.zeros(2, dtype=torch.float64), 0
+        sums, images, at = torch.zeros(2, dtype=torch.float64), 0, -1
         for at, batch in enumerate(batches):
             with torch.no_grad():
                 x = model.features(placement.part(images_of(batch)), number)
@@ -84,6 +85,8 @@ def _pretrain_stack(model, placement, number, batches, epochs, learning_rate, pr
             images += count
             if progress is not None:
                 progress(PretrainingProgress(number, epoch, at, cost))
+        # A rank with fewer batches would go on with the next epoch while others are still in this one.
+        placement.agree("an epoch of pretrain", batches=at + 1)
         history.append(PretrainingCost(*(sums / max(images, 1)).tolist()))
     return history
 
