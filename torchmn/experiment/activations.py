@@ -26,7 +26,9 @@ def _register(name: str, aliases: tuple[str, ...], make: Callable[[], nn.Module]
         return make()
 
     for base, register in ((Options, register_activation), (Layer, register_layer)):
-        register(name, *aliases)(type(f"{name.title()}{base.__name__}", (base,), {"build": build, "__doc__": name}))
+        register(name, *aliases)(
+            type(f"{name.title()}{base.__name__}", (base,), {"build": build, "__doc__": name, "__module__": __name__})
+        )
 
 
 for _name, (_make, _aliases) in PLAIN.items():
