@@ -3,7 +3,8 @@
     python examples/train_gb.py                          # one rank
     torchmn run -n 4 examples/train_gb.py                # images in 2 x 2 tiles, each rank its own filters
     torchmn run -n 4 examples/train_gb.py --copies 2     # two copies of the model, each on two tiles
-    python examples/train_gb.py --no-pretraining         # the same network from random filters
+    python examples/train_gb.py --stacks                 # the same network from random filters
+    python examples/train_gb.py --stacks 1 2 --labels 500
 
 Every number of ranks gives the same numbers, up to rounding. Pictures are written into --out.
 """
@@ -12,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -25,7 +27,10 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--copies", type=int, default=1, help="copies of the model, each with its share of every batch")
     parser.add_argument("--images", type=int, default=6000, help="how many of the 6,000 training images")
     parser.add_argument("--epochs", type=int, default=MNIST.epochs, help="of fine-tuning")
-    parser.add_argument("--no-pretraining", action="store_true")
+    parser.add_argument("--labels", type=int, help="fine-tune with the first images only: 20 at a time, gently")
+    parser.add_argument(
+        "--stacks", type=int, nargs="*", help="which stacks to pretrain, counted from 0; none: --stacks"
+    )
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--float64", action="store_true", help="to compare runs on different numbers of ranks")
     parser.add_argument("--quick", action="store_true", help="200 images, one epoch of fine-tuning: does it run?")
@@ -65,18 +70,24 @@ def main() -> None:
         count = 200 if options.quick else 1000
         test = LabelledBatches(unseen.images[:count].to(dtype), unseen.labels[:count], 100)
 
-        steps = len(train) * (options.epochs + (0 if options.no_pretraining else 3 * MNIST.pretrain_epochs))
+        stacks = [0, 1, 2] if options.stacks is None else options.stacks
+        labelled, schedule = train, {}
+        if options.labels:
+            few = LabelledBatches(images[: options.labels], labels[: options.labels], 20)
+            labelled, schedule = shares(few, grid), {"learning_rate": 0.05, "momentum": None}
+        steps = len(train) * len(stacks) * MNIST.pretrain_epochs + len(labelled) * options.epochs
         with Logger(comm, steps, json=Path(options.out) / "log.jsonl", formats={"accuracy": ".1%"}) as log:
             log.print(f"{len(images)} images, {comm.size} rank(s) as {grid!r}")
-            if not options.no_pretraining:
-                history = MNIST.pretrain(model, train, progress=lambda step: log.step(**step.values()))
-                for number, epochs in enumerate(history):
-                    for epoch, cost in enumerate(epochs):
-                        parts = {"reconstruction": cost.reconstruction, "sparsity": cost.sparsity}
-                        log.epoch(stack=number, pretraining=epoch, **parts, cost=cost.total)
-            costs = MNIST.fine_tune(
-                model, train, epochs=options.epochs, progress=lambda step: log.step(**step.values())
-            )
+
+            def note(step: Any) -> None:
+                log.step(**step.values())
+
+            history = MNIST.pretrain(model, train, stacks=stacks, progress=note)
+            for number, epochs in zip(stacks, history, strict=True):
+                for epoch, cost in enumerate(epochs):
+                    parts = {"reconstruction": cost.reconstruction, "sparsity": cost.sparsity}
+                    log.epoch(stack=number, pretraining=epoch, **parts, cost=cost.total)
+            costs = MNIST.fine_tune(model, labelled, epochs=options.epochs, progress=note, **schedule)
             log.epoch(epoch=options.epochs, cost=costs[-1], accuracy=accuracy(model, test))
 
         best = spot_check(model, shares(test, grid))
