@@ -16,7 +16,7 @@ from collections import defaultdict, deque
 from collections.abc import Collection
 from time import monotonic, sleep
 from types import CodeType, FrameType
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -40,41 +40,32 @@ _TEXT_ENCLOSED = 1 << (_NUMBER_BITS + _LINE_BITS)
 _PATIENCE = 1.0  # for the answer to a forgotten edge, at the end of backward: the other rank's may be under way
 
 
-class Place(NamedTuple):
-    """The line of the user's code that made an edge, and its tag."""
+Place = tuple[int, CodeType, int]
+"""The tag of an edge, and the line of the user's code that made it. A plain tuple: it is made for every message."""
 
-    tag: int
-    code: CodeType
-    line: int
 
-    @staticmethod
-    def of_caller(tag: int, frame: FrameType) -> Place:
+def place_of_caller(tag: int, frame: FrameType) -> Place:
+    """The place of an edge that is made by the code in `frame`, or by the user's code that called it."""
+    if watchdog.is_library_module(frame.f_globals.get("__name__", "")):
         frame = watchdog.user_frame(frame)
-        return Place(tag, frame.f_code, frame.f_lineno)
-
-    def __str__(self) -> str:
-        return watchdog.describe_line(self.code, self.line)
+    return tag, frame.f_code, frame.f_lineno
 
 
 class Edge:
     """What a node of autograd's graph holds: when the node is gone before its backward ran, the edge says so."""
 
-    __slots__ = ("_gone", "comm", "key", "place")
+    __slots__ = ("comm", "gone", "key", "place")
 
     def __init__(self, comm: Communicator, key: Key, place: Place, gone: deque[Key]):
         self.comm = comm
         self.key = key
         self.place = place
-        self._gone: deque[Key] | None = gone
-
-    def visited(self) -> None:
-        """Backward has come by."""
-        self._gone = None
+        self.gone: deque[Key] | None = gone  # None once backward has come by
 
     def __del__(self) -> None:
         # Anywhere and at any time, in the middle of another message too: so this only takes a note.
-        if self._gone is not None:
-            self._gone.append(self.key)
+        if self.gone is not None:
+            self.gone.append(self.key)
 
 
 class EdgeBook:
@@ -95,13 +86,13 @@ class EdgeBook:
 
     # -- forward -----------------------------------------------------------------------------------------------
 
-    def send(self, comm: Communicator, dest: int, place: Place) -> Edge:
-        """A new edge to `dest`."""
+    def next_number(self, dest: int) -> int:
+        """The number of a new edge to `dest`."""
         number = self._made[dest] = self._made.get(dest, 0) + 1
-        return self.send_as(comm, (dest, number), place)
+        return number
 
-    def send_as(self, comm: Communicator, key: Key, place: Place) -> Edge:
-        """The edge of that key, from this rank."""
+    def send(self, comm: Communicator, key: Key, place: Place) -> Edge:
+        """The sender's end of the edge of that key."""
         comm._watch.pinned.add(comm)
         self.sent[key] = place
         return Edge(comm, key, place, self.forgotten)
@@ -135,10 +126,11 @@ class EdgeBook:
         self.received.pop(key, None)
         peer, number = key
         if place is not None:
-            known = self._lines.get((peer, id(place.code), place.line))
+            _, code, line = place
+            known = self._lines.get((peer, id(code), line))
             if known is None:
-                known = self._lines[peer, id(place.code), place.line] = (len(self._lines) + 1, place.code)
-                gradients = (*gradients, wire.from_bytes(str(place).encode()))
+                known = self._lines[peer, id(code), line] = (len(self._lines) + 1, code)
+                gradients = (*gradients, wire.from_bytes(watchdog.describe_line(code, line).encode()))
                 number |= _TEXT_ENCLOSED
             number |= known[0] % (1 << _LINE_BITS) << _NUMBER_BITS
         if (
@@ -194,7 +186,7 @@ class EdgeBook:
         """At the end: answer what was not answered, and take all answers; raise if there is a gradient among them."""
         self.answer_all(comm)
         for key, place in list(self.sent.items()):
-            with watchdog.Wait(comm, "finalize (the gradient of a send)", key[0], place.tag, (key, place)):
+            with watchdog.Wait(comm, "finalize (the gradient of a send)", key[0], place[0], (key, place)):
                 answer = self.await_answer(comm, key)
             self._forget(comm, key, place, answer)
         self._refuse_surplus(comm)
@@ -257,10 +249,11 @@ class EdgeBook:
         """Drop the empty answer to an edge that backward did not visit; a gradient means that it should have."""
         if not answer.tensors:
             return
+        sent_at = watchdog.describe_line(*place[1:])
         received_at = self._peers_lines.get((key[0], _line(answer)), "an unknown line")
         raise DelegateError(
-            f"rank {comm.rank} of {comm.size}: backward did not visit the send to rank {key[0]}, tag {place.tag}, at "
-            f"{place}, but its gradient came back from the recv at {received_at}. Gradients of this rank that depend "
+            f"rank {comm.rank} of {comm.size}: backward did not visit the send to rank {key[0]}, tag {place[0]}, at "
+            f"{sent_at}, but its gradient came back from the recv at {received_at}. Gradients of this rank that depend "
             "on it are wrong. The tensor that send returned (its delegate) must be part of this rank's backward: pass "
             "it on as recv(..., delegate_variable=phi), join it by y = pseudo_connect(phi, y), or call "
             "(loss + phi).backward()."

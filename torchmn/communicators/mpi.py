@@ -245,15 +245,16 @@ class MPICommunicator(Communicator):
     def _take(self, source: int, tag: int) -> Message:
         inbox = self._inboxes.pop() if self._inboxes else bytearray(INLINE_BYTES)  # two threads may receive at once
         self._p2p.Recv([inbox, MPI.BYTE], source, tag)
-        _, kind, _, number = _HEADER.unpack_from(inbox)
+        words, kind, edge, number = _HEADER.unpack_from(inbox)
+        if number == 0:
+            layout = Layout.read(bytes(inbox[_HEADER.size : 8 * words]))
+            message = layout.message_in(inbox, 8 * words, wire.KINDS[kind], edge)
+            self._inboxes.append(inbox)
+            return message
         if number < 0 and kind != Kind.LONG:
             # First of all, because the sender spins until it hears it; MPI keeps what comes before its room is there.
             self._p2p.Send(self._nothing, source, 2 * self.tag_limit - number)
-        header, start = Header.decode(inbox)
-        if number == 0:
-            message = header.message_in(inbox, start)
-            self._inboxes.append(inbox)
-            return message
+        header, _ = Header.decode(inbox)
         self._inboxes.append(inbox)
         if number >= _IN_OUTBOX:
             x = header.layout.specs[0].empty()

@@ -129,7 +129,7 @@ class Watch:
         awaited = None
         if wait.edge is not None:
             (peer, number), place = wait.edge
-            awaited = OpenEdge(comm.name, self.rank, comm._world_ranks[peer], number, str(place))
+            awaited = OpenEdge(comm.name, self.rank, comm._world_ranks[peer], number, describe_line(*place[1:]))
         return RankState(
             rank=self.rank,
             host=self.host,
@@ -149,7 +149,8 @@ class Watch:
         edges = []
         for comm in list(self.pinned):
             for (source, number), place in list(comm._edges.received.items()):
-                edges.append(OpenEdge(comm.name, comm._world_ranks[source], self.rank, number, str(place)))
+                where = describe_line(*place[1:])
+                edges.append(OpenEdge(comm.name, comm._world_ranks[source], self.rank, number, where))
         return tuple(edges[-_SHOWN_EDGES:])
 
 
@@ -177,11 +178,12 @@ def user_frame(frame: FrameType) -> FrameType:
 
 
 def _is_library(frame: FrameType) -> bool:
-    return _is_library_module(frame.f_globals.get("__name__", ""))
+    return is_library_module(frame.f_globals.get("__name__", ""))
 
 
 @lru_cache(maxsize=4096)
-def _is_library_module(name: str) -> bool:
+def is_library_module(name: str) -> bool:
+    """Whether that module is ours or torch's, and not the user's."""
     return f"{name}.".startswith(_OWN_PACKAGES)
 
 

@@ -42,7 +42,7 @@ class Kind(IntEnum):
     LONG = 4  # the real header was too long for one message and follows as a payload
 
 
-_KINDS = tuple(Kind)
+KINDS = tuple(Kind)
 _FLAGS = ((False, False), (True, False), (False, True), (True, True))  # (on a GPU, wants its gradient), by the bits
 PREFIX = struct.Struct("<4q")
 
@@ -119,6 +119,17 @@ class Layout(NamedTuple):
             at = end
         return Layout.of(tuple(specs))
 
+    def message_in(self, buffer: bytes | bytearray, start: int, kind: Kind, edge: int) -> Message:
+        """The message of this layout whose payload lies in `buffer`, from byte `start` on: a copy, for small ones."""
+        if len(self.specs) == 1:  # the common case, without the loop
+            tensors = (tensor_in(buffer, start, self.nbytes, self.specs[0]),)
+        else:
+            tensors = []
+            for spec, nbytes in zip(self.specs, self.sizes, strict=True):
+                tensors.append(tensor_in(buffer, start, nbytes, spec))
+                start += nbytes
+        return Message(kind, tuple(tensors), edge, self.wants_gradient, self.on_gpu)
+
 
 class Header(NamedTuple):
     """A message without its payload. What `number` means is the transport's business."""
@@ -137,7 +148,7 @@ class Header(NamedTuple):
     def decode(buffer: bytes | bytearray | memoryview) -> tuple[Header, int]:
         """The header at the start of `buffer`, and how many bytes it takes there."""
         length, kind, edge, number = PREFIX.unpack_from(buffer)
-        return Header(_KINDS[kind], edge, number, Layout.read(bytes(buffer[32 : 8 * length]))), 8 * length
+        return Header(KINDS[kind], edge, number, Layout.read(bytes(buffer[32 : 8 * length]))), 8 * length
 
     def message(self, tensors: Sequence[Tensor]) -> Message:
         """The message that this header announced, with its payload."""
@@ -146,14 +157,7 @@ class Header(NamedTuple):
 
     def message_in(self, buffer: bytes | bytearray, start: int) -> Message:
         """The message whose payload lies in `buffer`, from byte `start` on: a copy, for small ones."""
-        layout = self.layout
-        if len(layout.specs) == 1:  # the common case, without the loop
-            return self.message((tensor_in(buffer, start, layout.nbytes, layout.specs[0]),))
-        tensors = []
-        for spec, nbytes in zip(self.layout.specs, self.layout.sizes, strict=True):
-            tensors.append(tensor_in(buffer, start, nbytes, spec))
-            start += nbytes
-        return self.message(tensors)
+        return self.layout.message_in(buffer, start, self.kind, self.edge)
 
 
 def read_memory(x: Tensor) -> bytes:

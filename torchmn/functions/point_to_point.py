@@ -7,7 +7,7 @@ the same two nodes: the answer to an edge is then an edge, too.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -28,17 +28,22 @@ def post(comm: Communicator, x: Any, many: bool, dest: int, tag: int) -> None:
         comm._send_message(Message(Kind.TENSOR, (x,)), dest, tag)
 
 
-def post_edge(comm: Communicator, x: Any, many: bool, dest: int, place: Place) -> Tensor:
-    """Send a tensor, or many, of which at least one wants a gradient; return the delegate."""
-    edge = comm._edges.send(comm, dest, place)
-    number = edge.key[1]
-    if many:
-        wants_gradient = tuple([each.requires_grad for each in x])
-        comm._send_message(Message(Kind.TUPLE, tuple(x), number, wants_gradient), dest, place.tag)
-        return _make_sent(edge, *[each for each in x if each.requires_grad])
-    if not comm._send_at_once(x, dest, place.tag, number, True):
-        comm._send_message(Message(Kind.TENSOR, (x,), number, (True,)), dest, place.tag)
-    return _make_sent(edge, x)
+def post_edge(comm: Communicator, x: Tensor, dest: int, place: Place) -> Tensor:
+    """Send a tensor that wants a gradient; return the delegate."""
+    edges, tag = comm._edges, place[0]
+    number = edges.next_number(dest)
+    if not comm._send_at_once(x, dest, tag, number, True):
+        comm._send_message(Message(Kind.TENSOR, (x,), number, (True,)), dest, tag)
+    return _make_sent(edges.send(comm, (dest, number), place), x)
+
+
+def post_edge_of_many(comm: Communicator, xs: Sequence[Tensor], dest: int, place: Place) -> Tensor:
+    """Send tensors of which at least one wants a gradient; return the delegate."""
+    number = comm._edges.next_number(dest)
+    wants_gradient = tuple([x.requires_grad for x in xs])
+    comm._send_message(Message(Kind.TUPLE, tuple(xs), number, wants_gradient), dest, place[0])
+    edge = comm._edges.send(comm, (dest, number), place)
+    return _make_sent(edge, *[x for x in xs if x.requires_grad])
 
 
 class _Sent(torch.autograd.Function):
@@ -55,7 +60,7 @@ class _Sent(torch.autograd.Function):
         edge: Edge = ctx.edge
         comm = edge.comm
         _visit(edge, "backward of send")
-        with Wait(comm, "backward of send", edge.key[0], edge.place.tag, (edge.key, edge.place)):
+        with Wait(comm, "backward of send", edge.key[0], edge.place[0], (edge.key, edge.place)):
             message = comm._edges.await_answer(comm, edge.key)
         gradients = message.tensors
         if not gradients:  # its receiver did not use it
@@ -82,8 +87,11 @@ class _Received(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, delegate: Tensor, edge: Edge | None, message: Message) -> tuple[Tensor, ...]:
-        ctx.edge, ctx.delegate = edge, None if delegate is ANCHOR else (delegate.shape, delegate.dtype)
-        ctx.wants_gradient = message.wants_gradient
+        # Each attribute of a node costs as much as half a message's header: one will do where there is one tensor.
+        ctx.edge = edge
+        if delegate is not ANCHOR or len(message.tensors) > 1:
+            ctx.delegate = None if delegate is ANCHOR else (delegate.shape, delegate.dtype)
+            ctx.wants_gradient = message.wants_gradient
         return message.tensors
 
     @staticmethod
@@ -100,10 +108,11 @@ class _Received(torch.autograd.Function):
             edge.comm._edges.answer(edge.comm, edge.key, gradients, edge.place)
             return None, None, None
         phi = _answer_with_edge(edge, gradients)
-        if ctx.delegate is None or phi is None:
+        delegate = getattr(ctx, "delegate", None)
+        if delegate is None or phi is None:
             return None, None, None
         # The way to the gradient of what was just sent is through the delegate's gradient.
-        shape, dtype = ctx.delegate
+        shape, dtype = delegate
         return phi.to(dtype).expand(shape), None, None
 
 
@@ -113,7 +122,7 @@ def _answer_with_edge(edge: Edge, gradients: tuple[Tensor, ...]) -> Tensor | Non
     answer = None
     if True in wants_gradient:
         peer, number = edge.key
-        answer = edge.comm._edges.send_as(edge.comm, (peer, number + HIGHER_ORDER), edge.place)
+        answer = edge.comm._edges.send(edge.comm, (peer, number + HIGHER_ORDER), edge.place)
     edge.comm._edges.answer(edge.comm, edge.key, gradients, edge.place, wants_gradient)
     return _make_sent(answer, *[g for g in gradients if g.requires_grad]) if answer else None
 
@@ -125,7 +134,7 @@ _make_received: Callable[..., tuple[Tensor, ...]] = super(torch.autograd.Functio
 
 def _visit(edge: Edge, operation: str) -> None:
     """Note that backward has come by."""
-    edge.visited()
+    edge.gone = None
     comm = edge.comm
     if comm._closed:
         comm._check_open(operation)

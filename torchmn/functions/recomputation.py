@@ -16,7 +16,6 @@ from contextlib import AbstractContextManager
 from copy import copy
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from torchmn.communicators.base import Communicator
@@ -56,10 +55,8 @@ def keep_messages() -> tuple[AbstractContextManager, AbstractContextManager]:
     return _Tape(values, replaying=False), _Tape(values, replaying=True)
 
 
-def replays(comm: Communicator, operation: str) -> bool:
-    """Whether this is a recomputation, in which nothing must be sent or received. Raises if nothing was kept."""
-    if torch._C._current_graph_task_id() == -1:  # not inside of a backward
-        return False
+def check_replaying(comm: Communicator, operation: str) -> None:
+    """Raise if this is a recomputation for which nothing was kept; it is called for messages during backward."""
     if not replaying():
         raise RecomputeError(
             f"rank {comm.rank} of {comm.size}: {operation} during backward, in a part that torch.utils.checkpoint "
@@ -67,7 +64,6 @@ def replays(comm: Communicator, operation: str) -> bool:
             "out of checkpointed parts, or checkpoint(..., use_reentrant=False, "
             "context_fn=torchmn.functions.keep_messages)."
         )
-    return True
 
 
 def replaying() -> bool:

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from torchmn.communicators.base import Communicator
 from torchmn.communicators.checks import describe
-from torchmn.communicators.edges import Place
+from torchmn.communicators.edges import place_of_caller
 from torchmn.communicators.wire import Kind
 from torchmn.errors import ArgumentError, TorchMNError
 from torchmn.functions import recomputation
@@ -37,7 +37,8 @@ def recv(
             f"rank {comm.rank} of {comm.size}: recv: expected delegate_variable to be the tensor that send returned, "
             f"or None, got {describe(delegate_variable)}"
         )
-    if recomputation.replays(comm, "recv"):
+    if torch._C._current_graph_task_id() != -1:  # inside of a backward
+        recomputation.check_replaying(comm, "recv")
         message = recomputation.replay()
         if message.edge:  # forward's node answers it; this one only needs a gradient as that one did
             delegate_variable = ANCHOR
@@ -55,7 +56,7 @@ def recv(
         )
     tensors = message.tensors
     if torch.is_grad_enabled():
-        place = Place.of_caller(tag, sys._getframe(1))
+        place = place_of_caller(tag, sys._getframe(1))
         tensors = joined(message, comm, (rank, message.edge), place, delegate_variable)
     elif message.edge:
         comm._edges.unneeded.append((rank, message.edge))

@@ -13,10 +13,9 @@ from torch import Tensor
 
 from torchmn.communicators import checks
 from torchmn.communicators.base import Communicator
-from torchmn.communicators.edges import Place
+from torchmn.communicators.edges import place_of_caller
 from torchmn.functions import recomputation
-from torchmn.functions.collective import needs_gradient
-from torchmn.functions.point_to_point import post, post_edge
+from torchmn.functions.point_to_point import post, post_edge, post_edge_of_many
 
 
 def send(x: Tensor | Sequence[Tensor], comm: Communicator, rank: int, tag: int = 0) -> Tensor:
@@ -28,18 +27,22 @@ def send(x: Tensor | Sequence[Tensor], comm: Communicator, rank: int, tag: int =
     if it is forgotten and a gradient comes, a `DelegateError` names the two lines.
     """
     comm._check_peer("send", "rank", rank, tag)
+    if torch._C._current_graph_task_id() != -1:  # inside of a backward
+        recomputation.check_replaying(comm, "send")
+        return torch.zeros((), requires_grad=torch.is_grad_enabled())
+    edges = comm._edges
+    if edges.unneeded or edges.forgotten or edges.lost:
+        edges.tend(comm)
     many = isinstance(x, list | tuple)
     for item in x if many else (x,):
         problem = checks.tensor_problem(item)
         if problem:
             comm._refuse_to_send("send", rank, tag, f"{problem} (for other objects: comm.send_obj)")
-    if recomputation.replays(comm, "send"):
-        return torch.zeros((), requires_grad=torch.is_grad_enabled())
-    edges = comm._edges
-    if edges.unneeded or edges.forgotten or edges.lost:
-        edges.tend(comm)
-    if torch.is_grad_enabled() and needs_gradient(x):
-        return post_edge(comm, x, many, rank, Place.of_caller(tag, sys._getframe(1)))
+    with_gradients = torch.is_grad_enabled()
+    if with_gradients and not many and x.requires_grad:  # type: ignore[union-attr]
+        return post_edge(comm, x, rank, place_of_caller(tag, sys._getframe(1)))  # type: ignore[arg-type]
+    if with_gradients and many and any(item.requires_grad for item in x):
+        return post_edge_of_many(comm, x, rank, place_of_caller(tag, sys._getframe(1)))  # type: ignore[arg-type]
     post(comm, x, many, rank, tag)
     # Of values that need no gradient, too, a delegate on which every rank can call backward.
-    return torch.zeros((), requires_grad=torch.is_grad_enabled())
+    return torch.zeros((), requires_grad=with_gradients)
