@@ -160,10 +160,10 @@ def run_on_grid(comm: Communicator, net: nn.Module, x: Tensor, sizes: dict[str, 
         input_gradient = torch.zeros_like(x)
         for where, part in comm.allgather_obj((slices, tile.grad)):
             input_gradient[where] = part
-    return Run(outputs, input_gradient, _gradients(model, comm, grid), dict(model.named_buffers()))
+    return Run(outputs, input_gradient, gradients_of(model, comm, grid), dict(model.named_buffers()))
 
 
-def _gradients(model: nn.Module, comm: Communicator, grid: ProcessGrid) -> dict[str, Tensor | None]:
+def gradients_of(model: nn.Module, comm: Communicator, grid: ProcessGrid) -> dict[str, Tensor | None]:
     """Of every parameter: the mean over ranks, times the copies, because each copy's loss is that of its samples."""
     owners = {
         f"{prefix}.{name}" if prefix else name: (module, name)

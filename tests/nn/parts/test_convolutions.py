@@ -44,10 +44,9 @@ SETTINGS: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("grid", [(2, 2), (3, 2)], ids=str)
 @pytest.mark.parametrize("options", SETTINGS.values(), ids=SETTINGS)
-def test_every_setting_of_a_convolution_equals_one_rank(options, grid):
-    assert_parity(nn.Conv2d(4, 4, **{"kernel_size": 3, "padding": 1, **options}), IMAGE, grid)
+def test_every_setting_of_a_convolution_equals_one_rank(options):
+    assert_parity(nn.Conv2d(4, 4, **{"kernel_size": 3, "padding": 1, **options}), IMAGE, (3, 2))
 
 
 @pytest.mark.parametrize(("grid", "size"), [((3,), 17), ((4,), 9), ({"height": 2}, 12)], ids=str)
@@ -127,7 +126,7 @@ TRANSPOSED: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("grid", [(2, 2), (3, 2), (3, 3)], ids=str)
+@pytest.mark.parametrize("grid", [(2, 2), (3, 2)], ids=str)
 @pytest.mark.parametrize("options", TRANSPOSED.values(), ids=TRANSPOSED)
 def test_every_setting_of_a_transposed_convolution_equals_one_rank(options, grid):
     assert_parity(nn.ConvTranspose2d(4, 6, **options), (2, 4, 5, 7), grid)

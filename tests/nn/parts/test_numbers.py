@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 import torchmn
-from tests.nn.parts.parity import assert_close, assert_parity, numbers
+from tests.nn.parts.parity import assert_close, assert_parity, gradients_of, numbers
 from torchmn.communicators.process_grid import ProcessGrid
 from torchmn.errors import ParallelizeError
 from torchmn.nn.parts.layout import Samples, image_layout
@@ -156,3 +156,29 @@ def test_the_backward_of_a_function_of_ones_own_is_never_taken_for_that_of_a_par
     """Autograd hands it this rank's gradient, and it has the global shape: the two do not fit, and that is said."""
     with pytest.raises(RuntimeError, match="broadcast"):
         assert_parity(lambda x: _Swish.apply(F.avg_pool2d(x, 2)), IMAGE, (2, 2))
+
+
+def test_gradients_of_gradients():
+    """A gradient penalty: the sum over all pixels of the squared gradient of the output, differentiated again."""
+    net = nn.Sequential(
+        nn.Conv2d(3, 4, 3, padding=1), nn.GroupNorm(2, 4), nn.Softplus(), nn.AvgPool2d(2), nn.Conv2d(4, 2, 3)
+    )
+    net = nn.Sequential(*net, nn.Tanh(), nn.Flatten(), nn.Linear(12, 5), nn.Tanh(), nn.Linear(5, 2)).double()
+
+    def penalty(model: nn.Module, x: Tensor) -> Tensor:
+        (gradient,) = torch.autograd.grad(model(x).square().sum(), x, create_graph=True)
+        return gradient.square().sum()
+
+    serial, x = deepcopy(net), numbers(IMAGE)
+    penalty(serial, x.requires_grad_()).backward()
+
+    def body(comm):
+        grid = ProcessGrid(comm, height=2, width=2)
+        model = parallelize(net, grid, "halopar", input_shape=IMAGE[1:])
+        tile = cut_like(x.detach(), image_layout(grid, IMAGE, Samples(0, 2)), {2: 2, 3: 3}).requires_grad_()
+        penalty(model, tile).backward()
+        return gradients_of(model, comm, grid)
+
+    for got in torchmn.run_threads(body, 4):
+        for name, p in serial.named_parameters():
+            assert_close(got[name], p.grad, name, 1e-10)

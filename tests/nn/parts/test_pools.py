@@ -68,7 +68,7 @@ def test_the_gradient_of_equal_maxima_goes_where_torch_sends_it():
 ADAPTIVE = [1, 2, 3, 7, (1, 7), (None, 3), (5, None), (13, 2)]
 
 
-@pytest.mark.parametrize("grid", [(2, 2), (2, 3), (3, 3)], ids=str)
+@pytest.mark.parametrize("grid", [(2, 2), (3, 3)], ids=str)
 @pytest.mark.parametrize("size", ADAPTIVE, ids=str)
 def test_adaptive_pools_of_any_size_equal_one_rank(size, grid):
     assert_parity(nn.AdaptiveAvgPool2d(size), IMAGE, grid)
