@@ -31,6 +31,11 @@ def test_misclassification_in_its_four_forms_and_by_rank():
     assert metric("misclassified", top=2) == 0.25 and metric("misclassified", top=7) == 0
 
 
+def test_a_metric_is_called_by_its_options():
+    labels = [registry.metrics.find("misclassified")(**options).label for options in ({}, {"top": 1}, {"top": 5})]
+    assert labels == ["misclassified", "misclassified", "misclassified top 5"]
+
+
 def test_log_loss_is_that_of_probabilities_however_the_outputs_come():
     p = torch.softmax(SCORES, dim=1)
     expected = [-math.log(p[row, label]) for row, label in enumerate(LABELS.tolist())]

@@ -136,6 +136,26 @@ def test_recurrent_layers_read_an_image_row_by_row(cell):
     assert apart(train(chosen, 3, "datapar"), train(chosen)) < 1e-9
 
 
+@pytest.mark.parametrize(("ranks", "mode"), [(3, "datapar"), (2, "modelpar"), (4, "halopar")])
+def test_a_reconstruction_is_compared_with_whole_images(ranks, mode):
+    layers = "[{linear: {units: 9, activation: logistic}}, {linear: {units: 64, activation: logistic}}]"
+    text = (
+        EVERYTHING[: EVERYTHING.index("model:")]
+        + f"""
+model: {{layers: {layers}, cost: cross_entropy, target: inputs}}
+optimizer: {{name: adam, lr: 0.01}}
+epochs: 2
+batch_size: 10
+metrics: [mse]
+"""
+    )
+    chosen = experiment(text, "dtype=float64", "dataset.side=8")
+    serial, ran = train(chosen), train(chosen, ranks, mode)
+    assert apart(ran, serial) < 1e-9
+    assert ran.history[-1] == pytest.approx(serial.history[-1], rel=1e-9)
+    assert serial.history[-1]["test mse"] < 0.2
+
+
 def test_the_starters_are_the_examples():
     examples = Path(__file__).parents[2] / "examples"
     assert len(CLASSICS) == 7

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from torchmn.cli.experiment_command import run_command
 from torchmn.cli.experiment_options import add_file, add_modes, add_ranks, add_values
 from torchmn.cli.parser import Parser, at_least
+from torchmn.errors import ExperimentError
 
 if TYPE_CHECKING:
     from torchmn.experiment import Experiment
@@ -47,6 +48,8 @@ def _verify(options: argparse.Namespace, experiment: Experiment) -> int:
 
     experiment = experiment.model_copy(update={"dtype": "float32" if options.float32 else "float64"})
     with create_communicator() as comm:
+        if comm.size == 1:
+            raise ExperimentError("verify compares one rank with several: say -n 2 or more")
         console = Console(quiet=comm.rank != 0, highlight=False)
         console.print(
             f"{options.file}: {options.steps} steps on one rank, and on {comm.size} in every mode that fits "

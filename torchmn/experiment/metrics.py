@@ -36,6 +36,13 @@ class Measure(ABC):
 class Metric(Options):
     """A metric by its name."""
 
+    @property
+    def label(self) -> str:
+        """What it is called in tables: its name, with the options that it was given."""
+        return " ".join(
+            [self.kind, *(f"{key} {value}" for key, value in self.model_dump(exclude_defaults=True).items())]
+        )
+
     def build(self, activation: str) -> Measure:
         raise NotImplementedError
 

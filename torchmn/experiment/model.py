@@ -65,11 +65,28 @@ def load_data(experiment: Experiment, folder: str | None) -> Splits:
     """The arrays of each split of the experiment's data set; `folder` is what --data says."""
     options = experiment.the_dataset()
     try:
-        return options.build(None if folder is None else Path(folder).expanduser(), experiment.seed)
+        splits = options.build(None if folder is None else Path(folder).expanduser(), experiment.seed)
+        _check_splits(splits)
+        return splits
     except DatasetError as error:
         raise ExperimentError(f"{options.where}: {error}") from error
     except OSError as error:
         raise ExperimentError(f"{options.where}: {options.kind}: {error}") from error
+
+
+def _check_splits(splits: Splits) -> None:
+    """Raise a DatasetError where a split does not belong to the training samples."""
+    train = splits["train"]
+    for name, other in splits.items():
+        if other.shape != train.shape:
+            raise DatasetError(
+                f"the {name} samples are {text(other.shape)}, and the training samples {text(train.shape)}"
+            )
+        if (other.targets.dtype.kind, other.targets.shape[1:]) != (train.targets.dtype.kind, train.targets.shape[1:]):
+            raise DatasetError(f"the {name} targets are of another kind than the training targets")
+        if train.targets.dtype.kind == "i" and not train.classes and other.targets.max() > train.targets.max():
+            most, known = other.targets.max(), train.targets.max()
+            raise DatasetError(f"the {name} samples have the label {most}, and the training samples only 0 to {known}")
 
 
 def _input(error: Exception, data: Arrays) -> str:

@@ -71,9 +71,12 @@ def _check_extents(mode: str, sizes: Sizes, shape: Shape) -> None:
                 raise Unfit(f"{sizes[axis]} ranks along {axis} can not share {extent} rows of an image")
 
 
-def described(sizes: Sizes) -> str:
+def described(sizes: Sizes, mode: str) -> str:
     """`2 x 2 (height x width)`, for people."""
     used = {axis: count for axis, count in sizes.items() if count > 1}
+    if mode not in CUTS_IMAGES and mode != "datapar":  # the ranks that share an image share its vectors instead
+        vectors = prod(count for axis, count in used.items() if axis != "data")
+        used = {axis: count for axis, count in {"data": used.get("data", 1), "vectors": vectors}.items() if count > 1}
     if not used:
         return "1"
     return f"{' x '.join(str(count) for count in used.values())} ({' x '.join(used)})"

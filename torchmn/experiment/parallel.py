@@ -45,7 +45,9 @@ class Placed:
 
     @property
     def description(self) -> str:
-        return "1" if self.comm.size == 1 else f"{self.comm.size}, {self.mode}, {modes.described(self.sizes)}"
+        return (
+            "1" if self.comm.size == 1 else f"{self.comm.size}, {self.mode}, {modes.described(self.sizes, self.mode)}"
+        )
 
     def optimizer(self, optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
         """`optimizer`, stepping with the gradients of all ranks."""
@@ -104,7 +106,7 @@ def place(model: nn.Module, comm: Communicator, experiment: Experiment, shape: S
     except TorchMNError as error:
         others = [m for m in MODES if m not in (mode, "vecpar") and _works(model, comm, m, shape)]
         would = f" These modes would: {', '.join(f'--{other}' for other in others)}." if others else ""
-        raise ExperimentError(f"{mode} is not possible: {error}{would}") from error
+        raise ExperimentError(f"{mode} is not possible: {str(error).rstrip('.')}.{would}") from error
 
 
 def place_in(model: nn.Module, comm: Communicator, mode: str, sizes: Sizes, shape: Shape) -> Placed:

@@ -64,7 +64,7 @@ def train(experiment: Experiment, comm: Communicator, request: Request) -> Outco
     formats = {
         f"{split} {name}": ".2%" for split in session.splits for name, m in session.measures.items() if m.percent
     }
-    formats |= {"seconds": ".1f", "samples/s": ".0f", "loss": ".5f", "test loss": ".5f", "train loss": ".5f"}
+    formats |= {"seconds": ".1f", "samples/s": ".0f", "loss": ".5g", "test loss": ".5g", "train loss": ".5g"}
     with Logger(
         comm, max(steps, 0), json=directory.log, json_steps=1, append=True, formats=formats, console=request.console
     ) as log:

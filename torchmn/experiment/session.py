@@ -49,9 +49,11 @@ class Session:
         """This rank's part of the samples at `rows`, and their targets."""
         replicas = self.placed.replicas
         mine = share(len(rows), replicas.size, replicas.rank)
-        inputs, targets = data.take(rows[mine], self.experiment.torch_dtype(), self.placed.region)
-        inputs, targets = inputs.to(self.comm.device), targets.to(self.comm.device)
-        return inputs, inputs if self.experiment.the_model().target == "inputs" else targets
+        dtype, device = self.experiment.torch_dtype(), self.comm.device
+        inputs, targets = data.take(rows[mine], dtype, self.placed.region)
+        if self.experiment.the_model().target == "inputs":
+            targets = data.take(rows[mine], dtype)[0]  # whole, as outputs are
+        return inputs.to(device), targets.to(device)
 
     def train_on(self, rows: np.ndarray, number: int) -> Tensor:
         """Step `number`, on the samples at `rows`; returns this rank's part of their mean loss, in float64."""
@@ -84,7 +86,7 @@ def open_session(experiment: Experiment, comm: Communicator, data_folder: str | 
         placed,
         placed.optimizer(optimizer),
         experiment.the_model().cost.build(activation),
-        {metric.kind: metric.build(activation) for metric in experiment.the_metrics()},
+        {metric.label: metric.build(activation) for metric in experiment.the_metrics()},
         Batches(len(train), experiment.batch_size, experiment.seed, experiment.shuffle, experiment.drop_last),
         after_steps,
     )

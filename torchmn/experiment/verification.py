@@ -66,10 +66,10 @@ def verify(experiment: Experiment, comm: Communicator, steps: int, data: str | N
             session = open_session(_placed_as(experiment, mode, sizes), comm, data)
             numbers = _run(session, steps)
         except TorchMNError as error:
-            yield Row(mode, modes.described(sizes), {}, refusal=str(error))
+            yield Row(mode, modes.described(sizes, mode), {}, refusal=str(error))
             continue
         largest = LARGEST[experiment.dtype]
-        yield Row(mode, modes.described(sizes), comm.bcast_obj(deviations(numbers, reference)), largest=largest)
+        yield Row(mode, modes.described(sizes, mode), comm.bcast_obj(deviations(numbers, reference)), largest=largest)
 
 
 def ways(size: int, shape: Shape) -> list[tuple[str, Sizes]]:
