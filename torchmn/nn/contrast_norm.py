@@ -18,6 +18,7 @@ from torchmn.nn.parts.exchange import fetch, nothing, plans_for_windows
 from torchmn.nn.parts.layout import Layout
 from torchmn.nn.parts.moving import whole
 from torchmn.nn.parts.part import Part, local, wrap
+from torchmn.nn.plain_tensors import plain_tensors
 
 KINDS = ("subtractive-divisive", "response")
 
@@ -80,7 +81,8 @@ class LocalContrastNorm2d(nn.Module):
         if isinstance(x, Part) and not x.layout_.is_tile:
             x = whole(x)  # its maps are cut
         if isinstance(x, Part):
-            return wrap(self._subtract_and_divide(local(x), partial(self._blurred_part, x.layout_)), x.layout_)
+            with plain_tensors():
+                return wrap(self._subtract_and_divide(local(x), partial(self._blurred_part, x.layout_)), x.layout_)
         return self._subtract_and_divide(x, self._blurred)
 
     def _subtract_and_divide(self, x: Tensor, blurred: Callable[[Tensor], Tensor]) -> Tensor:

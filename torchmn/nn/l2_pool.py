@@ -11,6 +11,8 @@ from torchmn.errors import ArgumentError
 from torchmn.geometry import Window
 from torchmn.nn.halo_layer import HaloLayer
 from torchmn.nn.pair import Size, pair
+from torchmn.nn.parts.part import Part
+from torchmn.nn.plain_tensors import plain_tensors
 from torchmn.nn.window_sums import window_sums
 
 
@@ -38,6 +40,13 @@ class L2Pool2d(HaloLayer):
         self.eps = float(eps)
         settings = zip(self.kernel, self.stride, self.padding, strict=True)
         self.windows = [Window(extent, step, (pad, pad)) for extent, step, pad in settings]
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(batch, maps, out_height, out_width) from x: (batch, maps, height, width)."""
+        if not isinstance(x, Part):
+            return super().forward(x)
+        with plain_tensors():
+            return super().forward(x)
 
     def local(self, x: Tensor) -> Tensor:
         """(batch, maps, out_height, out_width), from images that contain their padding or halo."""

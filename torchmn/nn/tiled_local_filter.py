@@ -16,6 +16,7 @@ from torchmn.nn.parts.exchange import nothing
 from torchmn.nn.parts.layout import Layout, image_layout
 from torchmn.nn.parts.part import Part, local, wrap
 from torchmn.nn.parts.refusals import refuse
+from torchmn.nn.plain_tensors import plain_tensors
 from torchmn.nn.slices import SlicedModule
 
 Box = tuple[slice, slice]
@@ -52,30 +53,34 @@ class TiledLocalFilter2d(SlicedModule, LocalFilter2d):
         """This rank's part of the outputs, from a Part of the images."""
         self._check(x, "forward", (self.in_maps, *self.in_size))
         mine, layout = self._opened(x, "forward")
-        plan = self.array.plan
-        if mine.is_meta:
-            buffer = mine.new_empty((*mine.shape[:2], *plan.buffer_shape)) + mine.sum()
-        else:
-            buffer = self.array.get_fprop_view(mine)
-        result = image_layout(self.grid, (x.shape[0], self.out_maps, *self.out_size), layout.samples)
-        if self.weight.numel() == 0:
-            return wrap(nothing(result.local_shape(), buffer, *self.parameters()), result)
-        return wrap(self.local(buffer), result)
+        result = image_layout(self.grid, (mine.shape[0], self.out_maps, *self.out_size), layout.samples)
+        with plain_tensors():
+            buffer = self._fetched(mine)
+            if self.weight.numel() == 0:
+                return wrap(nothing(result.local_shape(), buffer, *self.parameters()), result)
+            return wrap(self.local(buffer), result)
 
     def transpose(self, y: Tensor, weight: Tensor | None = None) -> Tensor:
         """This rank's part of the decoded images, from a Part of the outputs."""
         self._check(y, "transpose", (self.out_maps, *self.out_size))
         (mine, layout), decoder = self._opened(y, "transpose"), self._decoder(weight)
+        result = image_layout(self.grid, (mine.shape[0], self.in_maps, *self.in_size), layout.samples)
         plan = self.array.plan
-        result = image_layout(self.grid, (y.shape[0], self.in_maps, *self.in_size), layout.samples)
-        if decoder.numel() == 0:
-            image = nothing((mine.shape[0], self.in_maps, *plan.buffer_shape), mine, decoder)
-        else:
-            height, width = plan.buffer_shape
-            image = self.local_transpose(mine, (height, width), decoder)
+        with plain_tensors():
+            if decoder.numel() == 0:
+                image = nothing((mine.shape[0], self.in_maps, *plan.buffer_shape), mine, decoder)
+            else:
+                height, width = plan.buffer_shape
+                image = self.local_transpose(mine, (height, width), decoder)
+            if mine.is_meta:
+                return wrap(mine.new_empty(result.local_shape()) + image.sum(), result)
+            return wrap(halo_scatter_add(image, plan, self.grid.tiles), result)
+
+    def _fetched(self, mine: Tensor) -> Tensor:
+        """This rank's tile with its halo and padding."""
         if mine.is_meta:
-            return wrap(mine.new_empty(result.local_shape()) + image.sum(), result)
-        return wrap(halo_scatter_add(image, plan, self.grid.tiles), result)
+            return mine.new_empty((*mine.shape[:2], *self.array.plan.buffer_shape)) + mine.sum()
+        return self.array.get_fprop_view(mine)
 
     def sliced(self, name: str, whole: Tensor) -> Tensor:
         """This rank's filters, as memory of their own, of those of all positions."""
