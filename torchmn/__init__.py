@@ -14,6 +14,8 @@ if TYPE_CHECKING:
     from torchmn.data import create_empty_dataset, scatter_dataset, scatter_index
     from torchmn.errors import (
         ArgumentError,
+        ExperimentError,
+        GraphError,
         HaloError,
         LaunchError,
         MismatchError,
@@ -35,7 +37,9 @@ __version__ = "0.1.0"
 __all__ = [
     "ArgumentError",
     "Communicator",
+    "ExperimentError",
     "GlobalArray",
+    "GraphError",
     "HaloError",
     "LaunchError",
     "MismatchError",
@@ -86,7 +90,16 @@ _HOMES = {
     "scatter_index": "data",
     **dict.fromkeys(
         (
-            *("ArgumentError", "HaloError", "LaunchError", "MismatchError", "ParallelizeError", "PeerError"),
+            *(
+                "ArgumentError",
+                "ExperimentError",
+                "GraphError",
+                "HaloError",
+                "LaunchError",
+                "MismatchError",
+                "ParallelizeError",
+                "PeerError",
+            ),
             *("TorchMNError", "WaitTimeout"),
         ),
         "errors",
