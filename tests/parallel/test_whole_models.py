@@ -25,8 +25,8 @@ FEW = [PLACES[2], PLACES[4], PLACES[5], PLACES[9], PLACES[12]]
 
 
 def cases() -> Any:
-    for name in ("LeNet", "U-Net"):
-        yield from ((name, *place) for place in PLACES)
+    yield from (("LeNet", *place) for place in PLACES)
+    yield from (("U-Net", *place) for place in PLACES[::2])
     for name in ("VGG", "ResNet-18", "MLP"):
         yield from ((name, *place) for place in FEW)
     yield from (("MLP", "modelpar", {"width": size}) for size in (2, 4, 9))
