@@ -32,7 +32,7 @@ def cases() -> Any:
     yield from (("MLP", "modelpar", {"width": size}) for size in (2, 4, 9))
 
 
-@pytest.mark.parametrize(("name", "mode", "sizes"), cases(), ids=lambda value: str(value).replace(" ", ""))
+@pytest.mark.parametrize(("name", "mode", "sizes"), list(cases()), ids=lambda value: str(value).replace(" ", ""))
 def test_training_on_threads_equals_one_rank(name, mode, sizes):
     serial_training(PROBLEMS[name])
     torchmn.run_threads(
