@@ -7,7 +7,7 @@ the same two nodes: the answer to an edge is then an edge, too.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -16,34 +16,13 @@ from torch import Tensor
 from torchmn.communicators.base import Communicator
 from torchmn.communicators.edges import HIGHER_ORDER, Edge, Key, Place
 from torchmn.communicators.watchdog import Wait
-from torchmn.communicators.wire import Kind, Message
+from torchmn.communicators.wire import Message
 from torchmn.functions.anchor import ANCHOR
 
 
-def post(comm: Communicator, x: Any, many: bool, dest: int, tag: int) -> None:
-    """Send a tensor, or many, that want no gradient."""
-    if many:
-        comm._send_message(Message(Kind.TUPLE, tuple(x)), dest, tag)
-    elif not comm._send_at_once(x, dest, tag):
-        comm._send_message(Message(Kind.TENSOR, (x,)), dest, tag)
-
-
-def post_edge(comm: Communicator, x: Tensor, dest: int, place: Place) -> Tensor:
-    """Send a tensor that wants a gradient; return the delegate."""
-    edges, tag = comm._edges, place[0]
-    number = edges.next_number(dest)
-    if not comm._send_at_once(x, dest, tag, number, True):
-        comm._send_message(Message(Kind.TENSOR, (x,), number, (True,)), dest, tag)
-    return _make_sent(edges.send(comm, (dest, number), place), x)
-
-
-def post_edge_of_many(comm: Communicator, xs: Sequence[Tensor], dest: int, place: Place) -> Tensor:
-    """Send tensors of which at least one wants a gradient; return the delegate."""
-    number = comm._edges.next_number(dest)
-    wants_gradient = tuple([x.requires_grad for x in xs])
-    comm._send_message(Message(Kind.TUPLE, tuple(xs), number, wants_gradient), dest, place[0])
-    edge = comm._edges.send(comm, (dest, number), place)
-    return _make_sent(edge, *[x for x in xs if x.requires_grad])
+def delegate_of(comm: Communicator, key: Key, place: Place, *tensors: Tensor) -> Tensor:
+    """The delegate of tensors that were sent on the edge of that key and want their gradients."""
+    return _make_sent(comm._edges.send(comm, key, place), *tensors)
 
 
 class _Sent(torch.autograd.Function):

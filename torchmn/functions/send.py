@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -14,8 +15,9 @@ from torch import Tensor
 from torchmn.communicators import checks
 from torchmn.communicators.base import Communicator
 from torchmn.communicators.edges import place_of_caller
+from torchmn.communicators.wire import Kind, Message
 from torchmn.functions import recomputation
-from torchmn.functions.point_to_point import post, post_edge, post_edge_of_many
+from torchmn.functions.point_to_point import delegate_of
 
 
 def send(x: Tensor | Sequence[Tensor], comm: Communicator, rank: int, tag: int = 0) -> Tensor:
@@ -33,16 +35,26 @@ def send(x: Tensor | Sequence[Tensor], comm: Communicator, rank: int, tag: int =
     edges = comm._edges
     if edges.unneeded or edges.forgotten or edges.lost:
         edges.tend(comm)
+    with_gradients = torch.is_grad_enabled()
+    if with_gradients and isinstance(x, Tensor) and x.requires_grad:
+        # The common case: send first, the rest while the message is on its way.
+        number = edges.next_number(rank)
+        if comm._send_at_once(x, rank, tag, number, True):
+            return delegate_of(comm, (rank, number), place_of_caller(tag, sys._getframe(1)), x)
     many = isinstance(x, list | tuple)
-    for item in x if many else (x,):
+    tensors: Any = x if many else (x,)
+    for item in tensors:
         problem = checks.tensor_problem(item)
         if problem:
             comm._refuse_to_send("send", rank, tag, f"{problem} (for other objects: comm.send_obj)")
-    with_gradients = torch.is_grad_enabled()
-    if with_gradients and not many and x.requires_grad:  # type: ignore[union-attr]
-        return post_edge(comm, x, rank, place_of_caller(tag, sys._getframe(1)))  # type: ignore[arg-type]
-    if with_gradients and many and any(item.requires_grad for item in x):
-        return post_edge_of_many(comm, x, rank, place_of_caller(tag, sys._getframe(1)))  # type: ignore[arg-type]
-    post(comm, x, many, rank, tag)
-    # Of values that need no gradient, too, a delegate on which every rank can call backward.
-    return torch.zeros((), requires_grad=with_gradients)
+    kind = Kind.TUPLE if many else Kind.TENSOR
+    wants_gradient = tuple([with_gradients and item.requires_grad for item in tensors])
+    if True not in wants_gradient:
+        if many or not comm._send_at_once(tensors[0], rank, tag):
+            comm._send_message(Message(kind, tuple(tensors)), rank, tag)
+        # Of values that need no gradient, too, a delegate on which every rank can call backward.
+        return torch.zeros((), requires_grad=with_gradients)
+    number = edges.next_number(rank)
+    comm._send_message(Message(kind, tuple(tensors), number, wants_gradient), rank, tag)
+    place = place_of_caller(tag, sys._getframe(1))
+    return delegate_of(comm, (rank, number), place, *[item for item in tensors if item.requires_grad])
