@@ -61,6 +61,14 @@ def test_an_autoencoder_goes_on_after_its_pretraining(stop_after, tmp_path):
     assert (first.losses + second.losses)[-9:] == pytest.approx(whole.losses[-9:], rel=1e-9)
 
 
+def test_a_pretraining_that_was_stopped_begins_anew(tmp_path):
+    chosen = experiment(AUTOENCODER)
+    first = train(chosen, 2, "halopar", checkpoints=str(tmp_path), stop_after=1)
+    assert not first.finished and len(first.losses) == 1
+    second = train(chosen, 4, "halodatapar", checkpoints=str(tmp_path), resume=True)
+    assert second.losses == pytest.approx(train(chosen).losses, rel=1e-9)
+
+
 def test_a_run_keeps_to_its_experiment(tmp_path):
     directory = RunDirectory(tmp_path / "run")
     directory.begin(experiment(EVERYTHING))

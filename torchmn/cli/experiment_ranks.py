@@ -39,7 +39,7 @@ def started_elsewhere(
     environment = rank_environment(ranks, options.threads)
     command = [sys.executable, "-m", "torchmn.cli.main", name, *arguments]
     job = job_for(options.transport, ranks, command, environment)
-    return supervise(job, raw=True, patience=SECONDS_TO_SAVE)
+    return supervise(job, raw=True, patience=SECONDS_TO_SAVE, explained=2)
 
 
 def is_rank(launch: Launch) -> bool:

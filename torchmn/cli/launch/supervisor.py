@@ -48,22 +48,25 @@ class Failure:
         return f"rank {self.rank} {how} (exit status {self.status})"
 
 
-def supervise(job: Job, *, raw: bool = False, patience: float = RANKS_MAY_CLEAN_UP) -> int:
+def supervise(
+    job: Job, *, raw: bool = False, patience: float = RANKS_MAY_CLEAN_UP, explained: int | None = None
+) -> int:
     """The exit status of `job` when it is over: 0, or its first failing rank's (128 + n after signal n).
 
     SIGINT, SIGTERM and SIGHUP are passed to the ranks; after `patience` + 1 s, or the second signal, all are killed.
+    `explained` is a status with which ranks have said themselves what was wrong: nothing is added then.
     """
     screen = Screen()
     adopt_orphans()
     with job.held, rank_pipes(job.size, screen, raw=raw) as pipes:
-        return Supervisor(job, pipes, screen, patience).run()
+        return Supervisor(job, pipes, screen, patience, explained).run()
 
 
 class Supervisor:
     """A job while it runs."""
 
-    def __init__(self, job: Job, pipes: RankPipes, screen: Screen, patience: float):
-        self.job, self.pipes, self.screen, self.patience = job, pipes, screen, patience
+    def __init__(self, job: Job, pipes: RankPipes, screen: Screen, patience: float, explained: int | None):
+        self.job, self.pipes, self.screen, self.patience, self.explained = job, pipes, screen, patience, explained
         self.processes: list[subprocess.Popen[bytes]] = []
         self.running: dict[int, int] = {}  # rank: process id
         self.succeeded = 0  # ranks
@@ -87,7 +90,8 @@ class Supervisor:
             self._start()
             self._watch()
             if self.failure:
-                self._say(f"{self.failure}{'; ending the others' if self.running else ''}")
+                if self.failure.status != self.explained:
+                    self._say(f"{self.failure}{'; ending the others' if self.running else ''}")
                 self._wait(OTHERS_MAY_FAIL_TOO, self._all_ended)
                 self._end(signal.SIGTERM, RANKS_MAY_END_THEMSELVES)
             return self._status()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from html import escape
+from math import nan
 from pathlib import Path
 from typing import Any
 
@@ -70,14 +71,20 @@ def _curves(log: Path, history: Sequence[Mapping[str, float]]) -> str:
     charts = line_chart(
         [Curve("loss of each step", [s["step"] for s in steps], [s["loss"] for s in steps])], "step", "loss"
     )
-    names = [name for name in (history[0] if history else {}) if name not in ("epoch",) and name.endswith("loss")]
-    others = [name for name in (history[0] if history else {}) if name != "epoch" and name not in names]
+    columns = [name for name in _columns(history) if name != "epoch"]
+    names = [name for name in columns if name.endswith("loss")]
+    others = [name for name in columns if name not in names]
     epochs = [row["epoch"] for row in history]
     for chosen in (names, others):
-        curves = [Curve(n, epochs, [row[n] for row in history], k) for k, n in enumerate(chosen)]
+        curves = [Curve(n, epochs, [row.get(n, nan) for row in history], k) for k, n in enumerate(chosen)]
         if curves:
             charts += line_chart(curves, "epoch", ", ".join(chosen))
     return charts
+
+
+def _columns(history: Sequence[Mapping[str, float]]) -> list[str]:
+    """The names of all epochs' numbers: a run may have gone on with other metrics."""
+    return list(dict.fromkeys(name for row in history for name in row))
 
 
 def _lines(log: Path) -> list[dict[str, Any]]:
@@ -90,10 +97,11 @@ def _lines(log: Path) -> list[dict[str, Any]]:
 def _metrics(session: Session, history: Sequence[Mapping[str, float]]) -> str:
     if not history:
         return "<p>no epoch is finished</p>"
-    head = "".join(f"<th>{escape(name)}</th>" for name in history[0])
+    columns = _columns(history)
+    head = "".join(f"<th>{escape(name)}</th>" for name in columns)
     rows = "".join(
         "<tr>"
-        + "".join(f"<td class='num'>{_number(session, name, value)}</td>" for name, value in row.items())
+        + "".join(f"<td class='num'>{_number(session, n, row[n]) if n in row else ''}</td>" for n in columns)
         + "</tr>"
         for row in history
     )
