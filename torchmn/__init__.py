@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from torchmn.graph import MultiNodeChainList, describe, draw
     from torchmn.nn import create_mnbn_model
     from torchmn.optim import create_multi_node_optimizer
-    from torchmn.parallel import full_state_dict, load_full_state_dict, parallelize
+    from torchmn.parallel import clip_grad_norm_, full_state_dict, load_full_state_dict, parallelize
     from torchmn.training import create_multi_node_evaluator
     from torchmn.training.checkpoint import create_multi_node_checkpointer
 
@@ -50,6 +50,7 @@ __all__ = [
     "TorchMNError",
     "WaitTimeout",
     "__version__",
+    "clip_grad_norm_",
     "create_communicator",
     "create_empty_dataset",
     "create_mnbn_model",
@@ -111,6 +112,7 @@ _HOMES = {
     "ProcessGrid": "communicators.process_grid",
     "describe": "graph",
     "draw": "graph",
+    "clip_grad_norm_": "parallel",
     "full_state_dict": "parallel",
     "load_full_state_dict": "parallel",
     "parallelize": "parallel",

@@ -1,5 +1,7 @@
 """Checkpoints of parallel models hold global tensors: saved in one mode and grid, they load in any other."""
 
+from math import prod
+
 import pytest
 import torch
 from torch import nn
@@ -53,7 +55,7 @@ def parallel(comm, net, mode):
 
 
 def size(mode: str) -> int:
-    return torch.tensor(list(MODES[mode].values())).prod().item()
+    return prod(MODES[mode].values())
 
 
 @pytest.mark.parametrize(

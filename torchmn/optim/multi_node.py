@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -47,6 +48,7 @@ class MultiNodeOptimizer(Optimizer):
         self._holding = False  # inside no_sync
         self._synchronized = False
         self._watching: list[Any] = []
+        check_slices(actual_optimizer)
         actual_optimizer._torchmn_takes_mean = True  # type: ignore[attr-defined]  (a parallel model's guard looks)
         if model is not None:
             bcast_tensors(comm, [*_shared(model.named_parameters()), *model.named_buffers()], "bcast_data")
@@ -274,6 +276,28 @@ class MultiNodeOptimizer(Optimizer):
 def _shared(named: Iterable[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
     """Without the slices that are a rank's own: they were cut from the same tensor, and must not become rank 0's."""
     return ((name, x) for name, x in named if replicas_of(x) is None)
+
+
+# These compute each element of a parameter from that element alone, so a slice steps as the whole would.
+_ELEMENT_BY_ELEMENT = (
+    *("SGD", "Adam", "AdamW", "RMSprop", "Adagrad", "Adadelta", "Adamax", "NAdam", "RAdam", "ASGD", "Rprop"),
+    "SparseAdam",
+)
+
+
+def check_slices(optimizer: Optimizer) -> None:
+    """Raise, or warn, if an optimizer of slices needs whole parameters: norms and products over all their elements."""
+    sliced = any(replicas_of(p) is not None for group in optimizer.param_groups for p in group["params"])
+    kind = type(optimizer)
+    if not sliced or any(base.__name__ in _ELEMENT_BY_ELEMENT for base in kind.__mro__):
+        return
+    problem = (
+        f"{kind.__name__} may compute over whole parameters, of which split layers hold slices: numbers could differ "
+        "from those of one rank. Use SGD, Adam or another optimizer that works element by element, or mode='datapar'"
+    )
+    if kind.__module__.startswith("torch.optim"):
+        raise ArgumentError(f"create_multi_node_optimizer: {problem}")
+    warnings.warn(problem, stacklevel=4)
 
 
 def check_optimizer(optimizer: object) -> None:

@@ -10,7 +10,8 @@ guard.py         optimizers that would step with one rank's share of the gradien
 state.py         state dicts with global tensors
 """
 
+from torchmn.parallel.clipping import clip_grad_norm_
 from torchmn.parallel.parallelize import parallelize
 from torchmn.parallel.state import full_state_dict, load_full_state_dict
 
-__all__ = ["full_state_dict", "load_full_state_dict", "parallelize"]
+__all__ = ["clip_grad_norm_", "full_state_dict", "load_full_state_dict", "parallelize"]
