@@ -89,6 +89,8 @@ def parallel_overrides(options: argparse.Namespace) -> list[Override]:
     from torchmn.errors import ExperimentError
     from torchmn.experiment import Override
 
+    if not hasattr(options, "grid"):  # a command without modes
+        return []
     named = [mode for mode in MODES if getattr(options, mode)]
     if named == ["datapar", "modelpar"]:
         named = ["hybrid"]

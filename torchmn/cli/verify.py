@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from torchmn.cli.experiment_command import run_command
-from torchmn.cli.experiment_options import add_file, add_modes, add_ranks, add_values
+from torchmn.cli.experiment_options import add_file, add_ranks, add_values
 from torchmn.cli.parser import Parser, at_least
 from torchmn.errors import ExperimentError
 
@@ -32,7 +32,6 @@ def main(arguments: Sequence[str]) -> int:
     parser.usage = "torchmn verify FILE [-n N] [--steps S] [--float32] [--data DIR] [--sample 10%%]"
     add_file(parser)
     add_ranks(parser)
-    add_modes(parser)
     add_values(parser)
     parser.add_argument("--steps", metavar="S", type=at_least(1), default=3, help="how many steps; 3 if not said")
     parser.add_argument("--float32", action="store_true", help="compute in single precision")

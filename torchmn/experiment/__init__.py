@@ -2,6 +2,7 @@
 
 from torchmn.errors import ExperimentError
 from torchmn.experiment.load import dump, load
+from torchmn.experiment.metrics import Measure
 from torchmn.experiment.overrides import Override, parse_set
 from torchmn.experiment.registry import (
     Layer,
@@ -20,6 +21,7 @@ __all__ = [
     "Experiment",
     "ExperimentError",
     "Layer",
+    "Measure",
     "Options",
     "Override",
     "dump",
