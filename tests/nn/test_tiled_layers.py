@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from torch import nn
 from torch.testing import assert_close
 
@@ -106,6 +108,19 @@ class Autoencoder(nn.Module):
 def test_decoded_overlaps_reach_their_owners(grid, kernel, stride, size, padding):
     net = Autoencoder(kernel=kernel, stride=stride, in_size=size, padding=padding, tied=False)
     nn.init.normal_(net.filter.decoder_weight)
+    assert_parity(net, (2, 2, *size), grid)
+
+
+extents = st.integers(3, 12)
+kernels = st.integers(1, 5)
+
+
+@settings(max_examples=25, deadline=None, derandomize=True)
+@given(st.tuples(extents, extents), st.tuples(kernels, kernels), st.tuples(kernels, kernels), st.data())
+def test_any_filter_on_any_image_and_grid(size, kernel, stride, data):
+    padding = tuple(data.draw(st.integers(max(0, (k - n + 1) // 2), k)) for n, k in zip(size, kernel, strict=True))
+    grid = data.draw(st.sampled_from(GRIDS))
+    net = Autoencoder(kernel=kernel, stride=stride, in_size=size, padding=padding)
     assert_parity(net, (2, 2, *size), grid)
 
 
