@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from torchmn.data import create_empty_dataset, scatter_dataset, scatter_index
     from torchmn.errors import (
         ArgumentError,
+        DelegateError,
         ExperimentError,
         GraphError,
         HaloError,
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
         MismatchError,
         ParallelizeError,
         PeerError,
+        RecomputeError,
         TorchMNError,
         WaitTimeout,
     )
@@ -37,6 +39,7 @@ __version__ = "0.1.0"
 __all__ = [
     "ArgumentError",
     "Communicator",
+    "DelegateError",
     "ExperimentError",
     "GlobalArray",
     "GraphError",
@@ -47,6 +50,7 @@ __all__ = [
     "ParallelizeError",
     "PeerError",
     "ProcessGrid",
+    "RecomputeError",
     "TorchMNError",
     "WaitTimeout",
     "__version__",
@@ -89,22 +93,7 @@ _HOMES = {
     "create_empty_dataset": "data",
     "scatter_dataset": "data",
     "scatter_index": "data",
-    **dict.fromkeys(
-        (
-            *(
-                "ArgumentError",
-                "ExperimentError",
-                "GraphError",
-                "HaloError",
-                "LaunchError",
-                "MismatchError",
-                "ParallelizeError",
-                "PeerError",
-            ),
-            *("TorchMNError", "WaitTimeout"),
-        ),
-        "errors",
-    ),
+    **dict.fromkeys((name for name in __all__ if name.endswith("Error") or name == "WaitTimeout"), "errors"),
     "create_mnbn_model": "nn",
     "create_multi_node_optimizer": "optim",
     "GlobalArray": "functions.global_array",
