@@ -8,10 +8,14 @@ from __future__ import annotations
 import hashlib
 import os
 import tempfile
+import threading
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import numpy as np
+
+READING = threading.Lock()
+"""NumPy parses the head of a file with `ast`, which in Python 3.11 must not run in two threads (ranks) at once."""
 
 
 def folder() -> Path:
@@ -34,7 +38,7 @@ def kept(key: str, make: Callable[[], np.ndarray]) -> np.ndarray:
     """The array of this key, mapped into memory; made and kept if it is not there, and only made if it can not be."""
     path = folder() / f"{key}.npy"
     try:
-        return np.load(path, mmap_mode="r", allow_pickle=False)
+        return _mapped(path)
     except (OSError, ValueError, EOFError):
         array = make()
     temporary = None
@@ -45,8 +49,13 @@ def kept(key: str, make: Callable[[], np.ndarray]) -> np.ndarray:
             np.save(file, array, allow_pickle=False)
         # All at once: ranks that make it at the same time replace each other's, which is the same.
         os.replace(temporary, path)
-        return np.load(path, mmap_mode="r", allow_pickle=False)
+        return _mapped(path)
     except (OSError, ValueError):
         if temporary is not None:
             Path(temporary).unlink(missing_ok=True)
         return array
+
+
+def _mapped(path: Path) -> np.ndarray:
+    with READING:
+        return np.load(path, mmap_mode="r", allow_pickle=False)
