@@ -6,7 +6,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from torchmn import data, datasets, functions, geometry, graph, iterators, models, nn, optim, training
+    from torchmn import data, datasets, experiment, functions, geometry, graph, iterators, models, nn, optim, training
     from torchmn.communicators.base import Communicator
     from torchmn.communicators.factory import create_communicator
     from torchmn.communicators.process_grid import ProcessGrid
@@ -65,6 +65,7 @@ __all__ = [
     "datasets",
     "describe",
     "draw",
+    "experiment",
     "full_state_dict",
     "functions",
     "geometry",
@@ -84,7 +85,19 @@ __all__ = [
 # Where each public name lives. They are loaded when they are first used: `torchmn run` and `torchmn --help`, which
 # import this package too, must not wait for torch.
 _SUBPACKAGES = (
-    *("data", "datasets", "functions", "geometry", "graph", "iterators", "models", "nn", "optim", "training"),
+    *(
+        "data",
+        "datasets",
+        "experiment",
+        "functions",
+        "geometry",
+        "graph",
+        "iterators",
+        "models",
+        "nn",
+        "optim",
+        "training",
+    ),
 )
 _HOMES = {
     "Communicator": "communicators.base",
