@@ -33,6 +33,7 @@ def test_sending_around_a_ring_has_an_exact_adjoint(comm):
     assert torch.equal(received.detach(), numbers(4, 3, seed=left))
     (received * y).sum().backward()
     there = comm.allreduce((received.detach() * y).sum())
+    assert x.grad is not None
     back = comm.allreduce((x.detach() * x.grad).sum())
     torch.testing.assert_close(there, back)
 

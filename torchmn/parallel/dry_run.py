@@ -11,6 +11,7 @@ from torch.func import functional_call
 
 from torchmn.errors import ParallelizeError, TorchMNError
 from torchmn.nn.parts.roles import Recorder, recording
+from torchmn.nn.slices import SlicedModule
 
 
 def dry_run(model: nn.Module, forward: Callable[..., Any], inputs: Sequence[Any], kwargs: dict[str, Any]) -> Recorder:
@@ -20,7 +21,13 @@ def dry_run(model: nn.Module, forward: Callable[..., Any], inputs: Sequence[Any]
     """
     parameters = {name: _without_values(p) for name, p in model.named_parameters()}
     buffers = {name: _copied(b) for name, b in model.named_buffers()}
-    recorder = Recorder(parameters.items())
+    slices = {
+        id(parameters[f"{prefix}.{name}" if prefix else name]): module
+        for prefix, module in model.named_modules()
+        if isinstance(module, SlicedModule)
+        for name in module.cut_parameters
+    }
+    recorder = Recorder(parameters.items(), slices)
     holder = _Holder(model, forward)
     tensors = {f"model.{name}": x for name, x in (*parameters.items(), *buffers.items())}
     with recording(recorder):
@@ -64,7 +71,11 @@ def explained(error: BaseException) -> TorchMNError:
     """The error of a dry run as one that says what to do."""
     if isinstance(error, TorchMNError):
         return error
+    hint = (
+        "It makes a tensor on a fixed device: write torch.arange(..., device=x.device), or torch.ones_like(x)."
+        if "device meta" in str(error)
+        else "Its forward may look at values (if x.sum() > 0, .item()), or expect another input_shape."
+    )
     return ParallelizeError(
-        f"the model can not be run on tensors without values, which finds out what is cut how: {error!s}. Its forward "
-        "may look at values (if x.sum() > 0, .item()), make tensors on a fixed device, or expect another input_shape."
+        f"the model can not be run on tensors without values, which finds out what is cut how: {error!s}. {hint}"
     )

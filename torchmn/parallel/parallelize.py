@@ -20,6 +20,7 @@ from torchmn.nn.parts.refusals import remember_names
 from torchmn.nn.slices import SlicedModule
 from torchmn.parallel.channels import swap_channel_layers
 from torchmn.parallel.dry_run import dry_run, explained
+from torchmn.parallel.guard import keep_inside
 from torchmn.parallel.input_shape import candidates, dtype_of
 from torchmn.parallel.replacing import has_parameters_of_its_own, replace_module
 from torchmn.parallel.running import Parallelism
@@ -70,6 +71,8 @@ def parallelize(
         parallelism.mark(copied)
     else:
         parallelism.mark_own(copied)
+    if parallelism.cuts_images and grid.tile_count > 1:
+        keep_inside(copied)
     if grid.sizes["data"] > 1 and _has_batch_norm(copied):
         copied.gradients_cross_ranks = True  # type: ignore[assignment]
     return copied

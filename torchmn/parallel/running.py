@@ -7,12 +7,14 @@ from collections.abc import Set
 from dataclasses import dataclass, field
 from hashlib import blake2b
 from typing import Any
+from zlib import crc32
 
 import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from torchmn.communicators.process_grid import ProcessGrid
+from torchmn.communicators.watchdog import Wait
 from torchmn.errors import ParallelizeError
 from torchmn.geometry import owned
 from torchmn.nn.parts import roles
@@ -24,6 +26,9 @@ from torchmn.nn.slices import SlicedModule
 from torchmn.parallel.dry_run import dry_run, explained
 from torchmn.parallel.guard import guard
 from torchmn.parallel.randomness import SerialRandomness
+
+# The values of whole inputs are compared up to here: ranks that shuffle differently differ from the first sample on.
+_COMPARED_BYTES = 1 << 20
 
 
 @dataclass
@@ -51,6 +56,7 @@ class Parallelism:
         """The forward of `model` on this rank's part of the inputs."""
         if self._marked is None or self._marked() is not model:
             self.mark(model)  # a deep copy has the parameters, but not their marks
+        self._compare(model, args, kwargs)
         samples, batch = self._samples(model, args, kwargs)
         args, kwargs = pytree.tree_map_only(Tensor, lambda x: self._entered(x, samples), (args, kwargs))
         self._check(model, args, kwargs, samples, batch)
@@ -64,6 +70,32 @@ class Parallelism:
             else:
                 result = type(model).forward(model, *args, **kwargs)
         return pytree.tree_map_only(Part, whole if self.output == "whole" else local, result)
+
+    def _compare(self, model: nn.Module, args: tuple, kwargs: dict) -> None:
+        """An error on every rank if the ranks that share images are not in the same forward of the same inputs."""
+        tiles = self.grid.tiles
+        if tiles.size == 1 or not tiles.settings.checks:
+            return
+        inputs = tuple(self._told(x) for x in pytree.tree_leaves((args, kwargs)) if isinstance(x, Tensor))
+        told = ("training" if model.training else "evaluation", torch.is_grad_enabled(), inputs)
+        with Wait(tiles, "forward"):
+            tiles._meet("forward of a parallel model", None, ("mode", "gradients", "whole inputs"), told)
+
+    def _told(self, x: Tensor) -> tuple[Any, ...]:
+        """What ranks that share images have in common of an input: of whole ones, the values."""
+        if isinstance(x, Part):
+            return ("part", *x.layout_.shape)
+        if self.cuts_images and x.dim() > 2 and not self._is_whole(x):
+            return ("tile", x.shape[0], x.dim())
+        values = x.detach().cpu().contiguous().view(-1).view(torch.uint8)[:_COMPARED_BYTES]
+        return (*x.shape, crc32(values.numpy()) if x.numel() else 0)  # type: ignore[arg-type]
+
+    def _is_whole(self, x: Tensor) -> bool:
+        """Whether an image is given whole; False too where the first rank's tile is all of it."""
+        if tuple(x.shape[1:]) != self.input_shape:
+            return False
+        first = image_layout(self.grid, tuple(x.shape), Samples(0, x.shape[0])).local_shape(tile=0)
+        return first != tuple(x.shape)
 
     def _samples(self, model: nn.Module, args: tuple, kwargs: dict) -> tuple[Samples, int]:
         """Which samples of the whole batch this rank's replica holds; what other replicas hold is asked in training."""

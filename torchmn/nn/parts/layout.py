@@ -72,6 +72,11 @@ def forward_of(samples: Samples) -> Iterator[None]:
         _forward.samples = before
 
 
+def is_in_forward() -> bool:
+    """Whether the forward of a parallel model is running."""
+    return getattr(_forward, "samples", None) is not None
+
+
 def samples_now(batch: int) -> Samples:
     """The samples that the running forward computes; outside of one, a batch is all there is."""
     return getattr(_forward, "samples", None) or Samples(0, batch)

@@ -7,14 +7,17 @@ own      the gradient of this rank's own slice of a split parameter
 
 from __future__ import annotations
 
+import sys
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
+
+from torchmn.errors import ParallelizeError
 
 WHOLE, SUMMED, OWN = "whole", "summed", "own"
 
@@ -24,9 +27,10 @@ _here = threading.local()  # ranks may be threads
 class Recorder(TorchFunctionMode):
     """Notes, while a model runs once on tensors without values, with what each parameter is used."""
 
-    def __init__(self, parameters: Iterable[tuple[str, nn.Parameter]]):
+    def __init__(self, parameters: Iterable[tuple[str, nn.Parameter]], owners: Mapping[int, nn.Module] | None = None):
         super().__init__()
         self._names = {id(p): name for name, p in parameters}
+        self._owners = owners or {}  # of slices, by the id of the parameter: the module that knows it is one
         self.with_parts: set[str] = set()
         self.with_whole: set[str] = set()
         self.inside = False  # a layer that computes on plain tensors what belongs to its part
@@ -37,6 +41,13 @@ class Recorder(TorchFunctionMode):
         tensors = [x for x in pytree.tree_leaves((args, kwargs or {})) if isinstance(x, Tensor)]
         if not self.inside and not any(isinstance(x, Part) for x in tensors) and not _only_looks(func):
             self.with_whole.update(self._names[id(x)] for x in tensors if id(x) in self._names)
+        for x in tensors:
+            if id(x) in self._owners and not _is_about_memory(func) and not _runs(self._owners[id(x)]):
+                raise ParallelizeError(
+                    f"{self._names[id(x)]} is read outside of its layer, of which each rank holds a slice: forward "
+                    "would compute with the slice. Tie layers by assigning the parameter (a.weight = b.weight), "
+                    "which keeps both whole, or use mode='datapar'."
+                )
         return func(*args, **(kwargs or {}))
 
     def note_part_use(self, x: Tensor) -> None:
@@ -52,6 +63,26 @@ class Recorder(TorchFunctionMode):
 def _only_looks(func: Any) -> bool:
     """Whether a function reads an attribute (shape, dtype), which leaves no trace in the gradient."""
     return getattr(func, "__name__", "") in ("__get__", "size", "dim", "numel", "is_floating_point")
+
+
+def _is_about_memory(func: Any) -> bool:
+    """Whether a function reads what a slice has in common with the whole: dtype, device."""
+    told = getattr(getattr(func, "__self__", None), "__name__", "") if func_name(func) == "__get__" else func_name(func)
+    return told in ("dtype", "device", "requires_grad", "is_cuda", "is_meta", "is_leaf", "dim", "is_floating_point")
+
+
+def func_name(func: Any) -> str:
+    return getattr(func, "__name__", "")
+
+
+def _runs(module: nn.Module) -> bool:
+    """Whether a method of `module` is running. Walks the stack, which only runs without values pay for."""
+    frame = sys._getframe(1)
+    while frame is not None:
+        if frame.f_locals.get("self") is module:
+            return True
+        frame = frame.f_back
+    return False
 
 
 @contextmanager
