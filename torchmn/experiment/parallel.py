@@ -83,7 +83,9 @@ def check(experiment: Experiment, size: int, shape: Shape) -> None:
         sizes_for(experiment.the_parallel(), size, shape)
     except Unfit as error:
         fit = [mode for mode in MODES if mode != "vecpar" and fits(mode, size, shape)]
-        raise ExperimentError(f"{error}. With {size} ranks these would: {', '.join(f'--{m}' for m in fit)}") from None
+        raise ExperimentError(
+            f"{str(error).rstrip('.')}. With {size} ranks these would: {', '.join(f'--{m}' for m in fit)}"
+        ) from None
 
 
 def fits(mode: str, size: int, shape: Shape) -> bool:
