@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import argparse
 import resource
-import time
 from collections.abc import Callable
 
 import side_by_side
@@ -50,19 +49,6 @@ def training(model: nn.Module, optimizer: torch.optim.Optimizer, x: Tensor, y: T
     return step
 
 
-def alone(step: Callable[[], None]) -> Callable[[], None]:
-    """The step on rank 0 only; the other rank sleeps meanwhile, as if it were not there."""
-
-    def run() -> None:
-        if WORLD.rank == 0:
-            step()
-        done = WORLD.Ibarrier()
-        while not done.Test():
-            time.sleep(1e-4)
-
-    return run
-
-
 def sgd(model: nn.Module) -> torch.optim.Optimizer:
     return torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
 
@@ -74,7 +60,7 @@ def race(name: str, make: Callable[[], nn.Module], batch: int, comm: torchmn.Com
     contenders = {
         "ours": training(ours_model, ours, x, y),
         "ddp": training(ddp_model, sgd(ddp_model), x, y),
-        "one": alone(training(one_model, sgd(one_model), x, y)),
+        "one": side_by_side.alone(training(one_model, sgd(one_model), x, y)),
     }
     seconds = side_by_side.take_turns(contenders, iterations=10, rounds=rounds, barrier=WORLD.Barrier)
     rate = {which: batch * (1 if which == "one" else comm.size) / value for which, value in seconds.items()}

@@ -13,7 +13,6 @@ Loops are timed on rank 0 alone, forward and backward, to the gradients of image
 from __future__ import annotations
 
 import argparse
-import time
 from collections.abc import Callable
 
 import side_by_side
@@ -29,19 +28,6 @@ from torchmn.models.pretraining import pretraining_step
 from torchmn.nn import LocalFilter2d
 
 WORLD = MPI.COMM_WORLD
-
-
-def alone(step: Callable[[], object]) -> Callable[[], None]:
-    """The step on rank 0 only; the other rank sleeps meanwhile, as if it were not there."""
-
-    def run() -> None:
-        if WORLD.rank == 0:
-            step()
-        done = WORLD.Ibarrier()
-        while not done.Test():
-            time.sleep(1e-4)
-
-    return run
 
 
 def fine_tuning(model: SparseAutoencoder, x: Tensor, labels: Tensor) -> Callable[[], object]:
@@ -84,7 +70,7 @@ def race_ranks(comm: torchmn.Communicator, rounds: int) -> str:
     }
     rows = []
     for name, make in makers.items():
-        contenders = {"one": alone(make(plain, whole)), "ours": make(parallel, tile)}
+        contenders = {"one": side_by_side.alone(make(plain, whole)), "ours": make(parallel, tile)}
         seconds = side_by_side.take_turns(contenders, iterations=3, rounds=rounds, barrier=WORLD.Barrier)
         slowest = {who: comm.allreduce(torch.tensor(value), "max").item() for who, value in seconds.items()}
         times = (f"{slowest[who] * 1e3:.1f}" for who in contenders)
@@ -162,7 +148,7 @@ def main() -> None:
     with torchmn.create_communicator("mpi") as comm:
         report = race_ranks(comm, options.rounds)
         loops: list[str] = []
-        alone(lambda: loops.append(race_loops(min(options.rounds, 3))))()
+        side_by_side.alone(lambda: loops.append(race_loops(min(options.rounds, 3))))()
         if comm.rank == 0:
             version = MPI.Get_library_version().splitlines()[0]
             print(f"Run of {side_by_side.environment(version)}, {comm.size} ranks\n")

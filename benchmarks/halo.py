@@ -16,7 +16,6 @@ from __future__ import annotations
 import argparse
 import multiprocessing
 import resource
-import time
 from collections.abc import Callable
 
 import side_by_side
@@ -51,21 +50,6 @@ def pass_through(model: nn.Module, x: Tensor) -> Callable[[], None]:
     return run
 
 
-def alone(step: Callable[[], None], threads: int = 1) -> Callable[[], None]:
-    """The step on rank 0 only; the other rank sleeps meanwhile, as if it were not there."""
-
-    def run() -> None:
-        if WORLD.rank == 0:
-            torch.set_num_threads(threads)
-            step()
-            torch.set_num_threads(1)
-        done = WORLD.Ibarrier()
-        while not done.Test():
-            time.sleep(1e-4)
-
-    return run
-
-
 def half(x: Tensor) -> Tensor:
     rows = owned(x.shape[2], WORLD.size, WORLD.rank)
     return x[:, :, rows.start : rows.stop].contiguous()
@@ -79,8 +63,8 @@ def race(size: int, comm: torchmn.Communicator, rounds: int) -> list[str]:
     contenders = {
         "ours": pass_through(model, half(x)),
         "limit": pass_through(convolutions(), half(x)),
-        "one": alone(pass_through(convolutions(), x)),
-        "threads": alone(pass_through(convolutions(), x), threads=2),
+        "one": side_by_side.alone(pass_through(convolutions(), x)),
+        "threads": side_by_side.alone(pass_through(convolutions(), x), threads=2),
     }
     seconds = side_by_side.take_turns(
         contenders, iterations=1 if size >= 512 else 5, rounds=rounds, barrier=WORLD.Barrier

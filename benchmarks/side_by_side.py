@@ -32,6 +32,24 @@ def take_turns(contenders: Contenders, iterations: int, rounds: int, barrier: Ca
     return {name: statistics.median(values) for name, values in times.items()}
 
 
+def alone(step: Callable[[], object], threads: int = 1) -> Callable[[], None]:
+    """The step on rank 0 only; the other ranks sleep meanwhile, as if they were not there."""
+    from mpi4py import MPI
+
+    world = MPI.COMM_WORLD
+
+    def run() -> None:
+        if world.rank == 0:
+            torch.set_num_threads(threads)
+            step()
+            torch.set_num_threads(1)
+        done = world.Ibarrier()
+        while not done.Test():
+            time.sleep(1e-4)
+
+    return run
+
+
 def environment(extra: str = "") -> str:
     """One line that dates a result."""
     return f"{date.today()}, {os.cpu_count()} cores, Python {platform.python_version()}, torch {torch.__version__}" + (

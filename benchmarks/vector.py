@@ -11,7 +11,7 @@ import argparse
 
 import side_by_side
 import torch
-from halo import WORLD, alone, pass_through
+from halo import WORLD, pass_through
 from torch import nn
 
 import torchmn
@@ -30,7 +30,7 @@ def main() -> None:
     torch.manual_seed(0)
     x = torch.rand(32, 4096)
     model = torchmn.parallelize(mlp(), comm, "modelpar")
-    contenders = {"ours": pass_through(model, x), "one": alone(pass_through(mlp(), x))}
+    contenders = {"ours": pass_through(model, x), "one": side_by_side.alone(pass_through(mlp(), x))}
     seconds = side_by_side.take_turns(contenders, iterations=1, rounds=options.rounds, barrier=WORLD.Barrier)
     longest = {name: comm.allreduce(torch.tensor(value), "max").item() for name, value in seconds.items()}
     held = sum(p.numel() for p in model.parameters()) / sum(p.numel() for p in mlp().parameters())

@@ -11,8 +11,8 @@ from torchmn.experiment.load import read
 from torchmn.experiment.overrides import parse_set
 from torchmn.experiment.schema import Experiment
 from torchmn.experiment.session import open_session
-from torchmn.experiment.state import GlobalModel
 from torchmn.experiment.trainer import Progress, Trainer
+from torchmn.parallel.whole_state import WholeModel
 from torchmn.training import Logger
 from torchmn.training.checkpoint import create_multi_node_checkpointer
 
@@ -78,7 +78,7 @@ def train(
             if on_progress is not None and comm.rank == 0:
                 on_progress(trainer.progress)
         finished = trainer.run()
-        weights = GlobalModel(session.placed.model).state_dict()
+        weights = WholeModel(session.placed.model).state_dict()
         return Ran(log.losses, trainer.progress.history, weights, finished)
 
     return torchmn.run_threads(on_each, ranks)[0]

@@ -17,9 +17,9 @@ from torchmn.experiment.report import write_report
 from torchmn.experiment.run_directory import RunDirectory, choose, run_of
 from torchmn.experiment.schema import Experiment
 from torchmn.experiment.session import Session, open_session
-from torchmn.experiment.state import GlobalModel
 from torchmn.experiment.trainer import Trainer
 from torchmn.experiment.weighted import text
+from torchmn.parallel.whole_state import WholeModel
 from torchmn.training import Logger
 from torchmn.training.checkpoint import MultiNodeCheckpointer, create_multi_node_checkpointer
 
@@ -157,7 +157,7 @@ def open_trained(
     directory = run_of(checkpoint)
     if not directory.checkpoints.is_dir():
         raise ExperimentError(f"--checkpoint {checkpoint}: there are no checkpoints of `torchmn train --out`")
-    step = checkpoints(session, directory).maybe_load(model=GlobalModel(session.placed.model))
+    step = checkpoints(session, directory).maybe_load(model=WholeModel(session.placed.model))
     if step is None:
         raise ExperimentError(f"--checkpoint {checkpoint}: no checkpoint that all ranks can read")
     return session, step

@@ -13,21 +13,6 @@ from torch import Tensor, nn
 
 from torchmn.errors import ExperimentError
 from torchmn.nn.slices import SlicedModule
-from torchmn.parallel import full_state_dict
-
-
-class GlobalModel:
-    """A model seen with its global tensors."""
-
-    def __init__(self, model: nn.Module):
-        self.model = model
-
-    def state_dict(self) -> dict[str, Any]:
-        """The state of the serial model; every rank must call it."""
-        return full_state_dict(self.model)
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self.model.load_state_dict(dict(state))
 
 
 class GlobalOptimizer:

@@ -11,7 +11,8 @@ from torchmn.experiment.clock import Clock
 from torchmn.experiment.evaluation import evaluate
 from torchmn.experiment.pretraining import Stopped, pretrain_session, pretraining_steps
 from torchmn.experiment.session import Session
-from torchmn.experiment.state import GlobalModel, GlobalOptimizer
+from torchmn.experiment.state import GlobalOptimizer
+from torchmn.parallel.whole_state import WholeModel
 from torchmn.training import Logger
 from torchmn.training.checkpoint import MultiNodeCheckpointer
 
@@ -120,4 +121,4 @@ class Trainer:
 
     def _state(self) -> dict[str, Any]:
         model, optimizer = self.session.placed.model, self.session.optimizer
-        return {"model": GlobalModel(model), "optimizer": GlobalOptimizer(optimizer, model)}
+        return {"model": WholeModel(model), "optimizer": GlobalOptimizer(optimizer, model)}
