@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.docs.pages import assert_contents_are_the_sections, assert_every_section_has_a_snippet
 from tests.worlds import run_job
 
 ROOT = Path(__file__).parents[2]
@@ -50,9 +51,5 @@ def test_step_2_runs_as_printed_and_every_later_snippet_goes_on_from_it(n, trans
 
 
 def test_it_has_the_snippets_that_its_sections_promise():
-    sections = re.findall(r"^## (.*)$", PAGE, re.MULTILINE)
-    assert re.findall(r"^- \[(.*?)\]\(#", PAGE, re.MULTILINE) == sections
-    for section in PAGE.split("\n## ")[1:]:
-        assert "```python" in section, section.splitlines()[0]
-    for name in re.findall(r"`(examples/\w+\.py)`", PAGE):
-        assert (ROOT / name).exists()
+    assert_contents_are_the_sections(PAGE)
+    assert_every_section_has_a_snippet(PAGE)

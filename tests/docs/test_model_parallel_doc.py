@@ -7,6 +7,7 @@ import pytest
 import torch
 
 import torchmn
+from tests.docs.pages import assert_contents_are_the_sections, assert_every_section_has_a_snippet
 from tests.worlds import run_job
 from torchmn.errors import DelegateError, GraphError
 
@@ -95,10 +96,6 @@ def test_data_times_model_runs_on_four_ranks_and_equal_parts_stay_equal():
 
 
 def test_it_has_the_snippets_that_its_sections_promise():
-    sections = re.findall(r"^## (.*)$", PAGE, re.MULTILINE)
-    assert re.findall(r"^- \[(.*?)\]\(#", PAGE, re.MULTILINE) == sections
-    for section in PAGE.split("\n## ")[1:]:
-        assert "```python" in section, section.splitlines()[0]
-    for name in re.findall(r"`(examples/\w+\.py)`", PAGE):
-        assert (ROOT / name).exists()
+    assert_contents_are_the_sections(PAGE)
+    assert_every_section_has_a_snippet(PAGE)
     assert len(WRONG) == 6
