@@ -153,3 +153,22 @@ torchmn.create_communicator()
     assert not result.timed_out
     assert result.returncode != 0
     assert "create_communicator" in result.output
+
+
+@pytest.mark.parametrize("transport", ["mpi", "gloo"])
+def test_rank_0_may_end_at_once_though_its_switchboard_is_slow_to_answer(transport: str) -> None:
+    script = """
+import time, torchmn
+from multiprocessing.connection import Listener
+accept = Listener.accept
+def slow_but_for_the_first(self):
+    connection = accept(self)
+    time.sleep(2)
+    return connection
+Listener.accept = slow_but_for_the_first
+comm = torchmn.create_communicator()
+print("rank", comm.rank, "was here")
+"""
+    result = run_job(script, 3, transport)
+    assert result.returncode == 0, result.output
+    assert result.stdout.count("was here") == 3

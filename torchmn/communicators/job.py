@@ -42,7 +42,9 @@ def guard(world: Communicator, end_transport: Callable[[int], None]) -> None:
     """Start the watchdog of `world`, whose ranks are processes, and end the job when one of them raises."""
     if world.size == 1:
         return
-    watcher = Monitor(world._watch, world.size, _connect(world), end_transport)
+    line = _connect(world)
+    world.barrier()  # rank 0 may not run on to its end, where nobody is served, before all are connected
+    watcher = Monitor(world._watch, world.size, line, end_transport)
     if os.environ.get("TORCHMN_ABORT", "1") != "0":
         _end_job_on_exception(watcher)
     else:
