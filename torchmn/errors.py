@@ -50,6 +50,10 @@ class GraphError(TorchMNError):
     """A graph over ranks that can not run, or a value that can not travel on its edges."""
 
 
+class ComponentError(TorchMNError, RuntimeError):
+    """A component of a MultiNodeChainList raised; the message names it, its rank and what it was called with."""
+
+
 class ParallelizeError(TorchMNError):
     """A model, or a function in it, that can not be computed in parts with the numbers of one rank."""
 

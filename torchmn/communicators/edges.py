@@ -79,6 +79,7 @@ class EdgeBook:
         self.unneeded: deque[Key] = deque()  # received edges of that kind
         self.lost: dict[int, set[int]] = {}  # forgotten edges whose answer may still come: numbers by peer
         self.lost_since_backward: list[Key] = []
+        self.chains: dict[int, str] = {}  # tag -> the edge of a MultiNodeChainList on it, in the words of its user
         self._answers: dict[Key, list[Message]] = {}
         self._ears: defaultdict[int, threading.Lock] = defaultdict(threading.Lock)  # by peer
         self._lines: dict[tuple[int, int, int], tuple[int, CodeType]] = {}  # lines here that the peer was told of
@@ -249,14 +250,25 @@ class EdgeBook:
         """Drop the empty answer to an edge that backward did not visit; a gradient means that it should have."""
         if not answer.tensors:
             return
+        tag = place[0]
         sent_at = watchdog.describe_line(*place[1:])
         received_at = self._peers_lines.get((key[0], _line(answer)), "an unknown line")
+        if tag in self.chains:
+            edge, calls = self.chains[tag], (f"of the chain at {sent_at}", f"call of the chain at {received_at}")
+            way_out = (
+                "What the chain returned there must be part of this rank's backward: call backward on a loss made of "
+                "its output, or on the delegate that a rank without output gets, as often as the other ranks do."
+            )
+        else:
+            edge, calls = f"the send to rank {key[0]}, tag {tag},", (f"at {sent_at}", f"recv at {received_at}")
+            way_out = (
+                "The tensor that send returned (its delegate) must be part of this rank's backward: pass it on as "
+                "recv(..., delegate_variable=phi), join it by y = pseudo_connect(phi, y), or call "
+                "(loss + phi).backward()."
+            )
         raise DelegateError(
-            f"rank {comm.rank} of {comm.size}: backward did not visit the send to rank {key[0]}, tag {place[0]}, at "
-            f"{sent_at}, but its gradient came back from the recv at {received_at}. Gradients of this rank that depend "
-            "on it are wrong. The tensor that send returned (its delegate) must be part of this rank's backward: pass "
-            "it on as recv(..., delegate_variable=phi), join it by y = pseudo_connect(phi, y), or call "
-            "(loss + phi).backward()."
+            f"rank {comm.rank} of {comm.size}: backward did not visit {edge} {calls[0]}, but its gradient came back "
+            f"from the {calls[1]}. Gradients of this rank that depend on it are wrong. {way_out}"
         )
 
 

@@ -73,6 +73,8 @@ def connect(components: Sequence[Component], size: int) -> Graph:
     Never raises: what can not run is in `problems`, one sentence each.
     """
     problems = [_out_of_range(component, size) for component in components]
+    if not components:
+        problems.append("it has no component on any rank: add some with add_link")
     given: dict[tuple[int, int], list[Component]] = defaultdict(list)
     taken: dict[tuple[int, int], list[tuple[Component, int]]] = defaultdict(list)
     for component in components:

@@ -13,6 +13,7 @@ from torchmn.communicators.base import Communicator
 from torchmn.errors import GraphError
 from torchmn.graph.channel import Channel
 from torchmn.graph.description import Component, Edge, Graph, connect
+from torchmn.graph.failures import with_its_place
 from torchmn.graph.microbatches import cut, put_together
 from torchmn.graph.schedule import schedule
 
@@ -41,6 +42,8 @@ class Program:
             for edge in graph.edges
             if edge.crosses_ranks and comm.rank in (edge.source.rank, edge.target.rank)
         }
+        for edge, channel in self._channels.items():
+            comm._edges.chains[channel.tag] = f"what {edge.source} sent to {edge.target} in the call"
 
     @staticmethod
     def agree(components: Sequence[Component], comm: Communicator, microbatches: int) -> Program:
@@ -79,7 +82,13 @@ class Program:
                         argument, its_rows = kept.pop((edge, microbatch))
                     arguments.append(argument)
                     rows = its_rows if rows is None else rows
-            result = modules[place](*arguments)
+            try:
+                result = modules[place](*arguments)
+            except Exception as error:
+                named = with_its_place(error, component, self.graph, arguments)
+                if named is error:
+                    raise
+                raise named from error
             if component.rank_out is None:
                 outputs[component].append((result, rows))
             for edge in self.graph.outgoing[component]:
