@@ -152,7 +152,7 @@ BROKEN = [
     (
         "predictions",
         BASE + "predictions: [tset]\n",
-        "11:15: expected predictions to be one of train, test, got 'tset'. Did you mean 'test'?",
+        "11:15: expected predictions to be one of train, validation, test, got 'tset'. Did you mean 'test'?",
     ),
     (
         "imports",

@@ -60,7 +60,7 @@ def train(
     resume: bool = False,
     on_progress: Callable[[Progress], None] | None = None,
 ) -> Ran:
-    """Train on ranks that are threads; `stop_after` stops as Ctrl-C would, on the last rank alone."""
+    """Train on ranks that are threads; `stop_after` so many steps stops as Ctrl-C would, on the last rank alone."""
     update = {"parallel": chosen.the_parallel().model_copy(update={"mode": mode})} if mode else {}
     chosen = chosen.model_copy(update=update)
 
@@ -70,7 +70,7 @@ def train(
         checkpointer = create_multi_node_checkpointer("training", comm, checkpoints) if checkpoints else None
 
         def stop() -> bool:
-            return stop_after is not None and comm.rank == comm.size - 1 and trainer.progress.step + 1 >= stop_after
+            return stop_after is not None and comm.rank == comm.size - 1 and len(log.losses) + 1 >= stop_after
 
         trainer = Trainer(session, log, checkpointer, stop)
         if resume:

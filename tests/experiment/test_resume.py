@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from functools import cache
+
 import pytest
 import torch
 
-from tests.experiment.running import experiment, train
+from tests.experiment.running import Ran, experiment, train
 from tests.experiment.test_same_numbers import EVERYTHING, alone
 from torchmn.errors import ExperimentError
 from torchmn.experiment.run_directory import RunDirectory, choose
@@ -14,7 +16,7 @@ CHANGES = ("optimizer.momentum=0.9", "optimizer.schedule=null")
 AUTOENCODER = """
 dataset: {name: toy_images, side: 12, train: 24, test: 8}
 model:
-  autoencoder: {maps: 2, kernels: [3, 2], pool: 2, classes: 4, pretraining: {epochs: 1, lr: 0.001},
+  autoencoder: {maps: 2, kernels: [3, 2], pool: 2, classes: 4, pretraining: {epochs: 2, lr: 0.001},
                 classifier: {momentum: {from: 0.9, to: 0.5, end: 2}}}
   cost: binary_cross_entropy
 optimizer: {name: sgd, lr: 0.05}
@@ -51,22 +53,41 @@ def test_more_epochs_go_on_from_the_end(tmp_path):
     assert len(more.history) == 3
 
 
-@pytest.mark.parametrize("stop_after", [2, 5])
-def test_an_autoencoder_goes_on_after_its_pretraining(stop_after, tmp_path):
-    chosen = experiment(AUTOENCODER)
-    whole = train(chosen)
-    first = train(chosen, 4, "halopar", checkpoints=str(tmp_path), stop_after=stop_after)
-    assert not first.finished
-    second = train(chosen, 2, "datapar", checkpoints=str(tmp_path), resume=True)
-    assert (first.losses + second.losses)[-9:] == pytest.approx(whole.losses[-9:], rel=1e-9)
+BELIEF = """
+dataset: {name: toy_images, side: 8, train: 22, test: 8}
+model:
+  layers:
+    - rbm: {units: 9, pretraining: {epochs: 2, lr: 0.3}}
+    - rbm: {units: 6, pretraining: {epochs: 1}}
+    - linear: 4
+  cost: cross_entropy
+optimizer: {name: sgd, lr: 0.5, momentum: 0.5}
+epochs: 2
+batch_size: 8
+dtype: float64
+"""
+# Pretraining of 2 stacks, 2 epochs and 3 batches; of 2 machines, 2 and 1 epochs, 3 batches.
+PRETRAINED = [
+    *((AUTOENCODER, 12, n, (2, "halopar"), (4, "halodatapar")) for n in (1, 3, 8, 12, 16)),
+    *((BELIEF, 9, n, (3, "datapar"), (2, "datapar")) for n in (2, 8, 11)),
+]
 
 
-def test_a_pretraining_that_was_stopped_begins_anew(tmp_path):
-    chosen = experiment(AUTOENCODER)
-    first = train(chosen, 2, "halopar", checkpoints=str(tmp_path), stop_after=1)
-    assert not first.finished and len(first.losses) == 1
-    second = train(chosen, 4, "halodatapar", checkpoints=str(tmp_path), resume=True)
-    assert second.losses == pytest.approx(train(chosen).losses, rel=1e-9)
+@cache
+def uninterrupted(text: str) -> Ran:
+    return train(experiment(text))
+
+
+@pytest.mark.parametrize(("text", "pretraining", "stop_after", "before", "after"), PRETRAINED)
+def test_a_pretraining_that_was_stopped_goes_on_exactly(text, pretraining, stop_after, before, after, tmp_path):
+    chosen, whole = experiment(text), uninterrupted(text)
+    assert len(whole.losses) == pretraining + 3 * chosen.epochs
+    first = train(chosen, *before, checkpoints=str(tmp_path), stop_after=stop_after)
+    assert not first.finished and len(first.losses) == stop_after
+    second = train(chosen, *after, checkpoints=str(tmp_path), resume=True)
+    assert first.losses + second.losses == pytest.approx(whole.losses, rel=1e-9)
+    for name, weight in whole.weights.items():
+        torch.testing.assert_close(second.weights[name], weight, rtol=1e-9, atol=1e-9, msg=name)
 
 
 def test_a_run_keeps_to_its_experiment(tmp_path):
@@ -79,6 +100,16 @@ def test_a_run_keeps_to_its_experiment(tmp_path):
         directory.go_on(experiment(EVERYTHING, "batch_size=12"))
     with pytest.raises(ExperimentError, match="there is no run in"):
         RunDirectory(tmp_path / "other").go_on(experiment(EVERYTHING))
+
+
+def test_the_log_is_cut_to_where_a_pretraining_goes_on(tmp_path):
+    directory = RunDirectory(tmp_path)
+    lines = [f'{{"step": 0, "pretraining step": {n}}}\n' for n in range(1, 5)]
+    directory.log.write_text("".join(lines) + '{"step": 1}\n')
+    directory.cut_log(0, 3)
+    assert directory.log.read_text() == "".join(lines[:3])
+    directory.cut_log(7, 3)
+    assert directory.log.read_text() == "".join(lines[:3])
 
 
 def test_the_log_is_cut_to_where_a_run_goes_on(tmp_path):

@@ -23,7 +23,7 @@ The metrics are those of the whole data, at any number of ranks and in any mode:
 def main(arguments: Sequence[str]) -> int:
     """The exit status of an evaluation."""
     parser = Parser("torchmn evaluate", "Loss and metrics of FILE's experiment, trained.", EXPLANATION)
-    parser.usage = "torchmn evaluate FILE --checkpoint DIR [--split test|train] [--data DIR] [-n N] [--json]"
+    parser.usage = "torchmn evaluate FILE --checkpoint DIR [--split SPLIT] [--data DIR] [-n N] [--json]"
     add_file(parser)
     add_trained(parser)
     add_ranks(parser)

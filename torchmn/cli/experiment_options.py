@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import re
+import shlex
 from typing import TYPE_CHECKING
 
 from torchmn.cli.parser import Parser, at_least, one_of
@@ -42,9 +43,8 @@ def add_modes(parser: Parser) -> None:
 
 def add_trained(parser: Parser) -> None:
     parser.add_argument("--checkpoint", metavar="DIR", required=True, help="what `torchmn train --out` named")
-    parser.add_argument(
-        "--split", metavar="test|train", type=one_of("test", "train"), default="test", help="which samples"
-    )
+    splits = ("test", "validation", "train")
+    parser.add_argument("--split", metavar="|".join(splits), type=one_of(*splits), default="test", help="which samples")
 
 
 def add_values(parser: Parser) -> None:
@@ -69,6 +69,23 @@ def grid(text: str) -> dict[str, int]:
     if min(axes.values()) < 1:
         raise argparse.ArgumentTypeError(f"expected at least one rank along each axis, got {text!r}")
     return axes
+
+
+def command_of(name: str, options: argparse.Namespace) -> str:
+    """The command line that says again what the options say about ranks, modes, data and values of the file."""
+    words = ["torchmn", name, options.file]
+    for flag in ("n", "transport", "threads"):
+        if (value := getattr(options, flag)) is not None:
+            words += ["-n" if flag == "n" else f"--{flag}", str(value)]
+    words += [f"--{mode}" for mode in MODES if getattr(options, mode)]
+    if options.grid:
+        words += ["--grid", ",".join(f"{axis}={count}" for axis, count in options.grid.items())]
+    for flag in ("data", "sample", "epochs", "seed"):
+        if (value := getattr(options, flag)) is not None:
+            words += [f"--{flag}", value]
+    for text in options.set:
+        words += ["--set", text]
+    return shlex.join(words)
 
 
 def overrides(options: argparse.Namespace) -> list[Override]:

@@ -47,6 +47,15 @@ def is_rank(launch: Launch) -> bool:
     return launch.transport != "solo" and launch.size > 1
 
 
+def started_by(options: argparse.Namespace) -> str:
+    """What stands before `torchmn` on a command line that starts as many ranks again; nothing, where -n says it."""
+    launch = detect()
+    if not is_rank(launch) or options.n is not None:
+        return ""
+    starters = {"slurm": f"srun -n {launch.size} ", "torchrun": f"torchrun --nproc-per-node {launch.size} --no-python "}
+    return starters.get(launch.name, f"mpiexec -n {launch.size} ")
+
+
 def speaks() -> bool:
     """Whether this process is the one to print: rank 0, or the only one."""
     return detect().rank == 0

@@ -22,7 +22,7 @@ each) and `targets`.
 def main(arguments: Sequence[str]) -> int:
     """The exit status of a prediction."""
     parser = Parser("torchmn predict", "Outputs of FILE's experiment, trained.", EXPLANATION)
-    parser.usage = "torchmn predict FILE --checkpoint DIR [--split test|train] [--data DIR] [--out FILE.npz] [-n N]"
+    parser.usage = "torchmn predict FILE --checkpoint DIR [--split SPLIT] [--data DIR] [--out FILE.npz] [-n N]"
     add_file(parser)
     add_trained(parser)
     add_ranks(parser)

@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from torchmn.cli.experiment_command import run_command
-from torchmn.cli.experiment_options import add_file, add_modes, add_ranks, add_values
+from torchmn.cli.experiment_options import add_file, add_modes, add_ranks, add_values, command_of
+from torchmn.cli.experiment_ranks import started_by
 from torchmn.cli.parser import Parser
 
 if TYPE_CHECKING:
@@ -52,6 +53,14 @@ def _train(options: argparse.Namespace, experiment: Experiment) -> int:
     from torchmn.experiment.run import Request, train
 
     with create_communicator() as comm, interruption() as stop:
-        request = Request(options.file, options.data, options.out, options.resume, stop, profile=options.profile)
+        request = Request(
+            options.file,
+            options.data,
+            options.out,
+            options.resume,
+            stop,
+            profile=options.profile,
+            go_on=started_by(options) + command_of("train", options),
+        )
         outcome = train(experiment, comm, request)
     return 0 if outcome.finished else 128 + (stop.signum or 2)

@@ -9,6 +9,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from torchmn.datasets.errors import DatasetError
+
 Region = tuple[slice, ...]
 
 
@@ -53,8 +55,22 @@ class Arrays:
     def sampled(self, share: float, seed: int) -> Arrays:
         """A share of the samples, chosen by `seed`, in their order; at least one."""
         count = max(1, round(len(self) * share))
-        rows = np.sort(np.random.default_rng(seed).choice(len(self), count, replace=False))
-        return Arrays(self.name, self.inputs[rows], self.targets[rows], self.scale, self.classes)
+        return self.only(np.sort(np.random.default_rng(seed).choice(len(self), count, replace=False)))
+
+    def parted(self, share: float, seed: int, name: str = "validation") -> tuple[Arrays, Arrays]:
+        """The samples without a share of them, chosen by `seed`, and that share, named after `name`."""
+        count = round(len(self) * share)
+        if not 0 < count < len(self):
+            raise DatasetError(f"{self.name}: {share:.3g} of {len(self)} samples for {name} leaves one part empty")
+        held_out = np.zeros(len(self), dtype=bool)
+        held_out[np.random.default_rng([seed, 1]).choice(len(self), count, replace=False)] = True
+        return self.only(np.flatnonzero(~held_out)), self.only(
+            np.flatnonzero(held_out), self.name.replace("train", name)
+        )
+
+    def only(self, rows: np.ndarray, name: str | None = None) -> Arrays:
+        """The samples at `rows`."""
+        return Arrays(name or self.name, self.inputs[rows], self.targets[rows], self.scale, self.classes)
 
 
 def labels(values: Sequence[int] | np.ndarray) -> np.ndarray:

@@ -51,7 +51,7 @@ def chain(layers: Sequence[Layer], shape: Shape) -> nn.Sequential:
 
 
 def _modules_of(layer: Layer, name: str, shape: Shape) -> Iterator[tuple[str, nn.Module]]:
-    if layer.kind == "linear" and len(shape) > 1:
+    if layer.kind in ("linear", "rbm") and len(shape) > 1:
         yield f"{name}_flatten", nn.Flatten()
     module = layer.build(shape)
     yield name, module

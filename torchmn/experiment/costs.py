@@ -2,21 +2,39 @@
 
 The function gives one loss per sample, so that every rank can sum its own and all together divide by the batch.
 outputs: (batch, units), targets: labels (batch,) or values of the outputs' shape
+A cost of the batch as a whole (`of_batch`) gets a third argument, which sums a tensor over the ranks of the batch.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import ClassVar, Literal
 
 import torch
+from pydantic import Field
 from torch import Tensor
 from torch.nn import functional
 
+from torchmn.experiment.fields import Positive, UnitsField
 from torchmn.experiment.registry import Options, register_cost
 
 Losses = Callable[[Tensor, Tensor], Tensor]
+SumOverRanks = Callable[[Tensor], Tensor]
 SMALLEST = 1e-7
 """Where a probability is clipped, before its logarithm is taken."""
+
+
+class Cost(Options):
+    """What every cost has, so that a model can have several: on which units, against what, and how much it counts."""
+
+    of_batch: ClassVar[bool] = False
+
+    scale: Positive = Field(1.0, description="by what it is multiplied")
+    units: UnitsField = Field(None, description="of which outputs it is, as [0, 10]; of all, if it is not said")
+    target: Literal["labels", "inputs"] | None = Field(None, description="the model's target, if it is not said")
+    outputs: Literal["scores", "probabilities"] | None = Field(
+        None, description="what the units are; if it is not said, that follows from the last activation"
+    )
 
 
 def one_hot(targets: Tensor, outputs: Tensor) -> Tensor:
@@ -40,7 +58,7 @@ def binary(outputs: Tensor, targets: Tensor, are_probabilities: bool) -> Tensor:
 
 
 @register_cost("cross_entropy")
-class CrossEntropy(Options):
+class CrossEntropy(Cost):
     """-log of the probability of the right class. Outputs are scores; after `softmax` they are taken as
     probabilities, and after `logistic` each unit as a probability of its own (binary cross-entropy)."""
 
@@ -64,7 +82,7 @@ class CrossEntropy(Options):
 
 
 @register_cost("binary_cross_entropy")
-class BinaryCrossEntropy(Options):
+class BinaryCrossEntropy(Cost):
     """-Σ t log p + (1-t) log(1-p) over the units. Outputs are scores, or probabilities after `logistic`."""
 
     def build(self, activation: str) -> Losses:
@@ -72,7 +90,7 @@ class BinaryCrossEntropy(Options):
 
 
 @register_cost("sum_squared")
-class SumSquared(Options):
+class SumSquared(Cost):
     """½ Σ (output - target)² over the units."""
 
     def build(self, activation: str) -> Losses:
@@ -80,7 +98,7 @@ class SumSquared(Options):
 
 
 @register_cost("mean_squared")
-class MeanSquared(Options):
+class MeanSquared(Cost):
     """The mean of (output - target)² over the units."""
 
     def build(self, activation: str) -> Losses:
@@ -88,8 +106,30 @@ class MeanSquared(Options):
 
 
 @register_cost("absolute")
-class Absolute(Options):
+class Absolute(Cost):
     """Σ |output - target| over the units."""
 
     def build(self, activation: str) -> Losses:
         return lambda outputs, targets: per_sample((outputs - one_hot(targets, outputs)).abs())
+
+
+@register_cost("cross_covariance")
+class CrossCovariance(Cost):
+    """½ Σ C², where C is the covariance, over the batch, of each of the first `split` units with each of the others.
+
+    It takes no targets: what the others say is then not what the first say (Cheung et al. 2014).
+    """
+
+    of_batch: ClassVar[bool] = True
+
+    split: int = Field(ge=1, description="how many units there are in the first part")
+
+    def build(self, activation: str) -> Callable[[Tensor, Tensor, SumOverRanks], Tensor]:
+        return self._of_batch
+
+    def _of_batch(self, outputs: Tensor, targets: Tensor, total: SumOverRanks) -> Tensor:
+        """The same number for each sample, so that their mean is the cost."""
+        count = total(outputs.new_tensor(float(len(outputs))))
+        centred = outputs - total(outputs.sum(dim=0)) / count
+        covariance = total(centred[:, : self.split].T @ centred[:, self.split :]) / count
+        return (covariance * covariance).sum().div(2).expand(len(outputs))

@@ -13,7 +13,7 @@ from torchmn.experiment.fields import Count, Sample, ShapeField
 from torchmn.experiment.registry import Options, register_dataset
 
 Splits = dict[str, Arrays]
-"""train, and test where there is one."""
+"""train, and validation and test where there are any."""
 
 
 class DatasetOptions(Options):
@@ -21,14 +21,18 @@ class DatasetOptions(Options):
 
     path: str | None = Field(None, description="where its files are; the flag --data says so too")
     sample: Sample | None = Field(None, description="take only a share of it, as 10%")
+    validation: Sample | None = Field(None, description="a share of the training samples to hold out, as 10%")
 
     def build(self, folder: Path | None, seed: int) -> Splits:
         """The arrays of each split; `folder` is what --data says, and wins."""
         place = folder if folder is not None else Path(self.path).expanduser() if self.path else None
         splits = self.load(place)
-        if self.sample is None:
+        if self.sample is not None:
+            splits = {name: arrays.sampled(self.sample, seed) for name, arrays in splits.items()}
+        if self.validation is None:
             return splits
-        return {name: arrays.sampled(self.sample, seed) for name, arrays in splits.items()}
+        train, held_out = splits["train"].parted(self.validation, seed)
+        return {"train": train, "validation": held_out, **{name: splits[name] for name in splits if name != "train"}}
 
     def load(self, folder: Path | None) -> Splits:
         raise NotImplementedError

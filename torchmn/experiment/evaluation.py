@@ -12,14 +12,18 @@ from torchmn.experiment.session import Session
 
 @torch.no_grad()
 def evaluate(session: Session, split: str) -> dict[str, float]:
-    """The mean loss and all metrics of a split; every rank must call it, and gets the same."""
+    """The mean loss and the metrics of a split (all there are, if the file names none for it).
+
+    Every rank must call it, and gets the same.
+    """
     data = session.splits[split]
-    sums = torch.zeros(1 + len(session.measures), dtype=torch.float64)
+    measures = session.measured.get(split, session.measures)
+    sums = torch.zeros(1 + len(measures), dtype=torch.float64)
     kept: list[tuple[Tensor, Tensor]] = []
-    keeps = any(measure.needs_all for measure in session.measures.values())
-    for outputs, targets in _outputs(session, split):
-        sums[0] += session.losses(outputs, targets).double().sum().cpu()
-        for place, measure in enumerate(session.measures.values(), start=1):
+    keeps = any(measure.needs_all for measure in measures.values())
+    for outputs, targets, rows in _outputs(session, split):
+        sums[0] += session.losses(outputs, targets, data, rows).double().sum().cpu()
+        for place, measure in enumerate(measures.values(), start=1):
             if not measure.needs_all:
                 sums[place] += measure.of(outputs, targets).sum().cpu()
         if keeps:
@@ -28,7 +32,7 @@ def evaluate(session: Session, split: str) -> dict[str, float]:
     totals = replicas.allreduce(sums).tolist()
     everything = whole(session, kept) if keeps else None
     values = {"loss": totals[0] / len(data)}
-    for (name, measure), total in zip(session.measures.items(), totals[1:], strict=True):
+    for (name, measure), total in zip(measures.items(), totals[1:], strict=True):
         values[name] = (
             float(measure.of(*everything)) if measure.needs_all and everything else measure.finish(total, len(data))
         )
@@ -38,13 +42,13 @@ def evaluate(session: Session, split: str) -> dict[str, float]:
 @torch.no_grad()
 def predict(session: Session, split: str) -> tuple[np.ndarray, np.ndarray]:
     """The model's outputs for a split and its targets, in the order of the data; every rank must call it."""
-    kept = [(outputs.cpu(), targets.cpu()) for outputs, targets in _outputs(session, split)]
+    kept = [(outputs.cpu(), targets.cpu()) for outputs, targets, _ in _outputs(session, split)]
     outputs, targets = whole(session, kept)
     return outputs.numpy(), targets.numpy()
 
 
 def _outputs(session: Session, split: str):
-    """Outputs and targets of this rank's part of each batch."""
+    """Outputs and targets of this rank's part of each batch, and the rows of all of it."""
     data = session.splits[split]
     batches = Batches(len(data), session.experiment.batch_size)
     model = session.placed.model
@@ -53,8 +57,9 @@ def _outputs(session: Session, split: str):
     try:
         order = batches.order(0)
         for number in range(batches.steps):
-            inputs, targets = session.batch(data, batches.rows(order, number))
-            yield session.placed.forward(inputs), targets
+            rows = batches.rows(order, number)
+            inputs, targets = session.batch(data, rows)
+            yield session.placed.forward(inputs), targets, rows
     finally:
         model.train(was_training)
 

@@ -16,6 +16,8 @@ NotNegative = Annotated[float, Field(ge=0)]
 Positive = Annotated[float, Field(gt=0)]
 Share = Annotated[float, Field(ge=0, lt=1)]
 
+SPLITS = ("train", "validation", "test")
+
 
 def refuse(what: str) -> PydanticCustomError:
     """An error that says: expected ... to be `what`, got ..."""
@@ -91,6 +93,24 @@ ShapeField = Annotated[
 ]
 
 
+def _units(value: Any) -> tuple[int, int] | None:
+    if value is None:
+        return None
+    if isinstance(value, list | tuple) and len(value) == 2 and all(_whole(item, 0) for item in value):
+        first, last = value
+        if first < last:
+            return first, last
+    raise refuse("a first unit and the one after the last, as [0, 10]")
+
+
+UnitsField = Annotated[
+    Any,
+    BeforeValidator(_units),
+    WithJsonSchema({"type": "array", "items": {"type": "integer", "minimum": 0}, "minItems": 2, "maxItems": 2}),
+]
+"""Some of a model's outputs: the first, and the one after the last."""
+
+
 class Reference:
     """Marks a field whose value is a name of `registry` with its options: `relu`, or {name: relu, ...}."""
 
@@ -100,6 +120,14 @@ class Reference:
 
 class ReferenceList(Reference):
     """Marks a field whose value is a list of such names."""
+
+
+class ReferenceOrList(Reference):
+    """Marks a field whose value is such a name, or a list of them."""
+
+
+class ReferencesBySplit(ReferenceList):
+    """Marks a field whose value is a list of such names, or a mapping of splits to lists."""
 
 
 class Nested:
@@ -123,11 +151,25 @@ def named_schema(name: str) -> WithJsonSchema:
 
 ActivationField = Annotated[Any, Reference(registry.activations), named_schema("activation")]
 InitializerField = Annotated[Any, Reference(registry.initializers), named_schema("initializer")]
-CostField = Annotated[Any, Reference(registry.costs), named_schema("cost")]
+CostField = Annotated[
+    Any,
+    ReferenceOrList(registry.costs),
+    WithJsonSchema({"anyOf": [{DEFINITION: "cost"}, {"type": "array", "items": {DEFINITION: "cost"}, "minItems": 1}]}),
+]
 OptimizerField = Annotated[Any, Reference(registry.optimizers), named_schema("optimizer")]
 DatasetField = Annotated[Any, Reference(registry.datasets), named_schema("dataset")]
+_METRICS = {"type": "array", "items": {DEFINITION: "metric"}}
 MetricsField = Annotated[
-    Any, ReferenceList(registry.metrics), WithJsonSchema({"type": "array", "items": {DEFINITION: "metric"}})
+    Any,
+    ReferencesBySplit(registry.metrics),
+    WithJsonSchema(
+        {
+            "anyOf": [
+                _METRICS,
+                {"type": "object", "properties": dict.fromkeys(SPLITS, _METRICS), "additionalProperties": False},
+            ]
+        }
+    ),
 ]
 LayersField = Annotated[
     Any, LayerList(), WithJsonSchema({"type": "array", "items": {DEFINITION: "layer"}, "minItems": 1})

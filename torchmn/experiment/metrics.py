@@ -7,14 +7,15 @@ enough (the area under a curve), it asks for all outputs.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 import torch
+from pydantic import Field
 from torch import Tensor
 from torch.nn import functional
 
 from torchmn.experiment.costs import SMALLEST, one_hot, per_sample
-from torchmn.experiment.fields import Count
+from torchmn.experiment.fields import Count, UnitsField
 from torchmn.experiment.registry import Options, register_metric
 
 
@@ -36,15 +37,40 @@ class Measure(ABC):
 class Metric(Options):
     """A metric by its name."""
 
+    units: UnitsField = Field(None, description="of which outputs it is, as [0, 10]; of all, if it is not said")
+    outputs: Literal["scores", "probabilities"] | None = Field(
+        None, description="what the units are; if it is not said, that follows from the last activation"
+    )
+
     @property
     def label(self) -> str:
         """What it is called in tables: its name, with the options that it was given."""
-        return " ".join(
-            [self.kind, *(f"{key} {value}" for key, value in self.model_dump(exclude_defaults=True).items())]
-        )
+        said = self.model_dump(exclude_defaults=True, exclude={"units", "outputs"})
+        return " ".join([self.kind, *(f"{key} {value}" for key, value in said.items())])
 
     def build(self, activation: str) -> Measure:
         raise NotImplementedError
+
+
+class OfUnits(Measure):
+    """A measure of some of the outputs."""
+
+    def __init__(self, measure: Measure, units: tuple[int, int]):
+        self.measure, self.units = measure, units
+        self.needs_all, self.percent = measure.needs_all, measure.percent  # type: ignore[misc]
+
+    def of(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        return self.measure.of(outputs[:, self.units[0] : self.units[1]], targets)
+
+    def finish(self, total: float, samples: int) -> float:
+        return self.measure.finish(total, samples)
+
+
+def measure_of(metric: Options, activation: str) -> Measure:
+    """How a metric is computed, of the units that it names."""
+    units = getattr(metric, "units", None)
+    measure = metric.build(activation)
+    return measure if units is None else OfUnits(measure, units)
 
 
 def scores(outputs: Tensor, activation: str) -> Tensor:

@@ -9,8 +9,10 @@ from torch import nn
 
 from torchmn.datasets import Arrays, DatasetError
 from torchmn.errors import ExperimentError
+from torchmn.experiment.boltzmann import Boltzmann, machines
 from torchmn.experiment.build import chain, output_shape, random_numbers_from
 from torchmn.experiment.datasets import Splits
+from torchmn.experiment.registry import Options
 from torchmn.experiment.schema import Experiment
 from torchmn.experiment.weighted import Shape, text
 
@@ -21,6 +23,8 @@ def build_model(experiment: Experiment, data: Arrays) -> nn.Module:
     It is made in float32 and converted, so that a run in float64 begins with the same weights.
     """
     spec = experiment.the_model()
+    for reader in (*spec.costs, *(metric for some in experiment.the_metrics().values() for metric in some)):
+        spec.activation_of(reader)  # which says what is missing
     with random_numbers_from(experiment.seed):
         if spec.layers:
             model: nn.Module = chain(spec.layers, data.shape)
@@ -35,12 +39,35 @@ def build_model(experiment: Experiment, data: Arrays) -> nn.Module:
                 raise ExperimentError(f"{where}: {_first_line(error)}{_input(error, data)}") from error
         model.to(experiment.torch_dtype())
         _check_outputs(experiment, output_shape(model, data.shape), data, where)
+    if len(machines(model)) < sum(isinstance(module, Boltzmann) for module in model.modules()):
+        raise ExperimentError(f"{where}: rbm must stand in the model's own list of layers, not inside of another layer")
     return model
 
 
 def _check_outputs(experiment: Experiment, shape: Shape, data: Arrays, where: str) -> None:
     """Raise where outputs can not be compared with targets."""
-    if experiment.the_model().target == "inputs":
+    spec = experiment.the_model()
+    for cost in spec.costs:
+        units = getattr(cost, "units", None)
+        _check_units(cost, units, shape)
+        if not getattr(cost, "of_batch", False):
+            some = shape if units is None else (units[1] - units[0], *shape[1:])
+            _check_targets(getattr(cost, "target", None) or spec.target, some, data, cost.where if units else where)
+    for metric in (metric for some in experiment.the_metrics().values() for metric in some):
+        _check_units(metric, getattr(metric, "units", None), shape)
+
+
+def _check_units(reader: Options, units: tuple[int, int] | None, shape: Shape) -> None:
+    split = getattr(reader, "split", None)
+    among = shape[0] if units is None else units[1] - units[0]
+    if units is not None and units[1] > shape[0]:
+        raise ExperimentError(f"{reader.where}: {reader.kind}: there are no units {list(units)} among {shape[0]}")
+    if split is not None and split >= among:
+        raise ExperimentError(f"{reader.where}: {reader.kind}: a split at {split} leaves nothing of {among} units")
+
+
+def _check_targets(target: str, shape: Shape, data: Arrays, where: str) -> None:
+    if target == "inputs":
         if math.prod(shape) != math.prod(data.shape):
             raise ExperimentError(
                 f"{where}: the outputs have shape {text(shape)}, and should reconstruct inputs of {text(data.shape)}"

@@ -33,7 +33,11 @@ def grid_for(mode: str, size: int, shape: Shape, given: Sizes) -> Sizes:
             sizes["data"] = size // prod(sizes.values())
         if prod(sizes.values()) != size:
             said = " x ".join(f"{axis} {count}" for axis, count in sizes.items() if count > 1) or "1"
-            raise Unfit(f"a grid of {said} has {prod(sizes.values())} ranks, and there are {size}")
+            needed = prod(sizes.values())
+            raise Unfit(
+                f"a grid of {said} has {needed} ranks, and there are {size}: take {needed} ranks (-n {needed}), or "
+                f"{_or(grids_of(mode, size, shape))}"
+            )
     elif mode == "datapar":
         sizes["data"] = size
     else:
@@ -69,6 +73,36 @@ def _check_extents(mode: str, sizes: Sizes, shape: Shape) -> None:
         for axis, extent in zip(TILE_AXES[4 - len(shape) :], shape[1:], strict=True):
             if sizes[axis] > extent:
                 raise Unfit(f"{sizes[axis]} ranks along {axis} can not share {extent} rows of an image")
+
+
+def grids_of(mode: str, size: int, shape: Shape) -> list[str]:
+    """Every grid of `size` ranks for a mode, as --grid takes them."""
+    axes = _axes(mode, shape)
+    found: list[Sizes] = [{}]
+    for axis in axes:
+        found = [{**sizes, axis: n} for sizes in found for n in range(1, size + 1) if size % n == 0]
+    fit = []
+    for sizes in [sizes for sizes in found if prod(sizes.values()) == size]:
+        both = "data" in sizes and mode != "datapar"
+        if not both or 1 < sizes["data"] < size:  # groups of one rank, or one group, are another mode
+            try:
+                _check_extents(mode, {**dict.fromkeys(("data", *TILE_AXES), 1), **sizes}, shape)
+            except Unfit:
+                continue
+            fit.append(_as_flag(sizes))
+    return list(dict.fromkeys(fit))
+
+
+def _as_flag(sizes: Sizes) -> str:
+    if set(sizes) <= {"height", "width"} or sizes.get("depth", 1) == sizes.get("data", 1) == 1:
+        return f"--grid {sizes.get('height', 1)}x{sizes.get('width', 1)}"
+    return "--grid " + ",".join(f"{axis}={count}" for axis, count in sizes.items() if count > 1)
+
+
+def _or(words: list[str], most: int = 6) -> str:
+    if not words:
+        return "another mode"
+    return " or ".join([*words[:most], *(["..."] if len(words) > most else [])])
 
 
 def described(sizes: Sizes, mode: str) -> str:

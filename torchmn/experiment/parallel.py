@@ -79,9 +79,14 @@ def sizes_for(parallel: Parallel, size: int, shape: Shape) -> tuple[str, Sizes]:
 
 def check(experiment: Experiment, size: int, shape: Shape) -> None:
     """Raise an ExperimentError where the experiment's mode has no place for `size` ranks."""
+    mode = experiment.the_parallel().mode or "datapar"
+    if size > 1 and mode != "datapar" and any(layer.kind == "rbm" for layer in experiment.the_model().layers or []):
+        raise ExperimentError(f"{mode} is not possible: rbm layers are pretrained whole. This mode would: --datapar.")
     try:
         sizes_for(experiment.the_parallel(), size, shape)
     except Unfit as error:
+        if experiment.the_parallel().grid and fits(mode, size, shape):
+            raise ExperimentError(f"{error}.") from None  # which says the grids that fit
         fit = [mode for mode in MODES if mode != "vecpar" and fits(mode, size, shape)]
         raise ExperimentError(
             f"{str(error).rstrip('.')}. With {size} ranks these would: {', '.join(f'--{m}' for m in fit)}"

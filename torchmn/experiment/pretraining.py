@@ -1,66 +1,145 @@
-"""The pretraining of an experiment's autoencoder, on all ranks, with the batches of the training."""
+"""Pretraining: parts of a model learn one after the other, without labels, before all of it learns with them."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import ClassVar
 
-from torch import Tensor
+import numpy as np
 
 from torchmn.experiment.batches import Batches
+from torchmn.experiment.boltzmann import Boltzmann, contrastive_divergence, input_of, machines
+from torchmn.experiment.randomness import seed_of
 from torchmn.experiment.session import Session
-from torchmn.models import PretrainingProgress, SparseAutoencoder, pretrain
+from torchmn.models import SparseAutoencoder
+from torchmn.models.placement import Placement
+from torchmn.models.pretraining import pretraining_step
+from torchmn.training import Logger
 
 
-class Stopped(Exception):
-    """The user wants to stop; all ranks know it."""
+@dataclass
+class Position:
+    """How far a pretraining is; `sums` are the costs of this epoch so far, over its `samples`."""
+
+    part: int = 0
+    epoch: int = 0
+    batch: int = 0
+    step: int = 0
+    samples: int = 0
+    sums: dict[str, float] = field(default_factory=dict)
 
 
-class _Images:
-    """This rank's part of the images of each batch, in the order of the data, as often as they are asked for."""
+class Pretrainer(ABC):
+    """What a kind of model does in one step of its pretraining."""
+
+    part_name: ClassVar[str]
+    epochs: list[int]
+    """How often each part goes over the data."""
 
     def __init__(self, session: Session):
-        experiment, self.session = session.experiment, session
-        self.data = session.splits["train"]
+        self.session = session
+        experiment, self.data = session.experiment, session.splits["train"]
         self.batches = Batches(len(self.data), experiment.batch_size, drop_last=experiment.drop_last)
 
-    def __iter__(self) -> Iterator[Tensor]:
-        order = self.batches.order(0)
-        for number in range(self.batches.steps):
-            yield self.session.batch(self.data, self.batches.rows(order, number))[0]
+    @property
+    def steps(self) -> int:
+        """How many steps there are in all."""
+        return sum(self.epochs) * self.batches.steps
+
+    @abstractmethod
+    def step(self, part: int, rows: np.ndarray, number: int) -> dict[str, float]:
+        """Learn from the samples at `rows`; gives the costs per sample, of all ranks together."""
 
 
-def pretraining_steps(session: Session) -> int:
-    """How many steps the pretraining takes; 0 for a model that has none."""
-    spec = session.experiment.the_model().autoencoder
-    return 0 if spec is None else spec.pretraining.epochs * len(spec.kernels) * _Images(session).batches.steps
+class Stacks(Pretrainer):
+    """The stacks of a sparse autoencoder learn to reconstruct their inputs."""
+
+    part_name = "stack"
+
+    def __init__(self, session: Session):
+        super().__init__(session)
+        spec, model = session.experiment.the_model().autoencoder, session.placed.model
+        assert isinstance(model, SparseAutoencoder)
+        self.model, self.lr = model, spec.pretraining.lr
+        self.placement = Placement(model, model.in_shape)
+        self.epochs = [spec.pretraining.epochs] * len(spec.kernels)
+
+    def step(self, part: int, rows: np.ndarray, number: int) -> dict[str, float]:
+        images = self.placement.part(self.session.batch(self.data, rows)[0])
+        inputs = self.model.features(images, part).detach()
+        copies = self.placement.sum_over_copies
+        cost, _ = pretraining_step(self.model.stacks[part], inputs, self.model.sparsity, self.lr, copies)  # type: ignore[arg-type]
+        return {"reconstruction": cost.reconstruction, "sparsity": cost.sparsity, "cost": cost.total}
 
 
-def pretrain_session(
-    session: Session, stop: Callable[[], bool], report: Callable[[PretrainingProgress], None]
-) -> list[dict[str, float]]:
-    """Pretrain the stacks one after the other; gives a row of numbers for each stack and epoch.
+class Machines(Pretrainer):
+    """The restricted Boltzmann machines of a model learn by contrastive divergence, from the lowest to the highest."""
 
-    `stop` is asked after every step, on every rank: then Stopped is raised on all.
+    part_name = "rbm"
+
+    def __init__(self, session: Session):
+        super().__init__(session)
+        self.machines: list[Boltzmann] = machines(session.placed.model)
+        self.epochs = [machine.epochs for machine in self.machines]
+
+    def step(self, part: int, rows: np.ndarray, number: int) -> dict[str, float]:
+        session, machine = self.session, self.machines[part]
+        visible = input_of(session.placed.model, machine, session.batch(self.data, rows)[0])
+        seed = seed_of(session.experiment.seed, f"rbm/{number}")
+        cost = contrastive_divergence(machine, visible, seed, len(rows), session.placed.replicas)
+        return {"reconstruction": cost, "cost": cost}
+
+
+def pretrainer_of(session: Session) -> Pretrainer | None:
+    """What pretrains the session's model; None if nothing does."""
+    if session.experiment.the_model().autoencoder is not None:
+        found: Pretrainer = Stacks(session)
+    elif machines(session.placed.model):
+        found = Machines(session)
+    else:
+        return None
+    return found if found.steps else None
+
+
+def pretrain(
+    pretrainer: Pretrainer, here: Position, log: Logger, stop: Callable[[], bool], save: Callable[[], None]
+) -> bool:
+    """Pretrain from `here` to the end; False if the user stopped it before. Every rank must call it.
+
+    A checkpoint is saved after each epoch, and where it is stopped: from there it goes on exactly.
     """
-    spec, model = session.experiment.the_model().autoencoder, session.placed.model
-    assert isinstance(model, SparseAutoencoder)
+    batches, order = pretrainer.batches, pretrainer.batches.order(0)
+    while here.part < len(pretrainer.epochs):
+        while here.epoch < pretrainer.epochs[here.part]:
+            while here.batch < batches.steps:
+                if _step(pretrainer, here, batches.rows(order, here.batch), log, stop):
+                    save()
+                    return False
+            _finish_epoch(pretrainer, here, log)
+            save()
+        here.part, here.epoch = here.part + 1, 0
+    return True
 
-    def progress(step: PretrainingProgress) -> None:
-        report(step)
-        if session.placed.joined(0.0, stop())[1]:
-            raise Stopped
 
-    costs = pretrain(
-        model, _Images(session), epochs=spec.pretraining.epochs, learning_rate=spec.pretraining.lr, progress=progress
-    )
-    return [
-        {
-            "stack": stack + 1,
-            "pretraining": epoch + 1,
-            "reconstruction": cost.reconstruction,
-            "sparsity": cost.sparsity,
-            "cost": cost.total,
-        }
-        for stack, epochs in enumerate(costs)
-        for epoch, cost in enumerate(epochs)
-    ]
+def _step(pretrainer: Pretrainer, here: Position, rows: np.ndarray, log: Logger, stop: Callable[[], bool]) -> bool:
+    costs = pretrainer.step(here.part, rows, here.step)
+    for name, cost in costs.items():
+        here.sums[name] = here.sums.get(name, 0.0) + cost * len(rows)
+    here.samples += len(rows)
+    here.batch += 1
+    here.step += 1
+    # The steps of the training are counted on their own: all of these come before its first.
+    values = {pretrainer.part_name: here.part + 1, "pretraining": here.epoch + 1, "pretraining step": here.step}
+    stops = pretrainer.session.placed.joined(0.0, stop())[1]
+    log.step(step=0, **values, **costs)
+    return stops
+
+
+def _finish_epoch(pretrainer: Pretrainer, here: Position, log: Logger) -> None:
+    means = {name: total / max(here.samples, 1) for name, total in here.sums.items()}
+    here.epoch += 1
+    values = {pretrainer.part_name: here.part + 1, "pretraining": here.epoch, "pretraining step": here.step}
+    log.epoch(**values, **means, step=0)
+    here.batch, here.samples, here.sums = 0, 0, {}

@@ -16,5 +16,9 @@ def begin_step(comm: Communicator, seed: int, step: int) -> None:
     share one generator: there rank 0 alone draws, and so rank 0 alone sets it.
     """
     if comm.rank == 0 or not comm.ranks_share_a_process:
-        digest = blake2b(f"{seed}/{step}".encode(), digest_size=7).digest()
-        torch.manual_seed(int.from_bytes(digest, "big"))
+        torch.manual_seed(seed_of(seed, step))
+
+
+def seed_of(seed: int, what: object) -> int:
+    """Where the random numbers of `what` begin, in an experiment with this seed."""
+    return int.from_bytes(blake2b(f"{seed}/{what}".encode(), digest_size=7).digest(), "big")

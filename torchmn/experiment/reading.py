@@ -12,7 +12,15 @@ from pydantic_core import ErrorDetails
 from torchmn.errors import ExperimentError, nearest
 from torchmn.experiment import registry
 from torchmn.experiment.document import Document, KeyPath
-from torchmn.experiment.fields import LayerList, Nested, Reference, ReferenceList
+from torchmn.experiment.fields import (
+    SPLITS,
+    LayerList,
+    Nested,
+    Reference,
+    ReferenceList,
+    ReferenceOrList,
+    ReferencesBySplit,
+)
 from torchmn.experiment.registry import Options, Registry
 
 MOST_LINES = 10
@@ -77,11 +85,12 @@ class Reading:
 
     def _resolved(self, mark: object, value: Any, path: KeyPath) -> Any:
         """What a field's value stands for, if the field is marked; otherwise the value."""
+        if isinstance(mark, ReferencesBySplit) and isinstance(value, dict):
+            return self._by_split(mark.registry, value, path)
         if isinstance(mark, ReferenceList):
-            if not isinstance(value, list):
-                self.problem(path, f"expected {_name(path)} to be a list of {mark.registry.plural}, got {shown(value)}")
-                return None
-            return [self.named(mark.registry, item, (*path, place)) for place, item in enumerate(value)]
+            return self._list_of(mark.registry, value, path)
+        if isinstance(mark, ReferenceOrList) and isinstance(value, list) and value:
+            return self._list_of(mark.registry, value, path)
         if isinstance(mark, Reference):
             return self.named(mark.registry, value, path)
         if isinstance(mark, LayerList):
@@ -92,6 +101,17 @@ class Reading:
                 value = {shorthand: value}
             return self.options(mark.cls, value, path)
         return value
+
+    def _list_of(self, kind: Registry, value: Any, path: KeyPath) -> list[Options | None] | None:
+        if not isinstance(value, list):
+            self.problem(path, f"expected {_name(path)} to be a list of {kind.plural}, got {shown(value)}")
+            return None
+        return [self.named(kind, item, (*path, place)) for place, item in enumerate(value)]
+
+    def _by_split(self, kind: Registry, value: dict[Any, Any], path: KeyPath) -> dict[str, Any]:
+        for split in [split for split in value if split not in SPLITS]:
+            self.problem((*path, split), f"{_name(path)} has no key {str(split)!r}. {nearest(split, SPLITS)}", True)
+        return {split: self._list_of(kind, value[split] or [], (*path, split)) for split in SPLITS if split in value}
 
     def named(self, kind: Registry, value: Any, path: KeyPath) -> Options | None:
         """`name`, or {name: ..., options}: the options of what the name stands for."""

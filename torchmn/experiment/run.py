@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TypeVar
@@ -13,6 +14,8 @@ from torchmn.communicators.base import Communicator
 from torchmn.errors import ExperimentError, TorchMNError
 from torchmn.experiment.clock import RankTime
 from torchmn.experiment.evaluation import predict
+from torchmn.experiment.objective import chosen
+from torchmn.experiment.pretraining import pretrainer_of
 from torchmn.experiment.report import write_report
 from torchmn.experiment.run_directory import RunDirectory, choose, run_of
 from torchmn.experiment.schema import Experiment
@@ -39,6 +42,8 @@ class Request:
     stop: Callable[[], bool] = lambda: False
     console: Console | None = None
     profile: bool = False
+    go_on: str = ""
+    """The command that goes on with this run, up to the directory of it."""
 
 
 @dataclass(frozen=True)
@@ -59,12 +64,13 @@ def train(experiment: Experiment, comm: Communicator, request: Request) -> Outco
     if request.resume and not trainer.resume():
         raise ExperimentError(f"--resume: no checkpoint in {directory.checkpoints} that all ranks can read")
     if comm.rank == 0 and request.resume:
-        directory.cut_log(trainer.progress.step)
-    steps = experiment.epochs * session.batches.steps - trainer.progress.step
+        directory.cut_log(trainer.progress.step, trainer.progress.pretraining.step)
+    steps = experiment.epochs * session.batches.steps - trainer.progress.step + _pretraining_steps(session, trainer)
     formats = {
         f"{split} {name}": ".2%" for split in session.splits for name, m in session.measures.items() if m.percent
     }
-    formats |= {"seconds": ".1f", "samples/s": ".0f", "loss": ".5g", "test loss": ".5g", "train loss": ".5g"}
+    formats |= {"seconds": ".1f", "samples/s": ".0f", "loss": ".5g"}
+    formats |= {f"{split} loss": ".5g" for split in session.splits}
     with Logger(
         comm, max(steps, 0), json=directory.log, json_steps=1, append=True, formats=formats, console=request.console
     ) as log:
@@ -79,9 +85,21 @@ def train(experiment: Experiment, comm: Communicator, request: Request) -> Outco
                 _profile(times, log)
             log.print(f"\nreport  {directory.report}")
         else:
-            log.print(f"stopped after step {trainer.progress.step}; the checkpoint is in {directory.checkpoints}")
-            log.print(f"to go on: torchmn train {request.file} --resume --out {directory.path}")
+            log.print(f"stopped after {_where(trainer)}; the checkpoint is in {directory.checkpoints}")
+            command = request.go_on or f"torchmn train {shlex.quote(request.file)}"
+            log.print(f"to go on: {command} --resume --out {shlex.quote(str(directory.path))}")
     return Outcome(finished, directory, trainer.progress.history)
+
+
+def _pretraining_steps(session: Session, trainer: Trainer) -> int:
+    """How many steps of the pretraining are still to come."""
+    pretrainer = None if trainer.progress.pretrained else pretrainer_of(session)
+    return 0 if pretrainer is None else pretrainer.steps - trainer.progress.pretraining.step
+
+
+def _where(trainer: Trainer) -> str:
+    here = trainer.progress
+    return f"step {here.step}" if here.pretrained else f"step {here.pretraining.step} of the pretraining"
 
 
 def checkpoints(session: Session, directory: RunDirectory) -> MultiNodeCheckpointer:
@@ -120,8 +138,9 @@ def _introduce(session: Session, directory: RunDirectory, trainer: Trainer, log:
     log.print(f"model   {weights:,} weights{' on this rank' if session.placed.is_cut else ''}")
     log.print(f"ranks   {session.placed.description}")
     log.print(f"out     {directory.path}")
-    if trainer.progress.step:
-        log.print(f"resumed after step {trainer.progress.step}, in epoch {trainer.progress.epoch + 1}")
+    here = trainer.progress
+    if here.step:
+        log.print(f"resumed after step {here.step}, in epoch {here.epoch + 1}")
     log.print()
 
 
@@ -144,7 +163,18 @@ def write_predictions(session: Session, split: str, path: str) -> None:
     """Write the model's outputs for a split, its best classes and the targets; every rank must call it."""
     outputs, targets = predict(session, split)
     if session.comm.rank == 0:
-        np.savez(path, outputs=outputs, predicted=outputs.argmax(axis=1), targets=targets)
+        classes = chosen(outputs, session.objective.class_units)
+        np.savez(path, outputs=outputs, predicted=classes.argmax(axis=1), targets=targets)
+
+
+class NotUsed:
+    """Stands for what a checkpoint holds and nobody asks for here: the optimizer's state, where nothing is trained."""
+
+    def state_dict(self) -> dict[str, object]:
+        return {}
+
+    def load_state_dict(self, state: object) -> None:
+        pass
 
 
 def open_trained(
@@ -157,7 +187,8 @@ def open_trained(
     directory = run_of(checkpoint)
     if not directory.checkpoints.is_dir():
         raise ExperimentError(f"--checkpoint {checkpoint}: there are no checkpoints of `torchmn train --out`")
-    step = checkpoints(session, directory).maybe_load(model=WholeModel(session.placed.model))
+    model, optimizer = WholeModel(session.placed.model), NotUsed()
+    step = checkpoints(session, directory).maybe_load(model=model, optimizer=optimizer)
     if step is None:
         raise ExperimentError(f"--checkpoint {checkpoint}: no checkpoint that all ranks can read")
     return session, step

@@ -17,6 +17,7 @@ from torchmn.experiment.load import dump, plain
 from torchmn.experiment.schema import Experiment
 
 EXPERIMENT, LOG, CHECKPOINTS, REPORT = "experiment.yaml", "log.jsonl", "checkpoints", "report.html"
+PRETRAINING = "pretraining step"
 MAY_CHANGE = ("epochs", "parallel", "metrics", "predictions", "keep", "imports")
 """What a run may go on with other values of."""
 
@@ -66,11 +67,13 @@ class RunDirectory:
                 )
         self._write(experiment)
 
-    def cut_log(self, step: int) -> None:
-        """Remove from the log what happened after `step`: it will happen again."""
+    def cut_log(self, step: int, pretraining_step: int = 0) -> None:
+        """Remove from the log what happened after these steps: it will happen again."""
         with suppress(FileNotFoundError):
             lines = self.log.read_text(encoding="utf-8").splitlines()
-            kept = [line for line in lines if _step_of(line) <= step]
+            kept = [
+                line for line in lines if _step_of(line) <= step and _step_of(line, PRETRAINING) <= pretraining_step
+            ]
             self.log.write_text("".join(f"{line}\n" for line in kept), encoding="utf-8")
 
     def _write(self, experiment: Experiment) -> None:
@@ -104,9 +107,10 @@ def run_of(checkpoint: str) -> RunDirectory:
     return RunDirectory(path.parent if path.name == CHECKPOINTS else path)
 
 
-def _step_of(line: str) -> int:
+def _step_of(line: str, counter: str = "step") -> int:
     try:
-        return int(json.loads(line)["step"])
+        values = json.loads(line)
+        return int(values.get(counter, 0) if counter == PRETRAINING else values[counter])
     except (ValueError, KeyError, TypeError):
         return 1 << 62  # a line that was cut off
 

@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal
 import torch
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+from torchmn.errors import ExperimentError
 from torchmn.experiment import activations, costs, initializers, layers, metrics, optimizers, registry
 from torchmn.experiment import datasets as dataset_options
 from torchmn.experiment.autoencoder import Autoencoder
@@ -31,6 +32,8 @@ from torchmn.experiment.registry import Options
 # Importing these registers the names that a file may use.
 KINDS = (activations, costs, dataset_options, initializers, layers, metrics, optimizers)
 
+# Costs and metrics that take scores in another way than probabilities.
+NEED_TO_KNOW = ("cross_entropy", "binary_cross_entropy", "log_loss", "log_loss_sum")
 MODES = ("datapar", "modelpar", "vecpar", "halopar", "halodatapar", "hybrid")
 MODELS = ("layers", "module", "autoencoder")
 AXES = ("data", "depth", "height", "width")
@@ -90,6 +93,25 @@ class Model(Section):
         """The activation through which outputs come: `identity` for scores."""
         return _last_activation(self.layers) if self.layers else "identity"
 
+    @property
+    def costs(self) -> list[Options]:
+        return self.cost if isinstance(self.cost, list) else [self.cost]
+
+    def activation_of(self, reader: Options) -> str:
+        """Through which activation the units come that a cost or a metric looks at."""
+        said = getattr(reader, "outputs", None)
+        if said is not None:
+            each_its_own = reader.kind == "binary_cross_entropy"
+            return "identity" if said == "scores" else "logistic" if each_its_own else "softmax"
+        if getattr(reader, "units", None) is not None and self.layers and self.layers[-1].kind == "branch":
+            if reader.kind in NEED_TO_KNOW:
+                raise ExperimentError(
+                    f"{reader.where}: {reader.kind} of some units of a branch: say `outputs: scores`, or `outputs: "
+                    "probabilities` where they come through softmax or logistic"
+                )
+            return "identity"
+        return self.last_activation
+
 
 def _last_activation(layers: Sequence[Options]) -> str:
     last = layers[-1]
@@ -111,12 +133,14 @@ class Experiment(Section):
     epochs: Count = Field(description="how often the training goes over the data")
     batch_size: Count = Field(description="how many samples there are in a step, on all ranks together")
     seed: int = Field(0, ge=0, le=2**62, description="where random numbers begin")
-    metrics: MetricsField = Field(default_factory=list, description="what is measured after each epoch")
+    metrics: MetricsField = Field(
+        default_factory=list, description="what is measured after each epoch: a list, or one for each split"
+    )
     parallel: Annotated[Any, Nested(Parallel), named_schema("Parallel")] = None
     shuffle: bool = Field(True, description="take the samples in another order in each epoch")
     drop_last: bool = Field(False, description="leave out a last batch that is not full")
     dtype: Literal["float32", "float64"] = "float32"
-    predictions: list[Literal["train", "test"]] = Field(
+    predictions: list[Literal["train", "validation", "test"]] = Field(
         default_factory=list, description="the splits whose outputs are written at the end"
     )
     keep: Count = Field(3, description="how many checkpoints stay")
@@ -134,8 +158,10 @@ class Experiment(Section):
     def the_optimizer(self) -> Optimizer:
         return self.optimizer
 
-    def the_metrics(self) -> list[Metric]:
-        return self.metrics
+    def the_metrics(self) -> dict[str, list[Metric]]:
+        """The metrics of each split that the file names; under "" those that are not of a certain one."""
+        metrics: Any = self.metrics
+        return metrics if isinstance(metrics, dict) and metrics else {"": metrics or []}
 
     def the_parallel(self) -> Parallel:
         return self.parallel or Parallel(mode=None)

@@ -10,11 +10,12 @@ from torch import Tensor, nn
 
 from torchmn.communicators.base import Communicator
 from torchmn.datasets import Arrays
+from torchmn.errors import ExperimentError
 from torchmn.experiment.batches import Batches, share
-from torchmn.experiment.costs import Losses
 from torchmn.experiment.datasets import Splits
-from torchmn.experiment.metrics import Measure
+from torchmn.experiment.metrics import Measure, measure_of
 from torchmn.experiment.model import build_model, load_data
+from torchmn.experiment.objective import Objective, Term
 from torchmn.experiment.optimizers import own_rules, parameter_groups
 from torchmn.experiment.parallel import Placed, place
 from torchmn.experiment.randomness import begin_step
@@ -30,13 +31,24 @@ class Session:
     splits: Splits
     placed: Placed
     optimizer: torch.optim.Optimizer
-    losses: Losses
-    measures: dict[str, Measure]
+    objective: Objective
+    measured: dict[str, dict[str, Measure]]
+    """What is measured after each epoch: for each split, measures by their names."""
     batches: Batches
     after_steps: dict[str, str]
     """Which method of which module brings its weights back into bounds after a step."""
     frozen: list[nn.Parameter] = field(default_factory=list)
     """What does not learn in this epoch."""
+
+    @property
+    def measures(self) -> dict[str, Measure]:
+        """All measures, by their names."""
+        return {name: measure for some in self.measured.values() for name, measure in some.items()}
+
+    @property
+    def shown_split(self) -> str:
+        """The split whose outputs are looked at in the end."""
+        return next(split for split in ("test", "validation", "train") if split in self.splits)
 
     def begin_epoch(self, epoch: int) -> None:
         """Set what depends on the epoch, the first being 0: learning rates, and which weights learn."""
@@ -55,12 +67,25 @@ class Session:
             targets = data.take(rows[mine], dtype)[0]  # whole, as outputs are
         return inputs.to(device), targets.to(device)
 
+    def losses(self, outputs: Tensor, targets: Tensor, data: Arrays, rows: np.ndarray) -> Tensor:
+        """The loss of each of this rank's samples at `rows`; `targets` are those that `batch` gave."""
+        own = self.experiment.the_model().target
+        other = "inputs" if own == "labels" else "labels"
+        wanted = {own: targets}
+        if self.objective.needs(other):
+            replicas = self.placed.replicas
+            mine = rows[share(len(rows), replicas.size, replicas.rank)]
+            taken = data.take(mine, self.experiment.torch_dtype())
+            wanted[other] = taken[0 if other == "inputs" else 1].to(self.comm.device)
+        return self.objective.losses(outputs, wanted)
+
     def train_on(self, rows: np.ndarray, number: int) -> Tensor:
         """Step `number`, on the samples at `rows`; returns this rank's part of their mean loss, in float64."""
-        inputs, targets = self.batch(self.splits["train"], rows)
+        data = self.splits["train"]
+        inputs, targets = self.batch(data, rows)
         self.optimizer.zero_grad(set_to_none=True)
         begin_step(self.comm, self.experiment.seed, number)
-        loss = self.losses(self.placed.forward(inputs), targets).sum() / len(rows)
+        loss = self.losses(self.placed.forward(inputs), targets, data, rows).sum() / len(rows)
         self.placed.backward(loss)
         for parameter in self.frozen:
             parameter.grad = None  # which an optimizer leaves as it is
@@ -78,18 +103,35 @@ def open_session(experiment: Experiment, comm: Communicator, data_folder: str | 
     rules, after_steps = own_rules(model), after_steps_of(model)
     placed = place(model, comm, experiment, train.shape)
     optimizer = experiment.the_optimizer().build(parameter_groups(placed.model, rules))
-    activation = experiment.the_model().last_activation
+    spec = experiment.the_model()
+    terms = [Term.of(cost, spec.activation_of(cost), spec.target) for cost in spec.costs]
     return Session(
         experiment,
         comm,
         splits,
         placed,
         placed.optimizer(optimizer),
-        experiment.the_model().cost.build(activation),
-        {metric.label: metric.build(activation) for metric in experiment.the_metrics()},
+        Objective(terms, placed.replicas),
+        measures_of(experiment, splits),
         Batches(len(train), experiment.batch_size, experiment.seed, experiment.shuffle, experiment.drop_last),
         after_steps,
     )
+
+
+def measures_of(experiment: Experiment, splits: Splits) -> dict[str, dict[str, Measure]]:
+    """The measures of each split that is looked at after an epoch."""
+    found = {}
+    for split, metrics in experiment.the_metrics().items():
+        split = split or next(name for name in ("test", "train") if name in splits)
+        if split not in splits:
+            way_out = " Say `validation: 10%` in dataset to hold some of them out." if split == "validation" else ""
+            raise ExperimentError(
+                f"{experiment.the_dataset().where}: metrics are asked for of {split} samples, and there are only "
+                f"{', '.join(splits)}.{way_out}"
+            )
+        activation = experiment.the_model().activation_of
+        found[split] = {metric.label: measure_of(metric, activation(metric)) for metric in metrics}
+    return found
 
 
 def after_steps_of(model: nn.Module) -> dict[str, str]:

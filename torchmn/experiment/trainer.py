@@ -9,7 +9,7 @@ from typing import Any
 
 from torchmn.experiment.clock import Clock
 from torchmn.experiment.evaluation import evaluate
-from torchmn.experiment.pretraining import Stopped, pretrain_session, pretraining_steps
+from torchmn.experiment.pretraining import Position, pretrain, pretrainer_of
 from torchmn.experiment.session import Session
 from torchmn.experiment.state import GlobalOptimizer
 from torchmn.parallel.whole_state import WholeModel
@@ -27,6 +27,7 @@ class Progress:
     loss: float = 0.0
     samples: int = 0
     pretrained: bool = False
+    pretraining: Position = field(default_factory=Position)
     history: list[dict[str, float]] = field(default_factory=list)
 
 
@@ -50,7 +51,8 @@ class Trainer:
         """Go on from the newest checkpoint; False if there is none."""
         if self.checkpointer is None or self.checkpointer.maybe_load(**self._state()) is None:
             return False
-        self.progress = Progress(**self.checkpointer.extra)
+        saved = dict(self.checkpointer.extra)
+        self.progress = Progress(**{**saved, "pretraining": Position(**saved.get("pretraining", {}))})
         return True
 
     def run(self) -> bool:
@@ -73,19 +75,15 @@ class Trainer:
         return True
 
     def _pretrain(self) -> bool:
-        """Pretrain an autoencoder; False if it was stopped: then it begins anew."""
-        steps = pretraining_steps(self.session)
-        if steps:
-            self.save()
-            self.log.print(f"pretraining, {steps} steps")
-            try:
-                rows = pretrain_session(self.session, self.stop, lambda step: self.log.step(**step.values()))
-            except Stopped:
+        """Pretrain what is to be pretrained; False if it was stopped: then it goes on from there."""
+        pretrainer, here = pretrainer_of(self.session), self.progress.pretraining
+        if pretrainer is not None:
+            gone = f", {here.step} of them done" if here.step else ""
+            self.log.print(f"pretraining, {pretrainer.steps} steps{gone}")
+            if not pretrain(pretrainer, here, self.log, self.stop, self.save):
                 return False
-            for row in rows:
-                self.log.epoch(**row, step=0)
         self.progress.pretrained = True
-        if steps:
+        if pretrainer is not None:
             self.save()
         return True
 
@@ -105,8 +103,8 @@ class Trainer:
     def _finish_epoch(self, seconds: float) -> None:
         here, session = self.progress, self.session
         values: dict[str, float] = {"epoch": here.epoch + 1, "loss": here.loss / max(here.samples, 1)}
-        split = "test" if "test" in session.splits else "train"
-        values.update({f"{split} {name}": value for name, value in evaluate(session, split).items()})
+        for split in session.measured:
+            values.update({f"{split} {name}": value for name, value in evaluate(session, split).items()})
         rate = here.samples / max(seconds, 1e-9)
         self.log.epoch(**values, step=here.step, seconds=seconds, **{"samples/s": rate})
         here.history.append(values)

@@ -1,6 +1,7 @@
 """The layers that an experiment file can name; importing this registers them."""
 
 from torchmn.experiment.layers import (
+    boltzmann,
     brain,
     composite,
     convolution,
@@ -14,6 +15,6 @@ from torchmn.experiment.layers import (
 )
 
 __all__ = [
-    "brain", "composite", "convolution", "dropout", "linear", "normalization", "own_module", "pooling", "recurrent",
-    "shaping",
+    "boltzmann", "brain", "composite", "convolution", "dropout", "linear", "normalization", "own_module", "pooling",
+    "recurrent", "shaping",
 ]  # fmt: skip

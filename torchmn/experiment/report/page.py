@@ -15,6 +15,7 @@ from torchmn.experiment.clock import RankTime
 from torchmn.experiment.evaluation import predict
 from torchmn.experiment.load import plain
 from torchmn.experiment.model import build_model
+from torchmn.experiment.objective import chosen
 from torchmn.experiment.report.charts import Curve, bars, line_chart
 from torchmn.experiment.report.environment import environment
 from torchmn.experiment.report.mistakes import MOST_CLASSES, confusion, confusion_table, surest_mistakes
@@ -29,7 +30,7 @@ def write_report(
     session: Session, directory: RunDirectory, file: str, history: Sequence[Mapping[str, float]], times: list[RankTime]
 ) -> None:
     """Write report.html; every rank must call it, and rank 0 writes."""
-    split = "test" if "test" in session.splits else "train"
+    split = session.shown_split
     outputs, targets = predict(session, split)
     surroundings = environment(session.comm)
     if session.comm.rank != 0:
@@ -38,7 +39,7 @@ def write_report(
     sections = {
         "curves": ("Curves", _curves(directory.log, history)),
         "metrics": ("Metrics", _metrics(session, history)),
-        "confusion": ("Mistakes", _mistakes(session, split, outputs, targets)),
+        "confusion": ("Mistakes", _mistakes(session, split, chosen(outputs, session.objective.class_units), targets)),
         "model": ("Model and ranks", _model(session)),
         "time": ("Time", _time(times)),
         "experiment": ("Experiment", f"<pre>{escape(as_yaml(plain(session.experiment)))}</pre>"),
@@ -75,10 +76,10 @@ def _curves(log: Path, history: Sequence[Mapping[str, float]]) -> str:
     names = [name for name in columns if name.endswith("loss")]
     others = [name for name in columns if name not in names]
     epochs = [row["epoch"] for row in history]
-    for chosen in (names, others):
-        curves = [Curve(n, epochs, [row.get(n, nan) for row in history], k) for k, n in enumerate(chosen)]
+    for drawn in (names, others):
+        curves = [Curve(n, epochs, [row.get(n, nan) for row in history], k) for k, n in enumerate(drawn)]
         if curves:
-            charts += line_chart(curves, "epoch", ", ".join(chosen))
+            charts += line_chart(curves, "epoch", ", ".join(drawn))
     return charts
 
 

@@ -1,0 +1,64 @@
+"""Restricted Boltzmann machines: one step of contrastive divergence, written out in NumPy, and what comes of many."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from tests.experiment.running import experiment, train
+from torchmn.communicators.settings import Settings
+from torchmn.communicators.solo import SoloCommunicator
+from torchmn.errors import ExperimentError
+from torchmn.experiment.boltzmann import Boltzmann, contrastive_divergence
+from torchmn.experiment.model import build_model, load_data
+from torchmn.experiment.parallel import check
+
+TEXT = """
+dataset: {name: toy_images, side: 8, train: 64, test: 16}
+model:
+  layers: [{rbm: {units: 12, pretraining: {epochs: 20, lr: 0.5}}}, {linear: 4}]
+  cost: cross_entropy
+optimizer: {name: sgd, lr: 0.1}
+epochs: 1
+batch_size: 16
+"""
+
+
+def sigmoid(x):
+    return 1 / (1 + np.exp(-x))
+
+
+def test_a_step_is_the_one_of_the_definition():
+    torch.manual_seed(0)
+    machine = Boltzmann(5, 3, epochs=1, lr=0.2).double()
+    with torch.no_grad():
+        machine.hidden.weight.normal_()
+        machine.hidden.bias.normal_()
+        machine.visible_bias.normal_()  # type: ignore[operator]
+    w, b, a = (x.detach().numpy().copy() for x in (machine.hidden.weight, machine.hidden.bias, machine.visible_bias))
+    v = np.random.default_rng(0).random((7, 5))
+    cost = contrastive_divergence(machine, torch.from_numpy(v), 11, 7, SoloCommunicator(Settings()))
+    uniform = torch.rand(7, 3, generator=torch.Generator().manual_seed(11)).numpy()
+    h = sigmoid(v @ w.T + b)
+    v1 = sigmoid((h > uniform) @ w + a)
+    h1 = sigmoid(v1 @ w.T + b)
+    np.testing.assert_allclose(machine.hidden.weight.detach().numpy(), w + 0.2 / 7 * (h.T @ v - h1.T @ v1), rtol=1e-12)
+    np.testing.assert_allclose(machine.hidden.bias.detach().numpy(), b + 0.2 / 7 * (h - h1).sum(0), rtol=1e-12)
+    np.testing.assert_allclose(machine.visible_bias.numpy(), a + 0.2 / 7 * (v - v1).sum(0), rtol=1e-12)
+    assert cost == pytest.approx(0.5 * ((v - v1) ** 2).sum() / 7)
+
+
+def test_a_machine_learns_to_reconstruct():
+    costs = train(experiment(TEXT)).losses[:80]
+    assert sum(costs[-4:]) < 0.8 * sum(costs[:4])
+
+
+def test_machines_are_pretrained_whole_and_in_the_list_of_the_model():
+    with pytest.raises(
+        ExperimentError, match=r"modelpar is not possible: rbm layers are pretrained whole. .* --datapar"
+    ):
+        check(experiment(TEXT, "parallel.mode=modelpar"), 2, (1, 8, 8))
+    inside = experiment(TEXT.replace("{rbm: {units: 12, pretraining: {epochs: 20, lr: 0.5}}}", "{list: [rbm: 3]}"))
+    with pytest.raises(ExperimentError, match=r"x.yaml:\d+:\d+: rbm must stand in the model's own list"):
+        build_model(inside, load_data(inside, None)["train"])
