@@ -14,7 +14,7 @@ import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from types import TracebackType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from torchmn.communicators.monitor import Monitor, fate
 from torchmn.communicators.switchboard import Line, Server
@@ -47,6 +47,7 @@ def guard(world: Communicator, end_transport: Callable[[int], None]) -> None:
     watcher = Monitor(world._watch, world.size, line, end_transport)
     if os.environ.get("TORCHMN_ABORT", "1") != "0":
         _end_job_on_exception(watcher)
+        _remember_exit_status(watcher)
     else:
         watcher.notices_departures = False
     atexit.register(_leave, watcher)
@@ -99,6 +100,18 @@ def _end_job_on_exception(watcher: Monitor) -> None:
         watcher.end_job(130 if issubclass(kind, KeyboardInterrupt) else 1)
 
     sys.excepthook = hook
+
+
+def _remember_exit_status(watcher: Monitor) -> None:
+    """Let the job end with the status that this rank gives to sys.exit; Python tells it to nobody at exit."""
+    python_exit = sys.exit
+
+    def leave(status: Any = None, /) -> NoReturn:
+        # As Python has it: None is success, a number itself, anything else is printed and means 1.
+        watcher.exit_status = 0 if status is None else status & 0xFF if isinstance(status, int) else 1
+        python_exit(status)
+
+    sys.exit = leave
 
 
 def _leave(watcher: Monitor) -> None:

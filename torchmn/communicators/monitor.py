@@ -32,6 +32,7 @@ class Monitor:
         self.watch = watch
         self.size = size
         self.notices_departures = True
+        self.exit_status = 0  # what this rank's script asked for, if it called sys.exit
         self.departures: dict[int, dict[str, Any]] = {}
         self._line = line
         self._end_transport = end_transport
@@ -55,6 +56,7 @@ class Monitor:
         comms = list(self.watch.communicators)
         self._say(
             kind="left",
+            status=self.exit_status,
             collectives={comm.name: comm._collectives for comm in comms},
             pending=sorted({comm._world_ranks[dest] for comm in comms for dest in comm._undelivered()}),
         )
@@ -157,7 +159,8 @@ class Monitor:
         with self._heard:
             self._heard.wait_for(lambda: expected <= set(self._states), timeout=_PATIENCE if self._line else 0)
         sys.stderr.write("\n" + watchdog.table(self._all_states(), reason) + "\n")
-        self.end_job(STUCK_STATUS)
+        failed = [departure["status"] for departure in self.departures.values() if departure.get("status")]
+        self.end_job(failed[0] if failed else STUCK_STATUS)  # departures are in the order in which they were heard
 
     def _all_states(self) -> list[RankState]:
         """What every rank is doing; a rank that did not answer is busy in native code, or unreachable."""
@@ -170,7 +173,10 @@ class Monitor:
 
 def fate(departure: dict[str, Any]) -> str:
     """A few words on what became of a rank."""
-    how = (
-        "left (its script ended or called sys.exit)" if departure["kind"] == "left" else "was lost (killed or crashed)"
-    )
+    if departure["kind"] == "lost":
+        how = "was lost (killed or crashed)"
+    elif departure.get("status"):
+        how = f"left with status {departure['status']} (its script called sys.exit)"
+    else:
+        how = "left (its script ended or called sys.exit)"
     return f"rank {departure['rank']} {how}"
