@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from torchmn.communicators import checks, models, reductions, wire
+from torchmn.communicators import checks, models, reductions, staging, wire
 from torchmn.communicators.buffers import BLOCK_BYTES, Buffers
 from torchmn.communicators.edges import EdgeBook
 from torchmn.communicators.objects import ObjectOperations
@@ -22,6 +22,8 @@ from torchmn.communicators.topology import Topology, groups
 from torchmn.communicators.watchdog import Wait, Watch
 from torchmn.communicators.wire import Kind, Message
 from torchmn.errors import ArgumentError, PeerError, TorchMNError
+
+_ALIKE = ("dtype", "shape", "op")  # of the tensors of a reduction
 
 
 class Communicator(ObjectOperations, Buffers):
@@ -304,7 +306,15 @@ class Communicator(ObjectOperations, Buffers):
         """
         with Wait(self, "allreduce"):
             problem = checks.tensor_problem(x) or reductions.problem(x.dtype, op)
-            self._meet("allreduce", problem, ("dtype", "shape", "op"), problem or (x.dtype, x.shape, op))
+            if problem:
+                self._meet("allreduce", problem, _ALIKE)
+            said = (x.dtype, x.shape, op)
+            if 0 < x.nbytes <= self.carried_bytes and self._may_carry(x.dtype, x.nbytes):
+                carried = self._outgoing(x)
+                carried = staging.to_host(carried) if carried.is_cuda else carried
+                self._meet("allreduce", None, _ALIKE, said, carried=carried)
+                return self._reduce_carried(x, carried, op, in_place)
+            self._meet("allreduce", None, _ALIKE, said)
             return self._reduce(x, op, in_place)
 
     def reduce_scatter(self, xs: Sequence[Tensor] | Tensor, op: str = "sum") -> Tensor:
@@ -346,10 +356,12 @@ class Communicator(ObjectOperations, Buffers):
         names: tuple[str, ...] = (),
         values: Any = (),
         may_differ: Any = None,
+        carried: Tensor | None = None,
     ) -> list[Any] | None:
         """Compare this call with the other ranks' and raise on all of them if it can not work.
 
-        Returns None if all ranks said exactly the same; otherwise each rank's `may_differ`.
+        Returns None if all ranks said exactly the same; otherwise each rank's `may_differ`. A contiguous tensor of at
+        most `carried_bytes` goes to all ranks along with the comparison: see `_carried_parts`.
         """
         if self._closed:
             self._check_open(operation)
@@ -366,7 +378,7 @@ class Communicator(ObjectOperations, Buffers):
         number = -1 - self.rank if problem else checks.fingerprint((operation, values, may_differ))
         if aside is not None and not problem:
             number = aside.mixed_into(number)
-        if self._same_everywhere(number):
+        if self._same_everywhere(number) if carried is None else self._same_everywhere_carrying(number, carried):
             return None
         said = {} if problem else dict(zip(names, values, strict=True))
         statements = self._allgather_pickled(checks.state_here(operation, said, may_differ, problem, aside))

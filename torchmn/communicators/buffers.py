@@ -70,6 +70,28 @@ class Buffers(Transport):
             x.detach().copy_(total)
         return x
 
+    def _may_carry(self, dtype: torch.dtype, nbytes: int) -> bool:
+        """Whether a reduction of at most `carried_bytes` goes with the comparison; the same on ranks that agree."""
+        settings = self.settings
+        return settings.checks and nbytes <= settings.max_message_bytes and dtype in reductions.REDUCED_BY_TORCH
+
+    def _reduce_carried(self, x: Tensor, carried: Tensor, op: str, in_place: bool) -> Tensor:
+        """The agreed reduction of `x`, which went to all ranks with the agreement as `carried`."""
+        parts = self._carried_parts(carried)
+        operation = "sum" if op == "mean" else op
+        if in_place and carried.data_ptr() == x.data_ptr():
+            total = carried
+            reductions.reduce_into(total, parts, operation)
+        else:
+            total = reductions.reduce_in_order(parts, operation)
+        if op == "mean":
+            total.mul_(1 / self.size)
+        if not in_place:
+            return self._arrived(total, x)
+        if carried.data_ptr() != x.data_ptr():
+            x.detach().copy_(total)
+        return x
+
     def _reduce_(self, source: Tensor, x: Tensor, op: str, scale: float) -> None:
         """Reduce contiguous `source` into `x`, which may be the same, and scale it.
 
@@ -183,6 +205,10 @@ class _All:
     def wait(self) -> None:
         for exchange in self._exchanges:
             exchange.wait()
+
+    def wait_received(self) -> None:
+        for exchange in self._exchanges:
+            exchange.wait_received()
 
 
 def scale_(x: Tensor, scale: float) -> None:

@@ -22,8 +22,9 @@ from torch import Tensor
 from torchmn.communicators import shared_sum, wire
 from torchmn.communicators.base import Communicator
 from torchmn.communicators.buffers import scale_
+from torchmn.communicators.direct_meeting import CARRIED_BYTES, MOST_RANKS, DirectMeeting
 from torchmn.communicators.mpi_library import reads_gpu_memory
-from torchmn.communicators.outbox import SLOT_BYTES, Outbox
+from torchmn.communicators.outbox import FILLS_WHILE_READ, SLOT_BYTES, Outbox
 from torchmn.communicators.settings import Settings
 from torchmn.communicators.shared_sum import SharedSum
 from torchmn.communicators.transport import Exchange
@@ -75,7 +76,7 @@ class _Undelivered:
     """A send that has not ended: its buffers must live until it has."""
 
     dest: int
-    tag: int
+    tag: int | None  # None in an exchange
     requests: list[MPI.Request]
     buffers: Any
     slot: int | None = None  # of the outbox
@@ -85,11 +86,19 @@ class _Undelivered:
 class _Requests:
     """An exchange on its way, with the buffers that it reads and writes."""
 
-    requests: list[MPI.Request]
-    buffers: Any
+    comm: MPICommunicator
+    receives: list[MPI.Request]
+    sends: list[MPI.Request]
+    outgoing: Mapping[int, Tensor]
+    incoming: Mapping[int, Tensor]
 
     def wait(self) -> None:
-        MPI.Request.Waitall(self.requests)
+        MPI.Request.Waitall(self.receives + self.sends)
+
+    def wait_received(self) -> None:
+        MPI.Request.Waitall(self.receives)
+        for (peer, x), send in zip(self.outgoing.items(), self.sends, strict=True):
+            self.comm._keep(peer, None, [send], x)
 
 
 class MPICommunicator(Communicator):
@@ -115,6 +124,8 @@ class MPICommunicator(Communicator):
         self._outbox = outbox
         self._sent = [0] * self.size
         self._pending: list[_Undelivered] = []
+        self._meeting = DirectMeeting(self._collective) if 1 < self.size <= MOST_RANKS else None
+        self.carried_bytes = CARRIED_BYTES if self._meeting else 0
         self._number = array("q", (0, 0))
         self._number_buffer = [self._number, 2, MPI.INT64_T]
         self._shared_sum: SharedSum | None = None  # made by the first sum that is large enough
@@ -154,11 +165,16 @@ class MPICommunicator(Communicator):
         """Send through this host's shared memory; False if the receiver is elsewhere or there is no free slot."""
         if nbytes > SLOT_BYTES or not self._outbox.reaches(self._world_ranks[dest]):
             return False
-        slot = self._outbox.put(x.data_ptr(), nbytes)
+        slot = self._outbox.claim()
         if slot is None:
             return False
         header = _HEADER.pack(4 + len(tail) // 8, Kind.TENSOR, edge, _IN_OUTBOX + slot) + tail
-        request = self._p2p.Isend([header, MPI.BYTE], dest, tag)
+        if FILLS_WHILE_READ:
+            request = self._p2p.Isend([header, MPI.BYTE], dest, tag)
+            self._outbox.fill(slot, x.data_ptr(), nbytes)
+        else:
+            self._outbox.fill(slot, x.data_ptr(), nbytes)
+            request = self._p2p.Isend([header, MPI.BYTE], dest, tag)
         request.Test()
         self._pending.append(_Undelivered(dest, tag, [request], header, slot))
         return True
@@ -232,7 +248,7 @@ class MPICommunicator(Communicator):
                 return False
         return True
 
-    def _keep(self, dest: int, tag: int, requests: list[MPI.Request], buffers: Any) -> None:
+    def _keep(self, dest: int, tag: int | None, requests: list[MPI.Request], buffers: Any) -> None:
         if not MPI.Request.Testall(requests):
             self._pending.append(_Undelivered(dest, tag, requests, buffers))
 
@@ -295,16 +311,28 @@ class MPICommunicator(Communicator):
         self._start_exchange(outgoing, incoming).wait()
 
     def _start_exchange(self, outgoing: Mapping[int, Tensor], incoming: Mapping[int, Tensor]) -> Exchange:
-        requests = [self._collective.Irecv([_memory(x), MPI.BYTE], peer) for peer, x in incoming.items()]
-        requests += [self._collective.Isend([_memory(x), MPI.BYTE], peer) for peer, x in outgoing.items()]
-        return _Requests(requests, (outgoing, incoming))
+        if self._pending:
+            self._release_delivered()
+        receives = [self._collective.Irecv([_memory(x), MPI.BYTE], peer) for peer, x in incoming.items()]
+        sends = [self._collective.Isend([_memory(x), MPI.BYTE], peer) for peer, x in outgoing.items()]
+        return _Requests(self, receives, sends, outgoing, incoming)
 
     def _same_everywhere(self, number: int) -> bool:
+        if self._meeting is not None:
+            return self._meeting.agree(number, None)
         # max(n) == min(n) in one reduction: the minimum is the negated maximum of the negated numbers.
         numbers = self._number
         numbers[0], numbers[1] = number, -number
         self._collective.Allreduce(MPI.IN_PLACE, self._number_buffer, MPI.MAX)
         return numbers[0] == -numbers[1]
+
+    def _same_everywhere_carrying(self, number: int, carried: Tensor) -> bool:
+        assert self._meeting is not None
+        return self._meeting.agree(number, carried)
+
+    def _carried_parts(self, carried: Tensor) -> list[Tensor]:
+        assert self._meeting is not None
+        return self._meeting.parts(carried.dtype, carried.shape)
 
     def _barrier(self) -> None:
         self._collective.Barrier()

@@ -1,12 +1,14 @@
 """Shared memory between the ranks of a host: a sender copies a tensor into its outbox, the receiver copies it out.
 
 `send` must not wait and its caller may change the tensor at once, so one copy has to be made anyway; made here, it is
-the transfer. MPI would make another one or two.
+the transfer. MPI would make another one or two. The two copies run side by side: the sender says how far it has come.
 """
 
 from __future__ import annotations
 
 import ctypes
+import os
+import platform
 import threading
 
 from mpi4py import MPI
@@ -15,8 +17,13 @@ from torchmn.communicators.shared_memory import share
 
 SLOT_BYTES = 4 << 20
 SLOTS = 2
-_PAGE = 4096  # the first page holds one byte per slot: 0 free, 1 full
+# The first page holds a number per slot, each in a cache line of its own: 0 if it is free, else 1 and the bytes so far.
+_PAGE, _LINE = 4096, 64
 _BYTES = _PAGE + SLOTS * SLOT_BYTES
+# Other processors may show a number to the receiver before the bytes that it speaks of: there, a slot is filled first.
+FILLS_WHILE_READ = platform.machine() in ("x86_64", "AMD64")
+_STEP_BYTES = 128 << 10 if FILLS_WHILE_READ else SLOT_BYTES
+_SPINS = 200
 
 
 class Outbox:
@@ -24,38 +31,60 @@ class Outbox:
 
     def __init__(self, world: MPI.Comm):
         self._lock = threading.Lock()
-        self._rank = world.rank
         host = world.Split_type(MPI.COMM_TYPE_SHARED)
         self._maps = share(host, _BYTES) if host.size > 1 else {}
         ranks = host.group.Translate_ranks(list(range(host.size)), world.group)
         host.Free()
-        self._addresses = {
-            ranks[local]: ctypes.addressof(ctypes.c_char.from_buffer(memory)) for local, memory in self._maps.items()
+        self._slots = {
+            ranks[local]: _slots_at(ctypes.addressof(ctypes.c_char.from_buffer(memory)))
+            for local, memory in self._maps.items()
         }
+        self._mine = self._slots.get(world.rank, [])
 
     def reaches(self, rank: int) -> bool:
         """Whether that rank of the world can read this outbox."""
-        return rank in self._addresses
+        return rank in self._slots
 
-    def put(self, address: int, nbytes: int) -> int | None:
-        """Copy memory into a free slot; None if all are full."""
-        mine = self._addresses[self._rank]
+    def claim(self) -> int | None:
+        """A free slot, which now is not; None if all are full."""
         with self._lock:
-            for slot in range(SLOTS):
-                if self.is_free(slot):
-                    ctypes.c_uint8.from_address(mine + slot).value = 1
-                    break
-            else:
-                return None
-        ctypes.memmove(mine + _PAGE + slot * SLOT_BYTES, address, nbytes)
-        return slot
+            for slot, (filled, _) in enumerate(self._mine):
+                if filled.value == 0:
+                    filled.value = 1
+                    return slot
+        return None
+
+    def fill(self, slot: int, address: int, nbytes: int) -> None:
+        """Copy memory into a slot that was claimed; the receiver may be reading already."""
+        filled, room = self._mine[slot]
+        for start in range(0, nbytes, _STEP_BYTES):
+            end = min(start + _STEP_BYTES, nbytes)
+            ctypes.memmove(room + start, address + start, end - start)
+            filled.value = 1 + end
 
     def is_free(self, slot: int) -> bool:
         """Whether the receiver has taken what was in the slot."""
-        return ctypes.c_uint8.from_address(self._addresses[self._rank] + slot).value == 0
+        return self._mine[slot][0].value == 0
 
     def take(self, source: int, slot: int, address: int, nbytes: int) -> None:
-        """Copy what `source`, a rank of the world, has put into its slot, and free it."""
-        theirs = self._addresses[source]
-        ctypes.memmove(address, theirs + _PAGE + slot * SLOT_BYTES, nbytes)
-        ctypes.c_uint8.from_address(theirs + slot).value = 0
+        """Copy what `source`, a rank of the world, puts into its slot, as it comes, and free the slot."""
+        filled, room = self._slots[source][slot]
+        taken = spins = 0
+        while taken < nbytes:
+            end = filled.value - 1
+            if end > taken:
+                ctypes.memmove(address + taken, room + taken, end - taken)
+                taken = end
+                continue
+            spins += 1
+            if spins > _SPINS:  # the sender may need this very core
+                os.sched_yield()
+        filled.value = 0
+
+
+def _slots_at(address: int) -> list[tuple[ctypes.c_uint64, int]]:
+    """Per slot of the outbox that begins there: its number, and where its room begins."""
+    return [
+        (ctypes.c_uint64.from_address(address + slot * _LINE), address + _PAGE + slot * SLOT_BYTES)
+        for slot in range(SLOTS)
+    ]

@@ -26,6 +26,9 @@ def _widest(dtype: torch.dtype) -> torch.dtype:
 _ACCUMULATORS = {dtype: _widest(dtype) for dtype in wire.DTYPE_CODES}
 # torch stores these but hardly computes with them; NumPy does.
 _THROUGH_NUMPY = {torch.uint16, torch.uint32, torch.uint64}
+REDUCED_BY_TORCH = {dtype for dtype in wire.DTYPE_CODES if _ACCUMULATORS[dtype] == dtype} - _THROUGH_NUMPY
+"""Dtypes that torch reduces as they are."""
+_COMBINE = {"sum": torch.add, "prod": torch.mul, "max": torch.maximum, "min": torch.minimum}
 
 
 def accumulator(dtype: torch.dtype) -> torch.dtype:
@@ -55,11 +58,21 @@ def reduce_in_order(parts: Sequence[Tensor], op: str) -> Tensor:
     """`parts[0] op parts[1] op ...` as a new tensor, for an accumulating operation (not mean)."""
     if parts[0].dtype in _THROUGH_NUMPY:
         return _reduce_through_numpy(parts, op)
-    combine = {"sum": torch.add, "prod": torch.mul, "max": torch.maximum, "min": torch.minimum}[op]
-    total = parts[0].clone()
-    for part in parts[1:]:
+    combine = _COMBINE[op]
+    if len(parts) == 1:
+        return parts[0].clone()
+    total = combine(parts[0], parts[1])
+    for part in parts[2:]:
         combine(total, part, out=total)
     return total
+
+
+def reduce_into(x: Tensor, parts: Sequence[Tensor], op: str) -> None:
+    """Write `parts[0] op parts[1] op ...` into `x`, of the same dtype and shape, which is none of them."""
+    combine = _COMBINE[op]
+    combine(parts[0], parts[1], out=x)
+    for part in parts[2:]:
+        combine(x, part, out=x)
 
 
 def _reduce_through_numpy(parts: Sequence[Tensor], op: str) -> Tensor:

@@ -1,7 +1,7 @@
 """The sum over the ranks of one host, through memory that they share.
 
-Each rank lays its numbers open, adds up and scales its part of everybody's, and copies the other parts back. An MPI
-library does the same with more copies, and with fresh memory for every call.
+Each rank lays open what the others add up, adds up and scales its own part of everybody's, and copies the other parts
+back. An MPI library does the same with more copies, and with fresh memory for every call.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from torch import Tensor
 from torchmn.communicators.shared_memory import share
 
 CHUNK_BYTES = 2 << 20
+_KEPT_VIEWS = 1000
 DTYPES = {
     *(torch.float32, torch.float64, torch.complex64, torch.complex128),
     *(torch.int8, torch.int16, torch.int32, torch.int64, torch.uint8),
@@ -29,6 +30,7 @@ class SharedSum:
         # The tensors keep the maps alive.
         maps = share(comm, 2 * CHUNK_BYTES)
         self._stages = [torch.frombuffer(maps[rank], dtype=torch.uint8) for rank in range(len(maps))]
+        self._views: dict[tuple[int, torch.dtype, int], list[tuple[Tensor, ...]]] = {}
 
     @property
     def works(self) -> bool:
@@ -42,22 +44,33 @@ class SharedSum:
             self._sum_chunk(given, chunk, scale)
 
     def _sum_chunk(self, given: Tensor, chunk: Tensor, scale: float) -> None:
-        start = self._turn * CHUNK_BYTES
+        stages = self._parts_of_stages(chunk.dtype, len(chunk))
         self._turn = 1 - self._turn
-        views = [stage[start : start + chunk.nbytes].view(chunk.dtype) for stage in self._stages]
-        stages = [view.tensor_split(len(views)) for view in views]  # [rank][part]
-        parts = chunk.tensor_split(len(views))
-        me = self._comm.rank
-        others = [rank for rank in range(len(views)) if rank != me]
-        views[me].copy_(given)
+        size, me = len(stages), self._comm.rank
+        mine, totals = given.tensor_split(size), chunk.tensor_split(size)
+        others = [rank for rank in range(size) if rank != me]
+        for rank in others:  # each rank adds up its own part, so nobody needs mine of that
+            stages[me][rank].copy_(mine[rank])
         self._comm.Barrier()
-        mine = parts[me]
-        torch.add(stages[me][me], stages[others[0]][me], out=mine)
+        total = totals[me]
+        torch.add(mine[me], stages[others[0]][me], out=total)
         for rank in others[1:]:
-            mine.add_(stages[rank][me])
+            total.add_(stages[rank][me])
         if scale != 1.0:
-            mine.mul_(scale)
-        stages[me][me].copy_(mine)
+            total.mul_(scale)
+        stages[me][me].copy_(total)
         self._comm.Barrier()
         for rank in others:
-            parts[rank].copy_(stages[rank][rank])
+            totals[rank].copy_(stages[rank][rank])
+
+    def _parts_of_stages(self, dtype: torch.dtype, length: int) -> list[tuple[Tensor, ...]]:
+        """[rank][part] of the stages whose turn it is."""
+        views = self._views.get((self._turn, dtype, length))
+        if views is None:
+            if len(self._views) >= _KEPT_VIEWS:
+                self._views.clear()
+            start = self._turn * CHUNK_BYTES
+            end = start + length * dtype.itemsize
+            views = [stage[start:end].view(dtype).tensor_split(len(self._stages)) for stage in self._stages]
+            self._views[self._turn, dtype, length] = views
+        return views

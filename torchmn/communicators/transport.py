@@ -25,9 +25,17 @@ class Exchange(Protocol):
     def wait(self) -> None:
         """Return when all have been sent and filled."""
 
+    def wait_received(self) -> None:
+        """Return when all are filled; those that were sent may still be read, and must never change again.
+
+        So a rank waits for what it needs, and not for slower ones to take what they need.
+        """
+
 
 class _Done:
     def wait(self) -> None: ...
+
+    def wait_received(self) -> None: ...
 
 
 DONE = _Done()
@@ -44,6 +52,7 @@ class Transport(ABC):
     tells_arrivals = True  # whether `_has_arrived` sees what has come and was not taken
     reads_gpu_memory = False  # else GPU tensors are staged through the host
     ranks_share_a_process = False  # then they share torch's random generator, too
+    carried_bytes = 0  # a tensor of so many bytes may travel with the number that ranks compare
 
     def _send_at_once(self, x: Tensor, dest: int, tag: int, edge: int = 0, wants_gradient: bool = False) -> bool:
         """Send a tensor by a shorter way than `_post`, if the transport has one and it fits; False if not."""
@@ -76,6 +85,14 @@ class Transport(ABC):
     @abstractmethod
     def _same_everywhere(self, number: int) -> bool:
         """Whether every rank passed the same 64-bit number."""
+
+    def _same_everywhere_carrying(self, number: int, carried: Tensor) -> bool:
+        """`_same_everywhere`, with a contiguous tensor of at most `carried_bytes` that goes to every rank."""
+        raise NotImplementedError
+
+    def _carried_parts(self, carried: Tensor) -> list[Tensor]:
+        """All ranks' tensors, in rank order, that came with the number; valid until the next comparison."""
+        raise NotImplementedError
 
     @abstractmethod
     def _barrier(self) -> None: ...

@@ -1,0 +1,63 @@
+"""A meeting of a few ranks: each tells every other one a number and, beside it, a small tensor, in one message.
+
+With two ranks that is the least that a reduction can cost, and the comparison of arguments comes for free. Messages
+may be of different lengths: ranks that are not in the same operation hear each other's numbers all the same.
+"""
+
+from __future__ import annotations
+
+import ctypes
+
+import torch
+from mpi4py import MPI
+from torch import Tensor
+
+MOST_RANKS = 4  # every rank writes to every other one: with more of them, a tree of messages is faster
+CARRIED_BYTES = 8 << 10
+_START = 16  # the number, and room so that the tensor behind it is aligned
+_TAG = 1  # exchanges of buffers between the same ranks have 0
+_KEPT_VIEWS = 1000
+
+
+class DirectMeeting:
+    """The buffers in which one rank of a communicator speaks and hears. No other messages there may have its tag."""
+
+    def __init__(self, comm: MPI.Comm):
+        self._comm = comm
+        self._others = [rank for rank in range(comm.size) if rank != comm.rank]
+        buffers = [torch.zeros(_START + CARRIED_BYTES, dtype=torch.uint8) for _ in range(comm.size)]
+        self._buffers = buffers
+        self._numbers = [buffer.view(torch.int64).numpy().data for buffer in buffers]
+        self._specs = [[MPI.memory.fromaddress(b.data_ptr(), b.nbytes), b.nbytes, MPI.BYTE] for b in buffers]
+        self._address = buffers[comm.rank].data_ptr() + _START
+        self._views: dict[tuple[torch.dtype, torch.Size], list[Tensor]] = {}
+
+    def agree(self, number: int, carried: Tensor | None) -> bool:
+        """Whether all ranks passed this number; their tensors then are in `parts`. `carried` is contiguous."""
+        comm = self._comm
+        memory, _, byte = spec = self._specs[comm.rank]
+        self._numbers[comm.rank][0] = number
+        if carried is None:
+            spec = [memory, _START, byte]
+        else:
+            ctypes.memmove(self._address, carried.data_ptr(), carried.nbytes)
+            spec = [memory, _START + carried.nbytes, byte]
+        if len(self._others) == 1:
+            peer = self._others[0]
+            comm.Sendrecv(spec, peer, _TAG, self._specs[peer], peer, _TAG)
+            return self._numbers[peer][0] == number
+        requests = [comm.Irecv(self._specs[peer], peer, _TAG) for peer in self._others]
+        requests += [comm.Isend(spec, peer, _TAG) for peer in self._others]
+        MPI.Request.Waitall(requests)
+        return all(self._numbers[peer][0] == number for peer in self._others)
+
+    def parts(self, dtype: torch.dtype, shape: torch.Size) -> list[Tensor]:
+        """What the ranks carried to the last meeting, in rank order; it is overwritten by the next."""
+        views = self._views.get((dtype, shape))
+        if views is None:
+            if len(self._views) >= _KEPT_VIEWS:
+                self._views.clear()  # shapes that never repeat must not fill the memory
+            end = _START + shape.numel() * dtype.itemsize
+            views = [buffer[_START:end].view(dtype).view(shape) for buffer in self._buffers]
+            self._views[dtype, shape] = views
+        return views
