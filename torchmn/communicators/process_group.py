@@ -309,6 +309,9 @@ class _Works:
         for work in self._works:
             self._comm._finish(work)
 
+    def wait_received(self) -> None:
+        self.wait()
+
 
 def _nccl(store: dist.Store, rank: int, size: int) -> Any:
     options = dist.ProcessGroupNCCL.Options()  # type: ignore[attr-defined]

@@ -225,6 +225,9 @@ class _Arrivals:
             x.copy_(self._comm._get(peer, ticket))
             del self._comm._meeting.mail[self._comm.rank, peer, ticket]  # it will not be asked for again
 
+    def wait_received(self) -> None:
+        self.wait()
+
 
 def run_threads(
     fn: Callable[[Communicator], Result],

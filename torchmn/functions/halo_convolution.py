@@ -1,9 +1,9 @@
 """halo_convolution: a convolution of an image in tiles, without a second copy of the tile.
 
-A convolution is linear: with the tile in zeros, and then the halos in zeros, it gives two outputs whose sum is the
-output of both together. The first needs no halo, so it is computed while the halos travel, straight from the tile with
-torch's own zero padding; the second differs from zero only along the borders, so it is computed there only. Backward
-does the same: the borders' gradients travel while the tile's is computed.
+A convolution is linear: with the tile in zeros, and then each halo in zeros, it gives outputs whose sum is the output
+of all together. The first needs no halo, so it is computed while the halos travel, straight from the tile with torch's
+own zero padding; the others differ from zero only along the borders, so they are computed there only. Backward does the
+same: the halos' gradients travel while the tile's is computed.
 
 Where torch's padding, which is the same at both ends, can not stand for the zeros around a tile, the halos and the
 tile are put together in one buffer instead. It is not kept for backward, which makes it again.
@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from torchmn.communicators.base import Communicator
-from torchmn.functions.halo_borders import Borders, borders_of
+from torchmn.functions.halo_borders import Borders, Reach, borders_of
 from torchmn.functions.halo_exchange import (
     HaloGathering,
     HaloGradients,
@@ -87,9 +87,12 @@ class _HaloConvolution(torch.autograd.Function):
             kept = [block for _, block in received]
         else:
             y = _convolution(x, weight, bias, settings, borders.padding)
-            kept = borders.strips(x, gathering.received())
-            for strip, outputs in zip(kept, borders.outputs, strict=True):
-                y[outputs].add_(_convolution(strip, weight, None, settings))
+            kept = []
+            for reach, (_, block) in zip(borders.reaches, gathering.received(), strict=True):
+                if reach is not None:
+                    strip = reach.strip(block)
+                    _add_outputs(y, reach, strip, weight, settings.groups)
+                    kept.append(strip)
         ctx.save_for_backward(x, weight, bias, *kept)
         ctx.plan, ctx.comm, ctx.settings, ctx.borders = plan, comm, settings, borders
         return y
@@ -109,20 +112,41 @@ class _HaloConvolution(torch.autograd.Function):
 
 def _backward_at_borders(ctx: Any, g: Tensor, x: Tensor, weight: Tensor, wanted: Any, kept: list[Tensor]) -> list[Any]:
     borders: Borders = ctx.borders
-    of_strips, of_weight = [], []
-    for strip, outputs in zip(kept, borders.outputs, strict=True):
-        strip_gradient, weight_gradient, _ = _gradients(g[outputs], strip, weight, ctx.settings, (*wanted[:2], False))
-        of_strips.append(strip_gradient)
-        of_weight.append(weight_gradient)
-    halos = HaloGradients(borders.blocks(x, of_strips), x, ctx.plan, ctx.comm) if wanted[0] else None
+    halos = None
+    if wanted[0]:
+        blocks = [
+            None if reach is None else _halo_gradient(g, reach, weight, ctx.settings.groups)
+            for reach in borders.reaches
+        ]
+        halos = HaloGradients(borders.by_peer(blocks, x), x, ctx.plan, ctx.comm)
     found = _gradients(g, x, weight, ctx.settings, wanted, borders.padding)
     if wanted[1]:
-        for share in of_weight:
-            found[1].add_(share)
+        reaches = [reach for reach in borders.reaches if reach is not None]
+        for reach, strip in zip(reaches, kept, strict=True):
+            _add_weight_gradient(found[1], g, reach, strip, ctx.settings.groups)
     if halos is not None:
         for box, block in halos.received():
             found[0][box.source_slices].add_(block)
     return found
+
+
+def _add_outputs(y: Tensor, reach: Reach, strip: Tensor, weight: Tensor, groups: int) -> None:
+    """Add to the outputs what a halo gives to them."""
+    outputs = torch.matmul(reach.kernel(weight, groups), reach.columns(strip, groups))
+    y[reach.outputs].add_(outputs.view(*y.shape[:2], *reach.output_shape))
+
+
+def _halo_gradient(g: Tensor, reach: Reach, weight: Tensor, groups: int) -> Tensor:
+    """The gradient of a halo: (batch, channel, *its image dims)."""
+    columns = torch.matmul(reach.kernel(weight, groups).transpose(1, 2), reach.output_gradient(g, groups))
+    return reach.block(reach.folded(columns, weight.shape[1] * groups))
+
+
+def _add_weight_gradient(total: Tensor, g: Tensor, reach: Reach, strip: Tensor, groups: int) -> None:
+    """Add to the weight's gradient what a halo gives to it."""
+    columns = reach.columns(strip, groups).transpose(2, 3)
+    share = torch.matmul(reach.output_gradient(g, groups), columns).sum(0)
+    total[reach.taps].add_(share.view(*total.shape[:2], *reach.tap_shape))
 
 
 def _backward_in_buffer(ctx: Any, g: Tensor, x: Tensor, weight: Tensor, wanted: Any, kept: list[Tensor]) -> list[Any]:

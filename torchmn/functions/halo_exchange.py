@@ -63,7 +63,7 @@ class HaloGathering:
     def __init__(self, x: Tensor, plan: HaloPlan, comm: Communicator, fill: float, wants_gradient: bool):
         self._x, self._plan, self._fill = x, plan, fill
         blocks = {peer: [x[box.source_slices] for box in boxes] for peer, boxes in plan.sends.items()}
-        self._messages = HaloMessages(comm, plan, GATHER, blocks, plan.receives, x, wants_gradient)
+        self._messages = HaloMessages(comm, plan, GATHER, blocks, x, wants_gradient)
 
     def received(self) -> list[tuple[BoxCopy, Tensor]]:
         """The boxes that came from neighbours, each with its block of shape (*leading, *box.target_shape)."""
@@ -97,7 +97,7 @@ class HaloGradients:
         wants_gradient: bool = False,
     ):
         self._plan = plan
-        self._messages = HaloMessages(comm, plan, SCATTER_ADD, blocks, plan.sends, like, wants_gradient)
+        self._messages = HaloMessages(comm, plan, SCATTER_ADD, blocks, like, wants_gradient)
 
     def received(self) -> list[tuple[BoxCopy, Tensor]]:
         """The boxes of this rank's part that neighbours had, each with its gradient: (*leading, *box.source_shape)."""

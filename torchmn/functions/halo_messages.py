@@ -6,9 +6,12 @@ batches or dtypes differ get an error instead of each other's numbers.
 
 from __future__ import annotations
 
+import ctypes
+import struct
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from math import prod
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -18,28 +21,68 @@ from torchmn.communicators.base import Communicator
 from torchmn.communicators.transport import DONE, Exchange
 from torchmn.communicators.watchdog import Wait
 from torchmn.errors import ArgumentError, MismatchError
-from torchmn.geometry import BoxCopy, DimPlan, HaloPlan
+from torchmn.geometry import BoxCopy, HaloPlan
 
 GATHER, SCATTER_ADD = 0, 1
 _OPERATIONS = ("halo_exchange", "the backward of halo_exchange")
-_HEADER_BYTES = 48  # five integers; then the elements begin at a multiple of 16 bytes, as torch wants to view them
+_HEADER = struct.Struct(
+    "=6q"
+)  # 48 bytes: the elements behind it begin at a multiple of 16, as torch wants to view them
 
-Boxes = Mapping[int, Sequence[BoxCopy]]
+
+class _View(NamedTuple):
+    """Where a block lies in a message, seen as elements."""
+
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    offset: int
+
+    def of(self, message: Tensor) -> Tensor:
+        return message.as_strided(self.shape, self.strides, self.offset)
+
+
+class _Letter(NamedTuple):
+    """A message to or from a peer: its size, and where its blocks lie."""
+
+    nbytes: int
+    views: tuple[_View, ...]
+
+
+class _Route(NamedTuple):
+    """All messages of an exchange of one plan and one kind of tensor: worked out once, for all steps."""
+
+    header: bytes  # the same on all ranks that are in the same exchange
+    outgoing: dict[int, _Letter]
+    incoming: dict[int, _Letter]
+    largest: int
 
 
 @lru_cache(maxsize=4096)
-def _header(dims: tuple[DimPlan, ...], direction: int, dtype: torch.dtype, leading: int, gradient: bool) -> Tensor:
-    """What a message begins with: the same bytes on all ranks that are in the same exchange."""
-    plan = checks.fingerprint(("halo plan", str(dims)))
-    words = [plan, direction, wire.DTYPE_CODES[dtype], leading, int(gradient), 0]
-    return torch.tensor(words).view(torch.uint8)
+def _route(
+    plan: HaloPlan, direction: int, dtype: torch.dtype, leading: tuple[int, ...], wants_gradient: bool
+) -> _Route:
+    number = checks.fingerprint(("halo plan", str(plan.dims)))
+    header = _HEADER.pack(number, direction, wire.DTYPE_CODES[dtype], prod(leading), int(wants_gradient), 0)
+    there, back = (plan.sends, plan.receives) if direction == GATHER else (plan.receives, plan.sends)
+    outgoing = {peer: _letter(boxes, leading, dtype.itemsize) for peer, boxes in there.items()}
+    incoming = {peer: _letter(boxes, leading, dtype.itemsize) for peer, boxes in back.items()}
+    largest = max((letter.nbytes for letter in (*outgoing.values(), *incoming.values())), default=0)
+    return _Route(header, outgoing, incoming, largest)
+
+
+def _letter(boxes: Sequence[BoxCopy], leading: tuple[int, ...], itemsize: int) -> _Letter:
+    views, at = [], _HEADER.size // itemsize
+    for box in boxes:
+        shape = (*leading, *box.source_shape)
+        views.append(_View(shape, tuple(prod(shape[dim + 1 :]) for dim in range(len(shape))), at))
+        at += prod(shape)
+    return _Letter(at * itemsize, tuple(views))
 
 
 class HaloMessages:
     """The messages of one exchange: packed and started when it is made, waited for and unpacked by `arrived`.
 
-    blocks: per peer, the tensors to send, one per box
-    incoming: per peer, the boxes whose blocks come from it
+    blocks: per peer, the tensors to send, one per box: those that the plan sends, in backward those that it receives
     like: its dtype, device and leading dims, those in front of the planned ones, are the messages'
     """
 
@@ -49,29 +92,30 @@ class HaloMessages:
         plan: HaloPlan,
         direction: int,
         blocks: Mapping[int, Sequence[Tensor]],
-        incoming: Boxes,
         like: Tensor,
         wants_gradient: bool,
     ):
         self._comm = comm
         self._operation = _OPERATIONS[direction]
-        self._incoming = incoming
         self._like = like
-        self._leading = tuple(like.shape[: like.dim() - len(plan.dims)])
         self._exchange: Exchange = DONE
         self._rooms: dict[int, Tensor] = {}
         if not plan.anyone_exchanges:
             return
         comm._check_open(self._operation)
         comm._collectives += 1  # all ranks count this exchange: the watchdog tells by it who has not come
-        leading = prod(self._leading)
-        self._header = _header(plan.dims, direction, like.dtype, leading, wants_gradient)
-        messages = {peer: self._packed(parts) for peer, parts in blocks.items()}
-        for peer, boxes in incoming.items():
-            nbytes = _HEADER_BYTES + leading * like.element_size() * sum(box.elements for box in boxes)
-            self._rooms[peer] = comm._room((nbytes,), wire.TensorSpec(torch.uint8, (nbytes,), like.is_cuda))
+        leading = tuple(like.shape[: like.dim() - len(plan.dims)])
+        self._route = route = _route(plan, direction, like.dtype, leading, wants_gradient)
+        messages = {peer: self._packed(letter, blocks[peer]) for peer, letter in route.outgoing.items()}
+        for peer, letter in route.incoming.items():
+            spec = wire.TensorSpec(torch.uint8, (letter.nbytes,), like.is_cuda)
+            self._rooms[peer] = comm._room(spec.shape, spec)
+        # Most messages are small enough to travel whole.
+        start = comm._start_exchange
+        if route.largest > comm.settings.max_message_bytes:
+            start = comm._start_exchange_pieces
         with Wait(comm, self._operation):
-            self._exchange = comm._start_exchange_pieces(messages, self._rooms)
+            self._exchange = start(messages, self._rooms)
 
     def arrived(self) -> dict[int, list[Tensor]]:
         """Per peer, the blocks of its boxes, each (*leading, *source shape): wait for them."""
@@ -79,48 +123,40 @@ class HaloMessages:
             return {}
         only = next(iter(self._rooms)) if len(self._rooms) == 1 else None
         with Wait(self._comm, self._operation, only):
-            self._exchange.wait()
+            self._exchange.wait_received()  # nobody else holds the messages that were sent
         self._exchange = DONE
         return {peer: self._unpacked(peer, self._comm._arrived(room, self._like)) for peer, room in self._rooms.items()}
 
-    def _packed(self, blocks: Sequence[Tensor]) -> Tensor:
+    def _packed(self, letter: _Letter, blocks: Sequence[Tensor]) -> Tensor:
         like = self._like
-        elements = sum(block.numel() for block in blocks)
-        nbytes = _HEADER_BYTES + elements * like.element_size()
-        message = torch.empty(nbytes, dtype=torch.uint8, device=like.device)
+        message = torch.empty(letter.nbytes, dtype=torch.uint8, device=like.device)
         if not like.is_cuda:
-            message[:_HEADER_BYTES] = self._header
-        payload = message[_HEADER_BYTES:].view(like.dtype)
-        at = 0
-        for block in blocks:
-            payload[at : at + block.numel()].view(block.shape).copy_(block)
-            at += block.numel()
+            ctypes.memmove(message.data_ptr(), self._route.header, _HEADER.size)
+        elements = message.view(like.dtype)
+        for view, block in zip(letter.views, blocks, strict=True):
+            view.of(elements).copy_(block)
         return self._comm._outgoing(message)
 
     def _unpacked(self, peer: int, message: Tensor) -> list[Tensor]:
         if not message.is_cuda:  # on a GPU a look at the header would wait for the device
-            self._check(peer, message[:_HEADER_BYTES])
-        payload = message[_HEADER_BYTES:].view(self._like.dtype)
-        blocks, at = [], 0
-        for box in self._incoming[peer]:
-            shape = (*self._leading, *box.source_shape)
-            blocks.append(payload[at : at + prod(shape)].view(shape))
-            at += prod(shape)
-        return blocks
+            self._check(peer, ctypes.string_at(message.data_ptr(), _HEADER.size))
+        elements = message.view(self._like.dtype)
+        return [view.of(elements) for view in self._route.incoming[peer].views]
 
-    def _check(self, peer: int, got: Tensor) -> None:
-        if torch.equal(got, self._header):
+    def _check(self, peer: int, got: bytes) -> None:
+        expected = self._route.header
+        if got == expected:
             return
         comm = self._comm
         raise MismatchError(
             f"rank {comm.rank} of {comm.size}: {self._operation}: rank {peer} is in another exchange: "
-            f"expected {_described(self._header)}, got {_described(got)}. All ranks must make the same exchanges in "
+            f"expected {_described(expected)}, got {_described(got)}. All ranks must make the same exchanges in "
             "the same order, with the same plan, batch, channels and dtype, and all or none with requires_grad."
         )
 
 
-def _described(header: Tensor) -> str:
-    plan, direction, dtype, leading, wants_gradient, _ = header.view(torch.int64).tolist()
+def _described(header: bytes) -> str:
+    plan, direction, dtype, leading, wants_gradient, _ = _HEADER.unpack(header)
     if not (0 <= direction < len(_OPERATIONS) and 0 <= dtype < len(wire.DTYPES)):
         return "something else"
     gradient = ", with a gradient" if wants_gradient else ""
