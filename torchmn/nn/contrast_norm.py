@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import torch
@@ -12,10 +10,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from torchmn.errors import ArgumentError, nearest
-from torchmn.geometry import Window
+from torchmn.geometry import Interval
+from torchmn.nn.contrast_region import Normalisation, normalised
 from torchmn.nn.pair import Size, count, odd_pair
-from torchmn.nn.parts.exchange import fetch, nothing, plans_for_windows
-from torchmn.nn.parts.layout import Layout
+from torchmn.nn.parts.exchange import fetch, nothing, plans_for_needs
 from torchmn.nn.parts.moving import whole
 from torchmn.nn.parts.part import Part, local, wrap
 from torchmn.nn.plain_tensors import plain_tensors
@@ -66,7 +64,11 @@ class LocalContrastNorm2d(nn.Module):
         self.threshold = 0.0 if threshold is None else float(threshold)
         window = None
         if kind == "subtractive-divisive":
-            window = gaussian_window(self.kernel, self.maps).to(device, dtype or torch.get_default_dtype())
+            window = gaussian_window(self.kernel, self.maps)
+            # A round Gaussian is the product of one along height and one along width.
+            rows, columns = window[0, 0].sum(1), window[0, 0].sum(0)
+            self._weights = tuple(rows.tolist()), tuple((columns / columns.sum()).tolist())
+            window = window.to(device, dtype or torch.get_default_dtype())
         # Not in the state dict: it follows from the arguments.
         self.register_buffer("gaussian", window, persistent=False)
 
@@ -82,32 +84,27 @@ class LocalContrastNorm2d(nn.Module):
             x = whole(x)  # its maps are cut
         if isinstance(x, Part):
             with plain_tensors():
-                return wrap(self._subtract_and_divide(local(x), partial(self._blurred_part, x.layout_)), x.layout_)
-        return self._subtract_and_divide(x, self._blurred)
+                return self._normalised_part(x)
+        size = x.shape[2], x.shape[3]
+        return normalised(x, self.region(size, (Interval(0, size[0]), Interval(0, size[1]))))
 
-    def _subtract_and_divide(self, x: Tensor, blurred: Callable[[Tensor], Tensor]) -> Tensor:
-        # The window is the same for all maps: summed first, there is one map to blur, and one whose halo travels.
-        centred = x - blurred(x.sum(1, keepdim=True))
-        variance = blurred((centred * centred).sum(1, keepdim=True))
-        flat = variance <= self.threshold**2
-        return centred * torch.rsqrt(torch.where(flat, 1.0, variance))
+    def region(self, size: tuple[int, int], outputs: tuple[Interval, Interval]) -> Normalisation:
+        """What a box of the normalised image takes, of images of `size`."""
+        return Normalisation.of(size, outputs, self._weights, self.threshold)
 
-    def _blurred(self, total: Tensor) -> Tensor:
-        """The Gaussian mean around each pixel of one map: (batch, 1, height, width), as large as `total`."""
-        return F.conv2d(total, self._gaussian(), padding=self._middle())
+    def _normalised_part(self, x: Part) -> Part:
+        """This rank's part. One exchange of a halo that is wide enough for mean and variance."""
+        layout = x.layout_
+        size = layout.shape[2], layout.shape[3]
+        around = [2 * (kernel // 2) for kernel in self.kernel]
 
-    def _blurred_part(self, layout: Layout, total: Tensor) -> Tensor:
-        """This rank's part of it, from its part of `total`, the sum over maps of an image with `layout`."""
-        one_map = layout.with_dims((layout.shape[0], 1, *layout.shape[2:]), layout.cuts)
-        windows = [Window(kernel, padding=(kernel // 2, kernel // 2)) for kernel in self.kernel]
-        buffer = fetch(wrap(total, one_map), plans_for_windows(one_map, windows))
-        if 0 in total.shape:
-            return nothing(total.shape, buffer)
-        return F.conv2d(buffer, self._gaussian())
+        def needed(dim: int, mine: Interval) -> Interval:
+            return Interval(max(0, mine.start - around[dim]), min(size[dim], mine.stop + around[dim]))
 
-    def _gaussian(self) -> Tensor:
-        assert self.gaussian is not None
-        return self.gaussian
+        buffer = fetch(x, plans_for_needs(layout, size, needed))
+        if 0 in local(x).shape:
+            return wrap(nothing(local(x).shape, buffer), layout)
+        return wrap(normalised(buffer, self.region(size, (layout.interval(2), layout.interval(3)))), layout)
 
     def _responses(self, x: Tensor) -> Tensor:
         middle = self._middle()

@@ -9,11 +9,12 @@ from torch import Tensor
 
 from torchmn.errors import ArgumentError
 from torchmn.geometry import Window
+from torchmn.nn.batch_last import from_planes, planes, planes_as
 from torchmn.nn.halo_layer import HaloLayer
 from torchmn.nn.pair import Size, pair
 from torchmn.nn.parts.part import Part
 from torchmn.nn.plain_tensors import plain_tensors
-from torchmn.nn.window_sums import window_sums
+from torchmn.nn.window_sums import Windows, spread_over_windows, window_sums
 
 
 class L2Pool2d(HaloLayer):
@@ -54,8 +55,7 @@ class L2Pool2d(HaloLayer):
             raise ArgumentError(
                 f"L2Pool2d: the image, {tuple(x.shape[-2:])} with padding, is smaller than the kernel {self.kernel}"
             )
-        squares = window_sums(x * x, self.kernel, self.stride)
-        return root(squares + self.eps if self.eps else squares)
+        return pooled(x, Windows((x.shape[-2], x.shape[-1]), self.kernel, self.stride), self.eps)
 
     def extra_repr(self) -> str:
         text = f"kernel={self.kernel}, stride={self.stride}"
@@ -63,19 +63,24 @@ class L2Pool2d(HaloLayer):
         return text + (f", padding={self.padding}" if self.padding != (0, 0) else "")
 
 
-def root(x: Tensor) -> Tensor:
-    """The square root, with the gradient 0 where it is 0: right for sums of squares, whose own slope is 0 there."""
-    return _Root.apply(x)  # type: ignore[return-value]
+def pooled(x: Tensor, windows: Windows, eps: float = 0.0) -> Tensor:
+    """The square root of `eps` plus the sum of squares of each window: (batch, map, height, width), as is `x`."""
+    return _Pool.apply(x, windows, eps)  # type: ignore[return-value]
 
 
-class _Root(torch.autograd.Function):
+class _Pool(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor) -> Tensor:
-        y = torch.sqrt(x)
-        ctx.save_for_backward(y)
+    def forward(ctx: Any, x: Tensor, windows: Windows, eps: float) -> Tensor:
+        ctx.windows = windows
+        image = planes(x)
+        squares = window_sums(image * image, windows)
+        y = from_planes((squares.add_(eps) if eps else squares).sqrt_(), x)
+        ctx.save_for_backward(x, y)
         return y
 
     @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> Tensor:
-        (y,) = ctx.saved_tensors
-        return gradients[0] / torch.where(y == 0, torch.inf, 2 * y)
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:
+        x, y = ctx.saved_tensors
+        # Where a sum of squares is 0, its own slope is.
+        slopes = planes_as(gradients[0], x) / planes_as(y.masked_fill(y == 0, torch.inf), x)
+        return from_planes(planes(x) * spread_over_windows(slopes, ctx.windows), x), None, None

@@ -9,10 +9,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from torchmn.errors import ArgumentError
+from torchmn.nn.batch_last import batch_last, in_order_of
 from torchmn.nn.pair import Size, count, pair
 from torchmn.nn.parts.moving import whole
 from torchmn.nn.parts.part import Part
-from torchmn.nn.receptive_fields import Tiling, batch_first, batch_last, gather, scatter
+from torchmn.nn.receptive_fields import Tiling, decoded, outputs
 
 
 class LocalFilter2d(nn.Module):
@@ -25,8 +26,8 @@ class LocalFilter2d(nn.Module):
     weight: (out_height, out_width, out_maps, in_maps, kernel height, kernel width), so that `weight[row, column]` is
     the weight of the Conv2d that applies there. bias: (out_height, out_width, out_maps).
 
-    Filters start with a uniformly random direction and L2 norm 1. The forward pass takes the memory of its output
-    and of one unfolded input, which backward reuses.
+    Filters start with a uniformly random direction and L2 norm 1. Beside its output, a pass takes the memory of a copy of
+    the image and of a few rows of it unfolded.
     """
 
     weight: nn.Parameter
@@ -86,19 +87,14 @@ class LocalFilter2d(nn.Module):
 
     def local(self, x: Tensor) -> Tensor:
         """The outputs of the filters that this layer holds, from images that contain their padding or halo."""
-        fields = gather(batch_last(x), self._tiling((x.shape[2], x.shape[3])))
-        filters = _matrices(self.weight)
-        if self.bias is None:
-            y = torch.bmm(filters, fields)
-        else:
-            y = torch.baddbmm(self.bias.flatten(0, 1).unsqueeze(2), filters, fields)
-        return batch_first(y.view(*self.weight.shape[:3], x.shape[0]))
+        y = outputs(batch_last(x), _matrices(self.weight), self._tiling((x.shape[2], x.shape[3])))
+        if self.bias is not None:
+            y = y + self.bias.permute(2, 0, 1).unsqueeze(3)
+        return in_order_of(x, y)
 
     def local_transpose(self, y: Tensor, size: tuple[int, int], weight: Tensor) -> Tensor:
         """The transpose of `local` for images of `size`, which contains padding and halo."""
-        values = batch_last(y).flatten(0, 1)
-        fields = torch.bmm(_matrices(weight).transpose(1, 2), values)
-        return batch_first(scatter(fields, self._tiling(size)))
+        return in_order_of(y, decoded(batch_last(y), _matrices(weight), self._tiling(size)))
 
     @torch.no_grad()
     def unit_norm_(self) -> LocalFilter2d:

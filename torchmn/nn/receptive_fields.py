@@ -1,17 +1,27 @@
-"""The receptive fields of an image, copied out side by side, and the sum of such copies back into an image.
+"""Products of every receptive field of an image with filters of its own, and their two adjoints.
 
-The two are each other's adjoint, so that each is the other's gradient, to any order. Images here are
-(height, width, map, batch): with the batch last, both are copies of long runs, several times as fast as
-`F.unfold` and `F.fold`, and `fields` needs no second copy before it meets a matrix of its own at each position.
+    outputs(image, filters)     the values of all filters
+    decoded(values, filters)    the image in which every filter, times its value, lies where it took its input from
+    filters_of(image, values)   the sums over the batch of every field times its values: the gradient of the filters
+
+Each is linear in both of its arguments, and its gradients are the other two: so all of them can be differentiated to any
+order. Images are (map, height, width, batch), values (out_map, row, column, batch), filters (position, out_map, weight of
+a filter).
+
+Fields are copied out side by side, some rows of positions at a time, so that they stay in the processor's cache until
+their product has been taken: no more than that is ever unfolded, and nothing unfolded is kept for backward.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from itertools import product
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+
+BLOCK_BYTES = 2 << 20  # of unfolded input; half and twice as much are equally fast, all at once is half as fast
 
 
 class Tiling(NamedTuple):
@@ -23,89 +33,133 @@ class Tiling(NamedTuple):
 
     @property
     def positions(self) -> tuple[int, int]:
-        """How many fields there are along height and width."""
-        return tuple((n - k) // s + 1 for n, k, s in zip(*self, strict=True))  # type: ignore[return-value]
+        """How many fields there are along height and width; none in an image that is smaller than the kernel."""
+        return tuple(max(0, (n - k) // s + 1) for n, k, s in zip(*self, strict=True))  # type: ignore[return-value]
+
+    def blocks(self, bytes_of_a_position: int) -> Iterator[tuple[slice, slice]]:
+        """Rows of positions whose fields fit into the cache together, and the numbers of their positions."""
+        rows, columns = self.positions
+        step = self.rows_at_once(bytes_of_a_position)
+        for first in range(0, rows if columns else 0, step):
+            last = min(first + step, rows)
+            yield slice(first, last), slice(first * columns, last * columns)
+
+    def rows_at_once(self, bytes_of_a_position: int) -> int:
+        rows, columns = self.positions
+        most = max(1, BLOCK_BYTES // max(1, columns * bytes_of_a_position))
+        blocks = max(1, -(-rows // most))
+        return max(1, -(-rows // blocks))  # blocks of about equally many rows
 
 
-def batch_last(x: Tensor) -> Tensor:
-    """(height, width, map, batch) from (batch, map, height, width), in memory of that order."""
-    return _BatchLast.apply(x)  # type: ignore[return-value]
+def outputs(image: Tensor, filters: Tensor, tiling: Tiling) -> Tensor:
+    """(out_map, row, column, batch) from image: (map, height, width, batch)."""
+    return _Outputs.apply(image, filters, tiling)  # type: ignore[return-value]
 
 
-def batch_first(image: Tensor) -> Tensor:
-    """(batch, map, height, width) from (height, width, map, batch), in memory of that order."""
-    return _BatchFirst.apply(image)  # type: ignore[return-value]
+def decoded(values: Tensor, filters: Tensor, tiling: Tiling) -> Tensor:
+    """(map, height, width, batch) from values: (out_map, row, column, batch); a pixel in no field is 0."""
+    return _Decoded.apply(values, filters, tiling)  # type: ignore[return-value]
 
 
-def gather(image: Tensor, tiling: Tiling) -> Tensor:
-    """The receptive fields of `image`: (positions, maps * kernel height * kernel width, batch).
-
-    image: (height, width, map, batch)
-    """
-    return _Gather.apply(image, tiling)  # type: ignore[return-value]
+def filters_of(image: Tensor, values: Tensor, tiling: Tiling) -> Tensor:
+    """(position, out_map, maps * kernel height * kernel width), summed over the batch."""
+    return _Filters.apply(image, values, tiling)  # type: ignore[return-value]
 
 
-def scatter(fields: Tensor, tiling: Tiling) -> Tensor:
-    """The image that is the sum of `fields`, each at its place; a pixel in no field is 0.
-
-    fields: (positions, maps * kernel height * kernel width, batch)
-    """
-    return _Scatter.apply(fields, tiling)  # type: ignore[return-value]
-
-
-# Not simply permute().contiguous(): its gradient would come in the other order of memory, in which a product of many
-# small matrices is computed one by one.
-class _BatchLast(torch.autograd.Function):
+class _Outputs(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor) -> Tensor:
-        return x.permute(2, 3, 1, 0).contiguous()
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> Tensor:
-        return batch_first(gradients[0])
-
-
-class _BatchFirst(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, image: Tensor) -> Tensor:
-        return image.permute(3, 2, 0, 1).contiguous()
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> Tensor:
-        return batch_last(gradients[0])
-
-
-class _Gather(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, image: Tensor, tiling: Tiling) -> Tensor:
+    def forward(ctx: Any, image: Tensor, filters: Tensor, tiling: Tiling) -> Tensor:
         ctx.tiling = tiling
-        (kernel_height, kernel_width), (down, right) = tiling.kernel, tiling.stride
-        maps, batch = image.shape[2:]
-        windows = image.contiguous().unfold(0, kernel_height, down).unfold(1, kernel_width, right)
-        rows, columns = tiling.positions
-        # (row, column, map, batch, y, x) becomes (row, column, map, y, x, batch): the one copy.
-        return windows.permute(0, 1, 2, 4, 5, 3).reshape(rows * columns, maps * kernel_height * kernel_width, batch)
+        ctx.save_for_backward(image, filters)
+        values = image.new_empty(filters.shape[1], *tiling.positions, image.shape[3])
+        for rows, at, fields in _unfolded(image, tiling):
+            values[:, rows] = _by_map(torch.bmm(filters[at], fields), tiling)
+        return values
 
     @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
-        return scatter(gradients[0], ctx.tiling), None
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, Tensor | None, None]:
+        image, filters = ctx.saved_tensors
+        wanted = ctx.needs_input_grad
+        return (
+            decoded(gradients[0], filters, ctx.tiling) if wanted[0] else None,
+            filters_of(image, gradients[0], ctx.tiling) if wanted[1] else None,
+            None,
+        )
 
 
-class _Scatter(torch.autograd.Function):
+class _Decoded(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, fields: Tensor, tiling: Tiling) -> Tensor:
+    def forward(ctx: Any, values: Tensor, filters: Tensor, tiling: Tiling) -> Tensor:
         ctx.tiling = tiling
-        (rows, columns), (down, right) = tiling.positions, tiling.stride
-        area = tiling.kernel[0] * tiling.kernel[1]
-        maps, batch = fields.shape[1] // area, fields.shape[2]
-        parts = fields.reshape(rows, columns, maps, *tiling.kernel, batch)
-        image = fields.new_zeros(*tiling.size, maps, batch)
-        # One addition per place inside the kernel, of all fields at once: fields overlap, but no two of them have
-        # the same pixel at the same place. The order of the additions is fixed, so results do not vary.
-        for y, x in product(*map(range, tiling.kernel)):
-            image[y : y + down * rows : down, x : x + right * columns : right].add_(parts[:, :, :, y, x])
+        ctx.save_for_backward(values, filters)
+        (kernel, (down, right)), columns = (tiling.kernel, tiling.stride), tiling.positions[1]
+        weights, batch = filters.shape[2], values.shape[3]
+        maps = weights // (kernel[0] * kernel[1])
+        image = values.new_zeros(maps, *tiling.size, batch)
+        for rows, at in tiling.blocks(weights * batch * values.element_size()):
+            fields = torch.bmm(filters[at].transpose(1, 2), _by_position(values[:, rows]))
+            parts = fields.view(rows.stop - rows.start, columns, maps, *kernel, batch).permute(3, 4, 2, 0, 1, 5)
+            # One addition per place inside the kernel, of all fields at once: fields overlap, but no two of them
+            # have the same pixel at the same place. The order of the additions is fixed, so results do not vary.
+            for y, x in product(*map(range, kernel)):
+                first, last = rows.start * down + y, (rows.stop - 1) * down + y + 1
+                image[:, first:last:down, x : x + (columns - 1) * right + 1 : right].add_(parts[y, x])
         return image
 
     @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
-        return gather(gradients[0], ctx.tiling), None
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, Tensor | None, None]:
+        values, filters = ctx.saved_tensors
+        wanted = ctx.needs_input_grad
+        return (
+            outputs(gradients[0], filters, ctx.tiling) if wanted[0] else None,
+            filters_of(gradients[0], values, ctx.tiling) if wanted[1] else None,
+            None,
+        )
+
+
+class _Filters(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, image: Tensor, values: Tensor, tiling: Tiling) -> Tensor:
+        ctx.tiling = tiling
+        ctx.save_for_backward(image, values)
+        rows, columns = tiling.positions
+        weights = image.shape[0] * tiling.kernel[0] * tiling.kernel[1]
+        filters = image.new_empty(rows * columns, values.shape[0], weights)
+        for rows, at, fields in _unfolded(image, tiling):
+            torch.bmm(_by_position(values[:, rows]), fields.transpose(1, 2), out=filters[at])
+        return filters
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, Tensor | None, None]:
+        image, values = ctx.saved_tensors
+        wanted = ctx.needs_input_grad
+        return (
+            decoded(values, gradients[0], ctx.tiling) if wanted[0] else None,
+            outputs(image, gradients[0], ctx.tiling) if wanted[1] else None,
+            None,
+        )
+
+
+def _unfolded(image: Tensor, tiling: Tiling) -> Iterator[tuple[slice, slice, Tensor]]:
+    """Block by block: its rows, its positions, and their fields, (position, weight, batch), until the next is taken."""
+    (height, width), (down, right) = tiling.kernel, tiling.stride
+    maps, batch = image.shape[0], image.shape[3]
+    size = maps * height * width * batch * image.element_size()
+    if 0 in tiling.positions:
+        return
+    # (map, row, column, batch, y, x) becomes (row, column, map, y, x, batch)
+    windows = image.unfold(1, height, down).unfold(2, width, right).permute(1, 2, 0, 4, 5, 3)
+    room = image.new_empty(tiling.rows_at_once(size), *windows.shape[1:])
+    for rows, at in tiling.blocks(size):
+        block = room[: rows.stop - rows.start].copy_(windows[rows])
+        yield rows, at, block.view(at.stop - at.start, maps * height * width, batch)
+
+
+def _by_map(values: Tensor, tiling: Tiling) -> Tensor:
+    """(out_map, row, column, batch) from (position, out_map, batch). A view."""
+    return values.view(len(values) // tiling.positions[1], tiling.positions[1], *values.shape[1:]).permute(2, 0, 1, 3)
+
+
+def _by_position(values: Tensor) -> Tensor:
+    """(position, out_map, batch) from (out_map, row, column, batch)."""
+    return values.permute(1, 2, 0, 3).flatten(0, 1)

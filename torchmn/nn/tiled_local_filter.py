@@ -9,8 +9,8 @@ from torch import Tensor, nn
 
 from torchmn.communicators.process_grid import ProcessGrid
 from torchmn.functions.global_array import GlobalArray
-from torchmn.functions.halo_exchange import halo_scatter_add
 from torchmn.geometry import Window, all_owned
+from torchmn.nn.batch_last import batch_last, halo_of, in_order_of, sum_of_halos
 from torchmn.nn.local_filter import LocalFilter2d
 from torchmn.nn.parts.exchange import nothing
 from torchmn.nn.parts.layout import Layout, image_layout
@@ -55,32 +55,27 @@ class TiledLocalFilter2d(SlicedModule, LocalFilter2d):
         mine, layout = self._opened(x, "forward")
         result = image_layout(self.grid, (mine.shape[0], self.out_maps, *self.out_size), layout.samples)
         with plain_tensors():
-            buffer = self._fetched(mine)
+            buffer = self.fetched(mine)
             if self.weight.numel() == 0:
                 return wrap(nothing(result.local_shape(), buffer, *self.parameters()), result)
-            return wrap(self.local(buffer), result)
+            return wrap(_as(mine, self.local(buffer)), result)
 
     def transpose(self, y: Tensor, weight: Tensor | None = None) -> Tensor:
         """This rank's part of the decoded images, from a Part of the outputs."""
         self._check(y, "transpose", (self.out_maps, *self.out_size))
         (mine, layout), decoder = self._opened(y, "transpose"), self._decoder(weight)
         result = image_layout(self.grid, (mine.shape[0], self.in_maps, *self.in_size), layout.samples)
-        plan = self.array.plan
         with plain_tensors():
             if decoder.numel() == 0:
-                image = nothing((mine.shape[0], self.in_maps, *plan.buffer_shape), mine, decoder)
+                image = nothing((mine.shape[0], self.in_maps, *self.array.plan.buffer_shape), mine, decoder)
             else:
-                height, width = plan.buffer_shape
+                height, width = self.array.plan.buffer_shape
                 image = self.local_transpose(mine, (height, width), decoder)
-            if mine.is_meta:
-                return wrap(mine.new_empty(result.local_shape()) + image.sum(), result)
-            return wrap(halo_scatter_add(image, plan, self.grid.tiles), result)
+            return wrap(_as(mine, sum_of_halos(image, self.array.plan, self.grid.tiles)), result)
 
-    def _fetched(self, mine: Tensor) -> Tensor:
-        """This rank's tile with its halo and padding."""
-        if mine.is_meta:
-            return mine.new_empty((*mine.shape[:2], *self.array.plan.buffer_shape)) + mine.sum()
-        return self.array.get_fprop_view(mine)
+    def fetched(self, mine: Tensor) -> Tensor:
+        """This rank's tile of the images with its halo and padding, in memory with the batch last."""
+        return halo_of(mine, self.array.plan, self.grid.tiles)
 
     def sliced(self, name: str, whole: Tensor) -> Tensor:
         """This rank's filters, as memory of their own, of those of all positions."""
@@ -117,3 +112,8 @@ class TiledLocalFilter2d(SlicedModule, LocalFilter2d):
 
     def extra_repr(self) -> str:
         return f"{super().extra_repr()}, {tuple(self.weight.shape[:2])} of {self.out_size} positions here"
+
+
+def _as(x: Tensor, y: Tensor) -> Tensor:
+    """`y` in the order in memory of `x`."""
+    return in_order_of(x, batch_last(y))

@@ -2,7 +2,7 @@
 
 The two are each other's adjoint, so that each is the other's gradient, to any order. They add shifted images, row by
 row and column by column, which is several times as fast as torch's average pools. A sum of squares is zero exactly
-where all squares are.
+where all squares are. Images are (any, height, width, any): see `batch_last.planes`.
 """
 
 from __future__ import annotations
@@ -20,32 +20,38 @@ class Windows(NamedTuple):
     kernel: tuple[int, int]
     stride: tuple[int, int]
 
-    def along(self, dim: int, at: int) -> slice:
+    def along(self, dim: int, at: int) -> tuple[slice, ...]:
         """Along height (0) or width (1), the pixels at place `at` of all windows."""
         count = (self.size[dim] - self.kernel[dim]) // self.stride[dim] + 1
-        return slice(at, at + (count - 1) * self.stride[dim] + 1, self.stride[dim])
+        pixels = slice(at, at + (count - 1) * self.stride[dim] + 1, self.stride[dim])
+        return (slice(None), slice(None), pixels) if dim else (slice(None), pixels)
 
 
-def window_sums(x: Tensor, kernel: tuple[int, int], stride: tuple[int, int]) -> Tensor:
-    """The sum of each window that lies fully in the image: (..., out_height, out_width) from (..., height, width)."""
-    return _Sums.apply(x, Windows((x.shape[-2], x.shape[-1]), kernel, stride))  # type: ignore[return-value]
+def window_sums(image: Tensor, windows: Windows) -> Tensor:
+    """The sum of each window that lies fully in the image: (any, out_height, out_width, any)."""
+    return _Sums.apply(image, windows)  # type: ignore[return-value]
+
+
+def spread_over_windows(sums: Tensor, windows: Windows) -> Tensor:
+    """The image in which every pixel is the sum of the values of all windows that it lies in."""
+    return _Spread.apply(sums, windows)  # type: ignore[return-value]
 
 
 class _Sums(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, windows: Windows) -> Tensor:
+    def forward(ctx: Any, image: Tensor, windows: Windows) -> Tensor:
         ctx.windows = windows
-        rows = x[..., windows.along(1, 0)].clone(memory_format=torch.contiguous_format)
-        for at in range(1, windows.kernel[1]):
-            rows.add_(x[..., windows.along(1, at)])
-        sums = rows[..., windows.along(0, 0), :].clone(memory_format=torch.contiguous_format)
-        for at in range(1, windows.kernel[0]):
-            sums.add_(rows[..., windows.along(0, at), :])
+        sums = image
+        for dim in (1, 0):
+            shifted = [sums[windows.along(dim, at)] for at in range(windows.kernel[dim])]
+            sums = shifted[0] + shifted[1] if len(shifted) > 1 else shifted[0].clone()
+            for more in shifted[2:]:
+                sums.add_(more)
         return sums
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
-        return _Spread.apply(gradients[0], ctx.windows), None  # type: ignore[return-value]
+        return spread_over_windows(gradients[0], ctx.windows), None
 
 
 class _Spread(torch.autograd.Function):
@@ -53,14 +59,14 @@ class _Spread(torch.autograd.Function):
     def forward(ctx: Any, sums: Tensor, windows: Windows) -> Tensor:
         ctx.windows = windows
         height, width = windows.size
-        rows = sums.new_zeros(*sums.shape[:-2], height, sums.shape[-1])
+        rows = sums.new_zeros(sums.shape[0], height, *sums.shape[2:])
         for at in range(windows.kernel[0]):
-            rows[..., windows.along(0, at), :].add_(sums)
-        image = sums.new_zeros(*sums.shape[:-2], height, width)
+            rows[windows.along(0, at)].add_(sums)
+        image = sums.new_zeros(*rows.shape[:2], width, sums.shape[3])
         for at in range(windows.kernel[1]):
-            image[..., windows.along(1, at)].add_(rows)
+            image[windows.along(1, at)].add_(rows)
         return image
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
-        return _Sums.apply(gradients[0], ctx.windows), None  # type: ignore[return-value]
+        return window_sums(gradients[0], ctx.windows), None
