@@ -37,8 +37,13 @@ def test_a_public_file_in_our_words():
         {"linear": {"units": 30, **gaussian, "activation": "relu"}},
         {"linear": {"units": 10, **gaussian, "activation": "logistic", "optimizer": {"lr": 0.01}}},
     ]
-    assert ours["optimizer"] == {"name": "sgd", "lr": 0.05, "momentum": 0.9, "schedule": {"every": 2, "ratio": 0.5}}
-    assert ours["metrics"] == ["log_loss", {"name": "misclassified", "top": 2}]
+    assert ours["optimizer"] == {
+        "name": "sgd",
+        "lr": 0.05,
+        "momentum": 0.9,
+        "schedule": {"every": 2, "ratio": 0.5, "shift": 1},
+    }
+    assert ours["metrics"] == {"train": ["log_loss"], "test": [{"name": "misclassified", "top": 2}, "log_loss"]}
     assert (ours["epochs"], ours["batch_size"], ours["dataset"]) == (2, 100, {"name": "mnist", "sample": "10%"})
     assert ours["predictions"] == ["test"]
 
@@ -96,9 +101,9 @@ def edited(old: str, new: str) -> str:
     [
         (edited("layers.PoolingLayer", "layers.PolingLayer"), "old.yaml:37:7: the layer PolingLayer is not supported. Did you mean 'PoolingLayer'?"),
         (edited("models.MLP", "models.RBM"), "old.yaml:30:10: the model RBM is not supported"),
-        (edited("datasets.MNIST", "datasets.MOBYDICK"), "old.yaml:3:12: the data set MOBYDICK is not supported"),
+        (edited("datasets.MNIST", "datasets.MOBIDICK"), "old.yaml:3:12: the data set MOBIDICK is not supported. Did you mean 'MOBYDICK'?"),
         (edited("transforms.RectLin", "transforms.RecLin"), "the activation RecLin is not supported. Did you mean 'RectLin'?"),
-        (edited("transforms.CrossEntropy", "transforms.XCovariance"), "the cost XCovariance is not supported"),
+        (edited("transforms.CrossEntropy", "transforms.XCovarianc"), "the cost XCovarianc is not supported. Did you mean 'XCovariance'?"),
         (edited("metrics.MisclassRate", "metrics.Missclass"), "the metric Missclass is not supported. Did you mean"),
         (edited("params.UniformValGen", "params.IdentityValGen"), "the initial weights IdentityValGen are not supported"),
         (edited("gradient_descent_momentum", "rprop"), "old.yaml:14:10: the learning rule 'rprop' is not supported"),
@@ -109,7 +114,7 @@ def edited(old: str, new: str) -> str:
         (edited("nofm: 6", "nofm: six"), "old.yaml:36:93: expected conv's maps to be a whole number, got 'six'"),
         (edited("num_epochs: 2,", ""), "MLP needs the key 'num_epochs'"),
         (edited("experiments.FitPredictErrorExperiment", "experiments.GradientChecker"), "the experiment GradientChecker is"),
-        (edited("keep: 0.8", "keep: !hyperopt k FLOAT 0 1"), "!hyperopt is not supported here"),
+        (edited("keep: 0.8", "keep: !tune k FLOAT 0 1"), "!tune is not supported here"),
         (edited("nout: 10", "nout: 5"), "the outputs have shape 5"),
     ],
 )  # fmt: skip

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
@@ -139,3 +142,10 @@ def test_held_out_samples_are_not_trained_on_and_the_same_for_a_seed():
     assert not rows & {row.tobytes() for row in np.asarray(splits["validation"].inputs)}
     again = load_data(experiment(text), None)["validation"]
     assert np.array_equal(again.inputs, splits["validation"].inputs)
+
+
+def test_the_balance_network_of_the_page_is_one():
+    page = (Path(__file__).parents[2] / "docs" / "experiments.md").read_text()
+    (text,) = [block for block in re.findall(r"```yaml\n(.*?)```", page, re.S) if "cross_covariance" in block]
+    chosen = experiment(text, "dataset.sample=1%")
+    assert build_model(chosen, load_data(chosen, None)["train"]) is not None

@@ -45,8 +45,8 @@ def _converted(old: str) -> str:
     from torchmn.experiment.writing import as_yaml
 
     parsed = parse(old, read_text(Path(old)))
-    text = as_yaml(parsed.document.values) if isinstance(parsed.document.values, dict) else ""
     check(parsed.document)
+    text = as_yaml(parsed.document.values)
     for note in parsed.notes:
         print(note, file=sys.stderr)
     return f"# From {Path(old).name}.\n{text}"

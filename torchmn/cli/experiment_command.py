@@ -37,7 +37,7 @@ def run_command(
             return status
         experiment = experiment_of(options)
         if speaks():
-            explain(options.file)
+            explain(options)
         return body(options, experiment)
     except ExperimentError as error:
         if speaks():
@@ -52,14 +52,17 @@ def experiment_of(options: argparse.Namespace) -> Experiment:
     return load(options.file, [*overrides(options), *parallel_overrides(options)])
 
 
-def explain(file: str) -> None:
-    """Say what a neon file means today, and what in it has no meaning any more."""
+def explain(options: argparse.Namespace) -> None:
+    """Say what a neon file means today, with what the flags say, and what in it has no meaning any more."""
+    from torchmn.experiment import overrides as overriding
     from torchmn.experiment.document import read_text
     from torchmn.experiment.load import parse
     from torchmn.experiment.writing import as_yaml
 
+    file = options.file
     parsed = parse(file, read_text(Path(file)))
     if parsed.is_neon:
+        overriding.apply(parsed.document, overrides(options))
         for note in parsed.notes:
             print(note, file=sys.stderr)
         print(f"{file} is a neon experiment; today it means (torchmn convert {file} writes it):\n")

@@ -5,11 +5,14 @@ from torchmn.datasets.errors import DatasetError
 from torchmn.datasets.image_set import ImageSet
 from torchmn.datasets.load_cifar10 import cifar10
 from torchmn.datasets.load_cifar100 import cifar100
+from torchmn.datasets.load_housing import housing
 from torchmn.datasets.load_images import images
 from torchmn.datasets.load_iris import iris
 from torchmn.datasets.load_made_up import random, toy_images
 from torchmn.datasets.load_mnist import mnist
 from torchmn.datasets.load_npz import npz
+from torchmn.datasets.load_sparsenet import sparsenet
+from torchmn.datasets.load_text import text
 
 __all__ = [
     "Arrays",
@@ -17,10 +20,13 @@ __all__ = [
     "ImageSet",
     "cifar10",
     "cifar100",
+    "housing",
     "images",
     "iris",
     "mnist",
     "npz",
     "random",
+    "sparsenet",
+    "text",
     "toy_images",
 ]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
 from pydantic import Field
 
 from torchmn import datasets
@@ -115,6 +116,57 @@ class Npz(DatasetOptions):
             raise DatasetError("npz: which file? Say --data FILE.npz, or dataset: {name: npz, path: FILE.npz}.")
         splits = {split: datasets.npz(folder, split) for split in ("train", "test")}
         return {split: arrays for split, arrays in splits.items() if arrays is not None}
+
+
+class HeldOut(DatasetOptions):
+    """A data set of one piece, of which a share is held out for testing."""
+
+    test: Sample = Field(0.1, description="a share to test on, as 10%", validate_default=True)
+    seed: int = Field(0, ge=0, description="which samples these are")
+
+    def load(self, folder: Path | None) -> Splits:
+        train, test = self.whole(folder).parted(self.test, self.seed, "test")
+        return {"train": train, "test": test}
+
+    def whole(self, folder: Path | None) -> Arrays:
+        raise NotImplementedError
+
+
+@register_dataset("housing")
+class Housing(HeldOut):
+    """13 numbers about each of 506 suburbs of Boston, and the price of a house there (UCI's housing.data)."""
+
+    def whole(self, folder: Path | None) -> Arrays:
+        return datasets.housing(self.needed(folder, "DIR"))
+
+
+@register_dataset("sparsenet")
+class Sparsenet(HeldOut):
+    """Pieces of ten photographs of nature (IMAGES.mat), which are their own targets."""
+
+    whitened: bool = Field(True, description="IMAGES.mat, and not IMAGES_RAW.mat")
+
+    def whole(self, folder: Path | None) -> Arrays:
+        return datasets.sparsenet(self.needed(folder, "DIR"), whitened=self.whitened)
+
+
+@register_dataset("text", "mobydick")
+class Text(DatasetOptions):
+    """A text file: from `length` characters, the next is to be told. Its last part is for testing."""
+
+    length: Count = Field(20, description="how many characters a sample has")
+    stride: Count | None = Field(None, description="how far apart samples begin; their length, if not said")
+    test: Sample = Field(0.1, description="which share of the end is for testing, as 10%", validate_default=True)
+
+    def load(self, folder: Path | None) -> Splits:
+        if folder is None:
+            raise DatasetError("text: which file? Say --data FILE.txt, or dataset: {name: text, path: FILE.txt}.")
+        everything = datasets.text(folder, length=self.length, stride=self.stride)
+        tested = round(len(everything) * self.test)
+        if not 0 < tested < len(everything):
+            raise DatasetError(f"text: {self.test:.3g} of {len(everything)} samples leaves one part empty")
+        rows = np.arange(len(everything))
+        return {"train": everything.only(rows[:-tested]), "test": everything.only(rows[-tested:], "text test")}
 
 
 @register_dataset("random")

@@ -38,10 +38,16 @@ class Uniform(Options):
 
 @register_initializer("auto_uniform")
 class AutoUniform(Options):
-    """Uniform within ±1/√(inputs)."""
+    """Uniform within ±scale/√(inputs)."""
+
+    scale: Positive = 1.0
 
     def build(self) -> Fill:
-        return lambda weight: nn.init.uniform_(weight, -1 / math.sqrt(fans(weight)[0]), 1 / math.sqrt(fans(weight)[0]))
+        def fill(weight: Tensor) -> None:
+            bound = self.scale / math.sqrt(fans(weight)[0])
+            nn.init.uniform_(weight, -bound, bound)
+
+        return fill
 
 
 @register_initializer("gaussian", "normal")

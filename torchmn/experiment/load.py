@@ -14,9 +14,10 @@ from torchmn.errors import ExperimentError
 from torchmn.experiment import document as documents
 from torchmn.experiment import neon
 from torchmn.experiment import overrides as overriding
-from torchmn.experiment.document import Document
+from torchmn.experiment.document import Document, KeyPath
 from torchmn.experiment.layers.own_module import import_module
 from torchmn.experiment.neon import Converted
+from torchmn.experiment.neon.said import Range
 from torchmn.experiment.overrides import Override
 from torchmn.experiment.reading import Reading
 from torchmn.experiment.registry import Layer, Options
@@ -53,6 +54,8 @@ def check(document: Document, overrides: Sequence[Override] = ()) -> Experiment:
         )
     overriding.apply(document, overrides)
     reading = Reading(document)
+    _refuse_ranges(reading, document.values, ())
+    reading.finish()
     imports = document.values.get("imports")
     for place, module in enumerate(imports if isinstance(imports, list) else []):
         if isinstance(module, str):
@@ -64,6 +67,20 @@ def check(document: Document, overrides: Sequence[Override] = ()) -> Experiment:
     reading.finish()
     assert experiment is not None
     return experiment
+
+
+def _refuse_ranges(reading: Reading, value: Any, path: KeyPath) -> None:
+    """Note each value of a neon file that a search was to find, and that nobody has said."""
+    if isinstance(value, Range):
+        key = ".".join(map(str, path))
+        reading.problem(
+            path,
+            f"!hyperopt {value.text} is a range for a search that is no longer there: say a value, as --set "
+            f"{key}={value.example}",
+        )
+    elif isinstance(value, dict | list):
+        for key, item in value.items() if isinstance(value, dict) else enumerate(value):
+            _refuse_ranges(reading, item, (*path, key))
 
 
 def plain(value: Any) -> Any:

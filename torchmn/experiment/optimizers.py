@@ -30,6 +30,7 @@ class Schedule(BaseModel):
     step: list[Count] | None = Field(None, description="after these many epochs it is multiplied by ratio")
     every: Count | None = Field(None, description="after each so many epochs it is multiplied by ratio")
     ratio: Positive | None = Field(None, description="goes with step and every; 0.1 if it is not said")
+    shift: int | None = Field(None, ge=0, description="so many epochs earlier; goes with step and every")
     exponential: Positive | None = Field(None, description="it is multiplied by this after each epoch")
     linear: NotNegative | None = Field(None, description="it goes in a line to this share, in the last epoch")
     cosine: NotNegative | None = Field(None, description="it goes in half a wave to this share, in the last epoch")
@@ -39,7 +40,7 @@ class Schedule(BaseModel):
     def _one(cls, given: Any) -> Any:
         if isinstance(given, dict):
             named = [name for name in SHAPES if given.get(name) is not None]
-            if len(named) != 1 and not set(given) - set(SHAPES) - {"ratio"}:
+            if len(named) != 1 and not set(given) - set(SHAPES) - {"ratio", "shift"}:
                 has = " and ".join(named) or "none of them"
                 raise problem(f"has {has}: expected one of {', '.join(SHAPES)}")
         return given
@@ -48,10 +49,11 @@ class Schedule(BaseModel):
         """By what the learning rate is multiplied in `epoch` (the first is 0) of `epochs`."""
         done = epoch / max(epochs - 1, 1)
         ratio = 0.1 if self.ratio is None else self.ratio
+        counted = epoch + (self.shift or 0)
         if self.step is not None:
-            return ratio ** sum(epoch >= at for at in self.step)
+            return ratio ** sum(counted >= at for at in self.step)
         if self.every is not None:
-            return ratio ** (epoch // self.every)
+            return ratio ** (counted // self.every)
         if self.exponential is not None:
             return self.exponential**epoch
         if self.linear is not None:

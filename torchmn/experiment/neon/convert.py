@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from yaml.nodes import MappingNode, Node, SequenceNode
@@ -12,18 +11,24 @@ from yaml.nodes import MappingNode, Node, SequenceNode
 from torchmn.errors import ExperimentError, nearest
 from torchmn.experiment.document import Document
 from torchmn.experiment.neon.autoencoder import convert_autoencoder
+from torchmn.experiment.neon.balance import convert_balance
+from torchmn.experiment.neon.data import convert_dataset
 from torchmn.experiment.neon.layers import Chain, convert_layers
 from torchmn.experiment.neon.said import OBJECT, Said, as_document, at, plain, read_nodes
-from torchmn.experiment.neon.values import COSTS, METRICS, one_of
+from torchmn.experiment.neon.values import METRICS, cost_of, one_of
 
 EXPERIMENTS = ("FitExperiment", "FitPredictErrorExperiment", "GenOutputExperiment", "WriteErrorToFile")
-DATASETS = {
-    "MNIST": "mnist", "CIFAR10": "cifar10", "CIFAR100": "cifar100", "Iris": "iris", "ToyImages": "toy_images",
-    "UniformRandom": "random",
-}  # fmt: skip
-MODELS = ("MLP", "MLPB", "Convnet", "GB", "Autoencoder")
+MODELS = ("MLP", "MLPB", "Convnet", "GB", "Autoencoder", "Balance")
+# What neon had and is not read: where its users find the same.
+ELSEWHERE = {
+    "RNN": "it carries its state from batch to batch. Here a sample is a sequence: in our format, `dataset: {name: "
+    "text, length: 20}`, `- lstm: {units: 64}` (or rnn, gru) and `- linear: 96` predict the next character",
+    "RBM": "it ends without labels. In our format, `- rbm: {units: 500, pretraining: {epochs: 1, lr: 0.1}}` stands "
+    "before a last `- linear: 10`",
+    "DBN": "it ends without labels. In our format, several `- rbm: {units: 500, pretraining: {epochs: 1, lr: 0.1}}` "
+    "stand before a last `- linear: 10`",
+}
 MODES = {"halopar": "halopar", "vecpar": "modelpar", "datapar": "datapar", "halodatapar": "halodatapar"}
-EMBEDDED = ("mnist", "iris", "toy_images", "random")
 # Of the experiment, the data set and the model: what had to do with neon's own machinery.
 MACHINERY = ("backend", "logging", "diagnostics", "live", "return_item", "timing_plots", "step_print", "accumulate",
              "overwrite_list", "serialize_schedule", "save_checkpoints", "make_plots")  # fmt: skip
@@ -73,6 +78,8 @@ def _convert(name: str, said: Said) -> Converted:
     model = said.get("model")
     if model is None:
         raise ExperimentError(f"{said.where}: the experiment must have the key 'model'")
+    if model.name in ELSEWHERE:
+        raise ExperimentError(f"{model.where}: the model {model.kind} is not supported: {ELSEWHERE[model.name]}")
     if model.name not in MODELS:
         raise ExperimentError(
             f"{model.where}: the model {model.kind or 'without !obj:'} is not supported. {nearest(model.name, MODELS)}"
@@ -80,28 +87,34 @@ def _convert(name: str, said: Said) -> Converted:
     layers = model.get("layers")
     if layers is None:
         raise ExperimentError(f"{model.where}: {model.kind} needs the key 'layers'")
+    source, units = _dataset_of(said), None
     if model.name == "GB":
         autoencoder, optimizer = convert_autoencoder(model)
         ours_model: dict[str, Any] = {"autoencoder": autoencoder, "cost": "binary_cross_entropy"}
         notes += _notes_of_model(model)
     else:
-        chain = convert_layers(layers)
+        size = _needed(model, "batch_size")
+        if model.name == "Balance":
+            chain, costs, units = convert_balance(model, size)
+            ours_model = {"layers": chain.layers, "cost": costs}
+        else:
+            chain = convert_layers(layers, batch_size=size)
+            ours_model = {"layers": chain.layers, "cost": _cost(said, model, chain), "target": chain.target}
         notes += [*_notes_of_model(model), *chain.notes]
-        ours_model = {"layers": chain.layers, "cost": _cost(said, model, chain), "target": chain.target}
         optimizer = _optimizer(model, chain)
-    source = _dataset_of(said)
+    dataset = convert_dataset(source, notes)
     ours: dict[str, Any] = {
-        "dataset": _dataset(source, notes),
+        "dataset": dataset,
         "model": ours_model,
         "optimizer": optimizer,
         "epochs": _needed(model, "num_epochs"),
         "batch_size": _batch_size(said, model, source, notes),
         "seed": _seed(said),
-        "metrics": _metrics(said),
+        "metrics": _metrics(said, model, dataset, units, notes),
         "parallel": _parallel(said),
         "shuffle": False,
         "drop_last": True,
-        "predictions": [split for split in said.plain("predictions", []) if split in ("train", "test")] or None,
+        "predictions": [split for split in said.plain("predictions", []) if split in _splits(dataset)] or None,
     }
     return Converted(as_document(name, at(said.where, ours)), notes)
 
@@ -132,43 +145,13 @@ def _dataset_of(said: Said) -> Said:
     return found
 
 
-def _dataset(said: Said, notes: list[str]) -> Said:
-    ours: dict[str, Any] = {"name": one_of(DATASETS, said, "the data set")}
-    if (share := said.get("sample_pct")) is not None and share.value != 100:
-        ours["sample"] = Said(f"{share.value}%", share.where)
-    if (path := said.get("repo_path")) is not None:
-        folder = Path(str(path.value)).expanduser()
-        inside = next((folder / n for n in (said.name, said.name.lower()) if (folder / n).is_dir()), folder)
-        if inside.is_dir() and ours["name"] not in ("iris", "toy_images", "random"):
-            ours["path"] = Said(str(inside), path.where)
-        elif ours["name"] in EMBEDDED:
-            what = "the sample that comes with TorchMN" if ours["name"] == "mnist" else "what comes with TorchMN"
-            notes.append(
-                f"{path.where}: repo_path {str(path.value)!r} is not there or not needed: {what} is used, or --data DIR"
-            )
-    if (path := said.get("serialized_path")) is not None:
-        notes.append(f"{path.where}: serialized_path: data is cached by its content, and each rank reads only its part")
-    if ours["name"] == "random":
-        sides = [said.plain(key) for key in ("nin", "nout", "ntrain", "ntest")]
-        ours |= {
-            "shape": [sides[0] or 10],
-            "classes": sides[1] or 10,
-            "train": sides[2] or 100,
-            "test": sides[3] or 100,
-        }
-    for key in ("validation_pct", "num_test_sample"):
-        if (found := said.get(key)) is not None:
-            notes.append(f"{found.where}: {key} is ignored: all test samples are used, at any number of ranks")
-    return at(said.where, ours)
-
-
 def _cost(said: Said, model: Said, chain: Chain) -> Said:
     if chain.cost is not None:
         return chain.cost
     found = model.get("cost") or said.get("cost")
     if found is None:
         raise ExperimentError(f"{model.where}: there is neither a CostLayer nor a cost")
-    return at(found.where, one_of(COSTS, found, "the cost"))
+    return cost_of(found, chain.batch_size)
 
 
 def _optimizer(model: Said, chain: Chain) -> Said:
@@ -212,17 +195,29 @@ def _seed(said: Said) -> Said | None:
     return backend.get("rng_seed") if backend is not None else None
 
 
-def _metrics(said: Said) -> list[Said] | None:
-    found = said.get("metrics")
-    if found is None:
-        return None
-    groups = found.value.values() if isinstance(found.value, dict) else [found]
-    ours: dict[str, Said] = {}
-    for group in groups:
-        for metric in group.value if isinstance(group.value, list) else [group]:
-            name, rank = one_of(METRICS, metric, "the metric"), metric.plain("error_rank", 1)
-            ours.setdefault(name, at(metric.where, {"name": name, "top": rank} if rank != 1 else name))
-    return list(ours.values())
+def _splits(dataset: Said) -> tuple[str, ...]:
+    return ("train", "validation", "test") if dataset.get("validation") is not None else ("train", "test")
+
+
+def _metrics(
+    said: Said, model: Said, dataset: Said, units: tuple[int, int] | None, notes: list[str]
+) -> dict[str, list[Said]] | None:
+    """The metrics of each split: those of the end and those of each epoch are the same here."""
+    ours: dict[str, dict[str, Said]] = {}
+    for found in (said.get("metrics"), model.get("epoch_metrics")):
+        for split, group in found.items() if found is not None else ():
+            if split not in _splits(dataset):
+                notes.append(f"{group.where}: metrics of {split}: there are no such samples here, and they are ignored")
+                continue
+            for metric in group.value if isinstance(group.value, list) else [group]:
+                name, rank = one_of(METRICS, metric, "the metric"), metric.plain("error_rank", 1)
+                about: dict[str, Any] = {"top": rank} if rank != 1 else {}
+                if units is not None:
+                    about["units"] = list(units)
+                    about |= {"outputs": "probabilities"} if name.startswith("log_loss") else {}
+                value = at(metric.where, {"name": name, **about} if about else name)
+                ours.setdefault(split, {}).setdefault(f"{name} {rank}", value)
+    return {split: list(metrics.values()) for split, metrics in ours.items()} or None
 
 
 def _parallel(said: Said) -> Said | None:

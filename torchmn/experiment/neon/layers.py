@@ -8,12 +8,12 @@ from typing import Any
 
 from torchmn.errors import ExperimentError, nearest
 from torchmn.experiment.neon.said import Said, at
-from torchmn.experiment.neon.values import activation, initializer, learning_rule, one_of
+from torchmn.experiment.neon.values import activation, cost_of, initializer, learning_rule, one_of
 
 # What follows from the layer before, or said something about neon itself.
 INFERRED = (
     "name", "backend", "batch_size", "pos", "nin", "ifmshape", "nifm", "ofmshape", "dtype", "weight_dtype",
-    "output_dtype", "is_local", "prev_layer", "dist_mode", "dist_flag", "prev_names", "lcn_layer_flag",
+    "output_dtype", "backend_type", "is_local", "prev_layer", "dist_mode", "dist_flag", "prev_names", "lcn_layer_flag",
 )  # fmt: skip
 RULE_KEYS = ("learning_rule", "lrule_init")
 WEIGHT_KEYS = ("weight_init", *RULE_KEYS, "brule_init", "activation", "batch_norm")
@@ -28,11 +28,12 @@ class Chain:
     cost: Said | None = None
     target: str = "labels"
     notes: list[str] = field(default_factory=list)
+    batch_size: Said | None = None
 
 
-def convert_layers(said: Said, inner: bool = False) -> Chain:
+def convert_layers(said: Said, inner: bool = False, batch_size: Said | None = None) -> Chain:
     """The layers of a model, or of a branch of it."""
-    chain = Chain()
+    chain = Chain(batch_size=batch_size)
     if not isinstance(said.value, list):
         raise ExperimentError(f"{said.where}: expected layers to be a list")
     for layer in said.value:
@@ -87,15 +88,11 @@ def _data(said: Said, chain: Chain) -> None:
 
 
 def _cost(said: Said, chain: Chain) -> None:
-    from torchmn.experiment.neon.values import COSTS
-
-    _checked(said, "ref_layer", "ref_label", "cost")
+    _checked(said, "ref_layer", "ref_label", "raw_label", "category_label", "cost")
     found = said.get("cost")
     if found is None:
         raise ExperimentError(f"{said.where}: CostLayer needs the key 'cost'")
-    if found.plain("scale", 1) != 1:
-        raise ExperimentError(f"{found.where}: {found.kind} with a scale is not supported")
-    chain.cost = at(found.where, one_of(COSTS, found, "the cost"))
+    chain.cost = cost_of(found, chain.batch_size)
     chain.target = "inputs" if said.plain("ref_label", "targets") == "output" else "labels"
 
 
@@ -200,6 +197,30 @@ def _activation(said: Said, chain: Chain) -> None:
         _add(chain, said, kind, {key: item for key, item in ours.value.items() if key != "name"} if named else {})
 
 
+def _slice(said: Said, chain: Chain) -> None:
+    _checked(said, "end_idx", "activation")
+    if said.get("end_idx") is None:
+        raise ExperimentError(f"{said.where}: {said.kind} needs the key 'end_idx'")
+    _add(chain, said, "slice", {"last": said.get("end_idx")})
+    if said.get("activation") is not None:
+        _activation(at(said.where, {"activation": said.get("activation")}), chain)
+
+
+def _recurrent(said: Said, chain: Chain) -> None:
+    raise ExperimentError(
+        f"{said.where}: {said.kind} is not supported: it carries its state from batch to batch. Here a sample is a "
+        "sequence: in our format, `dataset: {name: text, length: 20}`, `- lstm: {units: 64}` (or rnn, gru) and "
+        "`- linear: 96` predict the next character"
+    )
+
+
+def _boltzmann(said: Said, chain: Chain) -> None:
+    raise ExperimentError(
+        f"{said.where}: {said.kind} is not supported in the models of neon, which end there. In our format, layers "
+        "`- rbm: {units: 500, pretraining: {epochs: 1, lr: 0.1}}` stand before a last `- linear: 10`"
+    )
+
+
 def _nested(kind: str) -> Callable[[Said, Chain], None]:
     def add(said: Said, chain: Chain) -> None:
         _checked(said, "sublayers", *WEIGHT_KEYS)
@@ -221,5 +242,7 @@ LAYERS: dict[str, Callable[[Said, Chain], None]] = {
     "PoolingLayer": _pooling, "MaxPoolingLayer": _pool("max_pool"), "L2PoolingLayer": _pool("l2_pool"),
     "AveragePoolingLayer": _pool("avg_pool"), "LCNLayer": _contrast, "LocalContrastNormLayer": _contrast,
     "CrossMapResponseNormLayer": _response, "CrossMapPoolingLayer": _cross_map_pool, "DropOutLayer": _dropout,
+    "RecurrentHiddenLayer": _recurrent, "RecurrentLSTMLayer": _recurrent, "RecurrentOutputLayer": _recurrent,
+    "RecurrentCostLayer": _recurrent, "RecurrentLayer": _recurrent, "RBMLayer": _boltzmann, "SliceLayer": _slice,
     "ActivationLayer": _activation, "BranchLayer": _nested("branch"), "ListLayer": _nested("list"),
 }  # fmt: skip

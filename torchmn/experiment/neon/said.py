@@ -12,6 +12,27 @@ from torchmn.errors import ExperimentError
 from torchmn.experiment.document import MOST_VALUES, Document, KeyPath, place, scalar
 
 OBJECT = "!obj:"
+HYPEROPT = "!hyperopt"
+
+
+@dataclass(frozen=True)
+class Range:
+    """`!hyperopt lr FLOAT 0.01 0.1`: where neon's search tool put a value. Here the user does."""
+
+    text: str
+
+    @property
+    def example(self) -> str:
+        """A value inside of it, as --set takes it."""
+        kind, *bounds = self.text.split()[1:] or [""]
+        try:
+            low, high = map(float, bounds)
+        except ValueError:
+            return bounds[0] if bounds else "..."
+        return str(round((low + high) / 2)) if kind == "INT" else f"{(low + high) / 2:g}"
+
+    def __float__(self) -> float:
+        raise ExperimentError(f"!hyperopt {self.text}: no search is there any more: write a number in its place")
 
 
 @dataclass
@@ -104,6 +125,8 @@ def read_nodes(name: str, root: Node) -> Said:
             assert isinstance(node, ScalarNode)
             if kind is not None:  # `!obj:transforms.Logistic` without braces
                 value = {}
+            elif node.tag == HYPEROPT:
+                value = Range(node.value)
             elif node.tag.startswith("!"):
                 raise ExperimentError(f"{where}: {node.tag.split()[0]} is not supported here, only !obj: is")
             else:

@@ -11,7 +11,8 @@ ACTIVATIONS = {
     "Logistic": "logistic", "RectLin": "relu", "RectLeaky": "leaky_relu", "Tanh": "tanh", "Softmax": "softmax",
     "Linear": "identity",
 }  # fmt: skip
-COSTS = {"CrossEntropy": "cross_entropy", "SumSquaredDiffs": "sum_squared"}
+COSTS = {"CrossEntropy": "cross_entropy", "SumSquaredDiffs": "sum_squared", "XCovariance": "cross_covariance"}
+COST_KEYS = ("scale", "epsilon", "blkidx", "shortcut_deriv", "backend_type", "backend", "temp_dtype")
 METRICS = {
     "MisclassRate": "misclassified", "MisclassPercentage": "misclassified_percentage",
     "MisclassSum": "misclassified_sum", "LogLossMean": "log_loss", "LogLossSum": "log_loss_sum", "AUC": "auc",
@@ -30,6 +31,8 @@ INITIALIZERS: dict[str, tuple[str, dict[str, str]]] = {
 }
 PLAIN_INITIALIZERS = {"uniform": "UniformValGen", "gaussian": "GaussianValGen", "normal": "GaussianValGen",
                       "node_normalized": "NodeNormalizedValGen", "sparse_eigenval": "SparseEigenValGen"}  # fmt: skip
+# What neon took where a file says nothing.
+DEFAULTS = {"uniform": {"low": 0.0, "high": 1.0}, "gaussian": {"std": 1.0}}
 IGNORED_OF_INITIALIZERS = ("type", "bias_init", "backend", "relu", "islocal", "name")
 
 
@@ -40,6 +43,27 @@ def one_of(table: Any, said: Said, what: str) -> Any:
             f"{said.where}: {what} {said.kind or 'without !obj:'} is not supported. {nearest(said.name, table)}"
         )
     return table[said.name]
+
+
+def cost_of(said: Said, batch_size: Said | None) -> Said:
+    """Our cost, with its scale."""
+    name = one_of(COSTS, said, "the cost")
+    for key, value in said.items():
+        if key not in COST_KEYS:
+            raise ExperimentError(
+                f"{value.where}: {said.kind} has no key {key!r} that is known here. {nearest(key, COST_KEYS)}"
+            )
+    scale = float(said.plain("scale", 1.0))
+    ours: dict[str, Any] = {"name": name}
+    if name == "cross_covariance":
+        if said.get("blkidx") is None:
+            raise ExperimentError(f"{said.where}: {said.kind} needs the key 'blkidx'")
+        ours["split"] = said.get("blkidx")
+        # neon divided it by the batch, as it did a sum over samples.
+        scale /= float(batch_size.value) if batch_size is not None else 1.0
+    if scale != 1.0:
+        ours["scale"] = scale
+    return at(said.where, ours if len(ours) > 1 else name)
 
 
 def activation(said: Said) -> Said | None:
@@ -65,7 +89,9 @@ def initializer(said: Said) -> tuple[Said, float | None]:
         ours, options = one_of(INITIALIZERS, said, "the initial weights")
     if ours == "identity":
         raise ExperimentError(f"{said.where}: the initial weights {said.kind} are not supported")
-    chosen: dict[str, Any] = {"name": ours}
+    chosen: dict[str, Any] = {"name": ours, **(DEFAULTS.get(ours, {}) if said.kind else {})}
+    if said.plain("relu") and ours in ("auto_uniform", "orthonormal"):
+        chosen["scale"] = 2 ** (int(said.plain("relu")) / 2)
     for key, value in said.items():
         if key in options:
             chosen[options[key]] = value if not isinstance(value.value, int) else Said(float(value.value), value.where)
@@ -102,6 +128,8 @@ def learning_rule(said: Said) -> Said:
     for key, name in renamed.items():
         if (value := params.get(key)) is not None:
             ours[name] = Said(float(value.value) if isinstance(value.value, int) else value.value, value.where)
+    if kind == "rmsprop":
+        ours = {"alpha": 0.9, "eps": 1e-6, **ours}
     if (momentum := params.get("momentum_params")) is not None and kind != "adadelta":
         ours.update(_momentum(momentum))
     if (schedule := params.get("schedule")) is not None:
@@ -131,4 +159,5 @@ def _schedule(said: Said) -> Said:
     epochs = said.plain("step_epochs")
     ratio = said.plain("ratio", 0.1)
     key = "step" if isinstance(epochs, list) else "every"
-    return at(said.where, {key: epochs, "ratio": float(ratio) if isinstance(ratio, int) else ratio})
+    # neon counted the epochs from 1 here.
+    return at(said.where, {key: epochs, "ratio": float(ratio) if isinstance(ratio, int) else ratio, "shift": 1})
