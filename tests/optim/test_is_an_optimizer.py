@@ -190,6 +190,20 @@ def test_models_that_differ_are_an_error_on_all_ranks(comm) -> None:
 
 
 @ranks(2, **SMALL)
+@pytest.mark.parametrize("options", [{}, {"overlap": True}, {"double_buffering": True}])
+def test_a_model_in_another_mode_on_one_rank_is_an_error_on_all(comm, options: dict) -> None:
+    model = torch.nn.Sequential(make_model(), torch.nn.Dropout(0.5))
+    optimizer = create_multi_node_optimizer(torch.optim.SGD(model.parameters(), lr=1.0), comm, model=model, **options)
+    if comm.rank == 1:
+        model.eval()  # for an evaluation, and never set back
+    loss_of(model, *local(comm)).backward()
+    with pytest.raises(torchmn.MismatchError, match=r"(?s)rank 0: .*mode of the model train.*rank 1: .*eval"):
+        optimizer.step()
+    model.eval()
+    optimizer.step()
+
+
+@ranks(2, **SMALL)
 def test_a_weight_on_one_rank_only_is_an_error_on_all(comm) -> None:
     model = make_model()
     optimizer = create_multi_node_optimizer(torch.optim.SGD(model.parameters(), lr=1.0), comm)

@@ -9,8 +9,10 @@ from torch.optim import Optimizer
 from torchmn.communicators.base import Communicator
 from torchmn.communicators.process_grid import ProcessGrid
 from torchmn.errors import ArgumentError
+from torchmn.optim.checks import check_optimizer
 from torchmn.optim.double_buffering import DoubleBufferingOptimizer
-from torchmn.optim.multi_node import MultiNodeOptimizer, check_optimizer
+from torchmn.optim.multi_node import MultiNodeOptimizer
+from torchmn.optim.overlap import OverlappingOptimizer
 
 
 def create_multi_node_optimizer(
@@ -19,6 +21,7 @@ def create_multi_node_optimizer(
     *,
     model: nn.Module | None = None,
     double_buffering: bool = False,
+    overlap: bool = False,
     zero_fill: bool = True,
     grad_dtype: torch.dtype | None = None,
 ) -> MultiNodeOptimizer:
@@ -27,6 +30,7 @@ def create_multi_node_optimizer(
     comm: all ranks that train together, or the grid of a parallel model.
     Rank 0's parameters reach all ranks now, and with `model` its buffers too.
     double_buffering: step k applies the gradients of step k-1 while those of k travel; `flush()` at the end.
+    overlap: gradients travel while backward computes: worth a try on a network or with GPUs; the numbers are the same.
     zero_fill: a gradient that only some ranks have counts as zeros on the others; False makes it an error.
     grad_dtype: torch.float16 or torch.bfloat16 to send gradients compressed; they are summed in float32.
     """
@@ -35,5 +39,9 @@ def create_multi_node_optimizer(
         comm = comm.comm
     if not isinstance(comm, Communicator):
         raise ArgumentError(f"create_multi_node_optimizer: expected a communicator, got {type(comm).__name__}")
-    kind = DoubleBufferingOptimizer if double_buffering else MultiNodeOptimizer
+    if double_buffering and overlap:
+        raise ArgumentError(
+            "create_multi_node_optimizer: expected double_buffering or overlap, got both: each hides the same messages"
+        )
+    kind = DoubleBufferingOptimizer if double_buffering else OverlappingOptimizer if overlap else MultiNodeOptimizer
     return kind(actual_optimizer, comm, model, zero_fill, grad_dtype)

@@ -46,12 +46,17 @@ class Agreement:
 
 
 def agree(
-    comm: Communicator, grads: Sequence[Gradient], weight: float | None, zero_fill: bool, operation: str
+    comm: Communicator,
+    grads: Sequence[Gradient],
+    weight: float | None,
+    zero_fill: bool,
+    operation: str,
+    mode: str | None = None,
 ) -> Agreement:
     """Compare gradients and weights over ranks, in one tiny message where all ranks are alike.
 
     A gradient that no rank has stays absent, as in one process. One that only some ranks have counts as zeros on
-    the others; without `zero_fill` it is an error on every rank.
+    the others; without `zero_fill` it is an error on every rank. So is a model in another `mode` on another rank.
     """
     problem = None
     if weight is not None and not (isinstance(weight, int | float) and 0 <= weight < float("inf")):
@@ -61,9 +66,8 @@ def agree(
         for grad in grads
     )
     kinds = tuple(grad.kind() for grad in grads)
-    told = comm._meet(
-        operation, problem, ("parameters", "weighted"), problem or (shapes, weight is not None), (kinds, weight)
-    )
+    names, values = ("parameters", "weighted", "mode of the model"), (shapes, weight is not None, mode)
+    told = comm._meet(operation, problem, names, problem or values, (kinds, weight))
     if told is None:
         return Agreement(kinds, 1.0 / comm.size)
     all_kinds = [rank_kinds for rank_kinds, _ in told]

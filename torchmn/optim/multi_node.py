@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -13,13 +12,15 @@ from torch.optim import Optimizer
 
 from torchmn.communicators.base import Communicator
 from torchmn.communicators.models import bcast_tensors
-from torchmn.errors import ArgumentError, TorchMNError
+from torchmn.errors import ArgumentError
 from torchmn.nn.parts.roles import replicas_of
 from torchmn.optim import gradients
+from torchmn.optim.checks import check_slices
 from torchmn.optim.gradients import Gradient
+from torchmn.optim.wrapper import WrappedOptimizer
 
 
-class MultiNodeOptimizer(Optimizer):
+class MultiNodeOptimizer(WrappedOptimizer):
     """Behaves as the optimizer that it wraps, on the mean of the gradients of all ranks.
 
     `step()` takes the mean and lets the wrapped optimizer step. Between `backward` and `step`, whoever wants to
@@ -38,8 +39,7 @@ class MultiNodeOptimizer(Optimizer):
         zero_fill: bool = True,
         grad_dtype: torch.dtype | None = None,
     ):
-        # Optimizer.__init__ would make param_groups of its own; those of the wrapped optimizer are the ones.
-        self.actual_optimizer = actual_optimizer
+        super().__init__(actual_optimizer)
         self.comm = comm
         self.zero_fill = zero_fill
         self.grad_dtype = grad_dtype if grad_dtype is not None else comm.settings.grad_dtype
@@ -54,47 +54,13 @@ class MultiNodeOptimizer(Optimizer):
             bcast_tensors(comm, [*_shared(model.named_parameters()), *model.named_buffers()], "bcast_data")
         self._bcast_parameters(self._gradients())
         self._trainable = self._trainable_now()
+        self._prepare()
 
-    # -- the wrapped optimizer, seen from outside --------------------------------------------------------------
-
-    @property
-    def param_groups(self) -> list[dict[str, Any]]:  # type: ignore[override]
-        return self.actual_optimizer.param_groups
-
-    @param_groups.setter
-    def param_groups(self, value: list[dict[str, Any]]) -> None:
-        self.actual_optimizer.param_groups = value
-
-    @property
-    def state(self) -> Any:  # type: ignore[override]
-        return self.actual_optimizer.state
-
-    @state.setter
-    def state(self, value: Any) -> None:
-        self.actual_optimizer.state = value
-
-    @property
-    def defaults(self) -> dict[str, Any]:  # type: ignore[override]
-        return self.actual_optimizer.defaults
-
-    @defaults.setter
-    def defaults(self, value: dict[str, Any]) -> None:
-        self.actual_optimizer.defaults = value
-
-    def __getattr__(self, name: str) -> Any:
-        # Only called for what this object does not have itself.
-        if name == "actual_optimizer":
-            raise AttributeError(name)
-        return getattr(self.actual_optimizer, name)
+    def _prepare(self) -> None:
+        """What a kind of multi-node optimizer needs beyond that; all ranks are here."""
 
     def __repr__(self) -> str:
-        return f"MultiNodeOptimizer({self.actual_optimizer!r}, {self.comm!r})"
-
-    def state_dict(self) -> dict[str, Any]:
-        return self.actual_optimizer.state_dict()
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        self.actual_optimizer.load_state_dict(state_dict)
+        return f"{type(self).__name__}({self.actual_optimizer!r}, {self.comm!r})"
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add a group, on every rank; its parameters become rank 0's at once."""
@@ -106,24 +72,6 @@ class MultiNodeOptimizer(Optimizer):
     def zero_grad(self, set_to_none: bool = True) -> None:
         self._forget_synchronization()
         self.actual_optimizer.zero_grad(set_to_none=set_to_none)
-
-    def register_step_pre_hook(self, hook: Callable) -> Any:
-        return self.actual_optimizer.register_step_pre_hook(hook)
-
-    def register_step_post_hook(self, hook: Callable) -> Any:
-        return self.actual_optimizer.register_step_post_hook(hook)
-
-    def register_state_dict_pre_hook(self, hook: Callable, prepend: bool = False) -> Any:
-        return self.actual_optimizer.register_state_dict_pre_hook(hook, prepend)
-
-    def register_state_dict_post_hook(self, hook: Callable, prepend: bool = False) -> Any:
-        return self.actual_optimizer.register_state_dict_post_hook(hook, prepend)
-
-    def register_load_state_dict_pre_hook(self, hook: Callable, prepend: bool = False) -> Any:
-        return self.actual_optimizer.register_load_state_dict_pre_hook(hook, prepend)
-
-    def register_load_state_dict_post_hook(self, hook: Callable, prepend: bool = False) -> Any:
-        return self.actual_optimizer.register_load_state_dict_post_hook(hook, prepend)
 
     # -- stepping ----------------------------------------------------------------------------------------------
 
@@ -141,7 +89,7 @@ class MultiNodeOptimizer(Optimizer):
         if self._asked_by_scaler():
             return self._step_scaled()
         if not self._synchronized:
-            self.synchronize(weight)
+            self._take_mean(weight)
         self._forget_synchronization()
         return self.actual_optimizer.step()
 
@@ -151,12 +99,8 @@ class MultiNodeOptimizer(Optimizer):
         A `backward` after this adds this rank's own gradients, and the next `step` takes the mean once more,
         which leaves what was a mean already as it is.
         """
-        grads = self._gradients()
-        agreement = self._agree(grads, weight)
-        gradients.take_mean(self.comm, grads, agreement, self.grad_dtype)
-        for grad in grads:
-            grad.put_back()
-        self._remember_synchronization(grads)
+        self._take_mean(weight)
+        self._remember_synchronization()
 
     def weigh(self, loss: Tensor, samples: float) -> Tensor:
         """This rank's mean loss over `samples`, weighed before `backward` so that the plain `step()` is exact.
@@ -167,9 +111,17 @@ class MultiNodeOptimizer(Optimizer):
         total = self.comm.allreduce(torch.tensor(float(samples), dtype=torch.float64))
         return loss * (samples * self.comm.size / total.item())
 
+    def _take_mean(self, weight: float | None) -> None:
+        """Replace every gradient by its mean over ranks."""
+        grads = self._gradients()
+        agreement = self._agree(grads, weight)
+        gradients.take_mean(self.comm, grads, agreement, self.grad_dtype)
+        for grad in grads:
+            grad.put_back()
+
     def _agree(self, grads: list[Gradient], weight: float | None) -> gradients.Agreement:
         """What ranks must know of each other's gradients before they are averaged; also brings new parameters in."""
-        agreement = gradients.agree(self.comm, grads, weight, self.zero_fill, "optimizer step")
+        agreement = gradients.agree(self.comm, grads, weight, self.zero_fill, "optimizer step", self._mode())
         if not agreement.equal and self._model is not None:
             crossing = [n for n, m in self._model.named_modules() if getattr(m, "gradients_cross_ranks", False)]
             if crossing:
@@ -195,7 +147,7 @@ class MultiNodeOptimizer(Optimizer):
             with torch.enable_grad():
                 loss = closure()
             if not self._synchronized:
-                self.synchronize(weight)
+                self._take_mean(weight)
             self._forget_synchronization()
             value = loss.detach() if isinstance(loss, Tensor) else torch.tensor(float(loss))
             if weight is None:
@@ -237,6 +189,10 @@ class MultiNodeOptimizer(Optimizer):
             for place, p in enumerate(values["params"])
         ]
 
+    def _mode(self) -> str | None:
+        """Whether the model, where it is known, drops out and normalises as in training: all ranks must do the same."""
+        return None if self._model is None else "train" if self._model.training else "eval"
+
     def _trainable_now(self) -> set[int]:
         return {id(p) for group in self.param_groups for p in group["params"] if p.requires_grad}
 
@@ -252,11 +208,11 @@ class MultiNodeOptimizer(Optimizer):
             self._bcast_parameters(appeared)
         self._trainable = now
 
-    def _remember_synchronization(self, grads: list[Gradient]) -> None:
+    def _remember_synchronization(self) -> None:
         """Note that the gradients are means, until a backward adds to one of them."""
         self._forget_synchronization()
         self._synchronized = True
-        for grad in grads:
+        for grad in self._gradients():
             if grad.parameter.requires_grad:
                 self._watching.append(grad.parameter.register_post_accumulate_grad_hook(self._touched))
 
@@ -276,35 +232,3 @@ class MultiNodeOptimizer(Optimizer):
 def _shared(named: Iterable[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
     """Without the slices that are a rank's own: they were cut from the same tensor, and must not become rank 0's."""
     return ((name, x) for name, x in named if replicas_of(x) is None)
-
-
-# These compute each element of a parameter from that element alone, so a slice steps as the whole would.
-_ELEMENT_BY_ELEMENT = (
-    *("SGD", "Adam", "AdamW", "RMSprop", "Adagrad", "Adadelta", "Adamax", "NAdam", "RAdam", "ASGD", "Rprop"),
-    "SparseAdam",
-)
-
-
-def check_slices(optimizer: Optimizer) -> None:
-    """Raise, or warn, if an optimizer of slices needs whole parameters: norms and products over all their elements."""
-    sliced = any(replicas_of(p) is not None for group in optimizer.param_groups for p in group["params"])
-    kind = type(optimizer)
-    if not sliced or any(base.__name__ in _ELEMENT_BY_ELEMENT for base in kind.__mro__):
-        return
-    problem = (
-        f"{kind.__name__} may compute over whole parameters, of which split layers hold slices: numbers could differ "
-        "from those of one rank. Use SGD, Adam or another optimizer that works element by element, or mode='datapar'"
-    )
-    if kind.__module__.startswith("torch.optim"):
-        raise ArgumentError(f"create_multi_node_optimizer: {problem}")
-    warnings.warn(problem, stacklevel=4)
-
-
-def check_optimizer(optimizer: object) -> None:
-    """Raise if `optimizer` can not be wrapped."""
-    if isinstance(optimizer, MultiNodeOptimizer):
-        raise TorchMNError("create_multi_node_optimizer: this optimizer is a multi-node optimizer already")
-    if not isinstance(optimizer, Optimizer):
-        raise ArgumentError(
-            f"create_multi_node_optimizer: expected a torch.optim.Optimizer, got {type(optimizer).__name__}"
-        )

@@ -1,0 +1,70 @@
+"""The part of a multi-node optimizer that is the optimizer inside it, seen from outside."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from torch.optim import Optimizer
+
+
+class WrappedOptimizer(Optimizer):
+    """An optimizer to everybody who meets it, whose groups, state, rates and hooks are those of `actual_optimizer`."""
+
+    def __init__(self, actual_optimizer: Optimizer):
+        # Optimizer.__init__ would make param_groups of its own; those of the wrapped optimizer are the ones.
+        self.actual_optimizer = actual_optimizer
+
+    @property
+    def param_groups(self) -> list[dict[str, Any]]:  # type: ignore[override]
+        return self.actual_optimizer.param_groups
+
+    @param_groups.setter
+    def param_groups(self, value: list[dict[str, Any]]) -> None:
+        self.actual_optimizer.param_groups = value
+
+    @property
+    def state(self) -> Any:  # type: ignore[override]
+        return self.actual_optimizer.state
+
+    @state.setter
+    def state(self, value: Any) -> None:
+        self.actual_optimizer.state = value
+
+    @property
+    def defaults(self) -> dict[str, Any]:  # type: ignore[override]
+        return self.actual_optimizer.defaults
+
+    @defaults.setter
+    def defaults(self, value: dict[str, Any]) -> None:
+        self.actual_optimizer.defaults = value
+
+    def __getattr__(self, name: str) -> Any:
+        # Only called for what this object does not have itself.
+        if name == "actual_optimizer":
+            raise AttributeError(name)
+        return getattr(self.actual_optimizer, name)
+
+    def state_dict(self) -> dict[str, Any]:
+        return self.actual_optimizer.state_dict()
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self.actual_optimizer.load_state_dict(state_dict)
+
+    def register_step_pre_hook(self, hook: Callable) -> Any:
+        return self.actual_optimizer.register_step_pre_hook(hook)
+
+    def register_step_post_hook(self, hook: Callable) -> Any:
+        return self.actual_optimizer.register_step_post_hook(hook)
+
+    def register_state_dict_pre_hook(self, hook: Callable, prepend: bool = False) -> Any:
+        return self.actual_optimizer.register_state_dict_pre_hook(hook, prepend)
+
+    def register_state_dict_post_hook(self, hook: Callable, prepend: bool = False) -> Any:
+        return self.actual_optimizer.register_state_dict_post_hook(hook, prepend)
+
+    def register_load_state_dict_pre_hook(self, hook: Callable, prepend: bool = False) -> Any:
+        return self.actual_optimizer.register_load_state_dict_pre_hook(hook, prepend)
+
+    def register_load_state_dict_post_hook(self, hook: Callable, prepend: bool = False) -> Any:
+        return self.actual_optimizer.register_load_state_dict_post_hook(hook, prepend)
