@@ -24,7 +24,7 @@ import torchmn
 from torchmn.models import MNIST, SparseAutoencoder
 from torchmn.models.fine_tuning import classification_cost
 from torchmn.models.placement import Placement
-from torchmn.models.pretraining import pretraining_step
+from torchmn.models.pretraining import pretraining_step, stack_inputs
 from torchmn.nn import LocalFilter2d
 
 WORLD = MPI.COMM_WORLD
@@ -50,9 +50,8 @@ def pretraining(model: SparseAutoencoder, x: Tensor, number: int) -> Callable[[]
     placement = Placement(model, model.in_shape)
 
     def step() -> None:
-        with torch.no_grad():
-            features = model.features(placement.part(x), number)
-        pretraining_step(model.stacks[number], features, model.sparsity, 0.01)
+        inputs = stack_inputs(model, placement.part(x), number)
+        pretraining_step(model.stacks[number], inputs, model.sparsity, 0.01, placement)
 
     return step
 

@@ -10,7 +10,7 @@ from torch.testing import assert_close
 from tests.models.small import small_digits, small_images, small_model
 from tests.nn.naive import places
 from torchmn.errors import ArgumentError
-from torchmn.models import LabelledBatches, pretrain
+from torchmn.models import LabelledBatches, PretrainingCost, pretrain
 from torchmn.models.pretraining import pretraining_step
 
 
@@ -68,9 +68,8 @@ def test_three_steps_of_a_stack_are_those_of_the_formulas(tied):
     for x in small_images(9).split(3):
         y_shape = filters.out_maps, *filters.out_size
         expected, encoder, new_decoder = reference_step(encoder, decoder, x, y_shape, 2, 0.3, 0.05)
-        cost, images = pretraining_step(stack, x, sparsity=0.3, learning_rate=0.05)
-        assert_close([cost.reconstruction, cost.sparsity], [value.item() for value in expected])
-        assert images == 3
+        costs = pretraining_step(stack, x, sparsity=0.3, learning_rate=0.05)
+        assert_close(costs, torch.stack([3 * expected[0], 3 * expected[1], torch.tensor(3.0).double()]))
         assert_close(dense(filters.weight.detach(), (10, 9)), encoder)
         if not tied:
             decoder = new_decoder
@@ -87,7 +86,8 @@ def test_stacks_learn_one_after_the_other_each_from_the_frozen_stacks_below():
     for number, stack in enumerate(alone.stacks):
         for batch in (images[:4], images[4:]) * 2:
             x = alone.features(batch, number).detach()
-            costs.append(pretraining_step(stack, x, sparsity=0.1, learning_rate=0.05)[0])
+            *parts, count = pretraining_step(stack, x, sparsity=0.1, learning_rate=0.05).tolist()
+            costs.append(PretrainingCost(parts[0] / count, parts[1] / count))
     assert costs == [at.cost for at in seen]
     assert torch.equal(model.features(images), alone.features(images))
     # An epoch's cost is that of its 6 images: 4 in the first batch, 2 in the second.

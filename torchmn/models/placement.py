@@ -59,6 +59,21 @@ class Placement:
             return values
         return self.grid.replicas.allreduce(values)
 
+    def sum_over_all(self, values: Tensor) -> Tensor:
+        """The sum of what all ranks have that hold other images, or other parts of the same images."""
+        if self.grid is None or not self.cuts_images:
+            return self.sum_over_copies(values)
+        return self.grid.comm.allreduce(values)
+
+    @property
+    def is_first_tile(self) -> bool:
+        """Whether this rank counts what all tiles of an image have."""
+        return self.grid is None or not self.cuts_images or self.grid.tiles.rank == 0
+
+    def any_rank(self, here: bool) -> bool:
+        """Whether it is so on any rank; all must ask."""
+        return here if self.grid is None else bool(self.grid.comm.allreduce(torch.tensor(int(here))).item())
+
     def of_all_copies(self, rows: Tensor) -> Tensor:
         """The rows of all ranks that hold the same part of the model, one below the other."""
         if self.grid is None or self.grid.replicas.size == 1:

@@ -9,10 +9,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from torchmn.models import tiles
 from torchmn.models.batches import Batches, images_of, iterator_problem
 from torchmn.models.placement import Placement
 from torchmn.models.sparse_autoencoder import SparseAutoencoder, Stack
+from torchmn.models.stack_gradients import Gradients, gradients, has_closed_form
+from torchmn.nn.batch_last import as_batch_last
 from torchmn.nn.local_filter import unit_norm_
+from torchmn.nn.parts.part import Part
 
 
 @dataclass(frozen=True)
@@ -74,51 +78,74 @@ def pretrain(
 
 
 def _pretrain_stack(model, placement, number, batches, epochs, learning_rate, progress) -> list[PretrainingCost]:
-    stack, history = model.stacks[number], []
+    history = []
+    told = placement.any_rank(progress is not None)  # costs of single steps are summed only if somebody wants them
     for epoch in range(epochs):
-        sums, images, at = torch.zeros(2, dtype=torch.float64), 0, -1
+        sums, at = torch.zeros(3, dtype=torch.float64), -1
         for at, batch in enumerate(batches):
-            with torch.no_grad():
-                x = model.features(placement.part(images_of(batch)), number)
-            cost, count = pretraining_step(stack, x, model.sparsity, learning_rate, placement.sum_over_copies)
-            sums += count * torch.tensor([cost.reconstruction, cost.sparsity], dtype=torch.float64)
-            images += count
+            x = stack_inputs(model, placement.part(images_of(batch)), number)
+            here = pretraining_step(model.stacks[number], x, model.sparsity, learning_rate, placement)
+            if told:
+                here = placement.sum_over_all(here)
+            sums += here
             if progress is not None:
-                progress(PretrainingProgress(number, epoch, at, cost))
+                progress(PretrainingProgress(number, epoch, at, _cost(here)))
         # A rank with fewer batches would go on with the next epoch while others are still in this one.
         placement.agree("an epoch of pretrain", batches=at + 1)
-        history.append(PretrainingCost(*(sums / max(images, 1)).tolist()))
+        history.append(_cost(sums if told else placement.sum_over_all(sums)))
     return history
 
 
+def _cost(sums: Tensor) -> PretrainingCost:
+    reconstruction, sparsity, images = sums.tolist()
+    return PretrainingCost(reconstruction / max(images, 1.0), sparsity / max(images, 1.0))
+
+
+@torch.no_grad()
+def stack_inputs(model: SparseAutoencoder, x: Tensor, number: int) -> Tensor:
+    """The inputs of stack `number` from images: on tiles all that this rank's filters see, with the halo."""
+    if tiles.runs_on_tiles(model, x) and has_closed_form(model.stacks[number]):
+        return tiles.inputs_with_halo(model, x, number)  # type: ignore[arg-type]  (a Part)
+    return model.features(x, number)
+
+
 def pretraining_step(
-    stack: Stack,
-    x: Tensor,
-    sparsity: float,
-    learning_rate: float,
-    sum_over_copies: Callable[[Tensor], Tensor] = lambda values: values,
-) -> tuple[PretrainingCost, int]:
-    """One update of the stack's filters from its inputs `x`; gives the cost before it and the number of images.
+    stack: Stack, x: Tensor, sparsity: float, learning_rate: float, placement: Placement | None = None
+) -> Tensor:
+    """One update of the stack's filters from `stack_inputs`.
+
+    Gives this rank's share of the cost before it: (reconstruction, sparsity, images), whose sum over all ranks,
+    `placement.sum_over_all`, is that of all images.
 
     Both gradients are taken at the old filters. The decoder moves first and is renormalised, then the encoder: with
-    tied filters, these are two updates of the same tensor, one after the other. With copies of the model on other
-    ranks, cost and number are those of all copies' images.
+    tied filters, these are two updates of the same tensor, one after the other.
     """
+    placement = placement or Placement(stack, (stack.filter.in_maps, *stack.filter.in_size))
+    closed = not isinstance(x, Part) and has_closed_form(stack)
+    found = gradients(stack, as_batch_last(x), sparsity) if closed else _gradients_by_autograd(stack, x, sparsity)
+    count = placement.sum_over_copies(torch.tensor([float(x.shape[0])], dtype=torch.float64)).item()
+    filters = stack.filter
+    with torch.no_grad():
+        for weight, gradient in ((filters._decoder(None), found.decoder), (filters.weight, found.encoder)):
+            weight.sub_(placement.sum_over_copies(gradient), alpha=learning_rate / max(count, 1.0))
+            unit_norm_(weight)
+    here = torch.stack([found.reconstruction, sparsity * found.pooled, found.pooled.new_tensor(x.shape[0])]).double()
+    if placement.is_first_tile:
+        return here
+    # Every tile has the number of images; of Parts, it has the whole cost, too.
+    here[0 if isinstance(x, Part) else 2 :] = 0
+    return here
+
+
+def _gradients_by_autograd(stack: Stack, x: Tensor, sparsity: float) -> Gradients:
+    """For any layers, and for tiles of which some are empty. The cost is that of whole images on every rank."""
     filters = stack.filter
     encoder = filters.weight
-    own = encoder if filters.decoder_weight is None else filters.decoder_weight
     # A second handle on it, so that with tied filters the gradient of decoding is told apart from that of encoding.
-    decoder = own.detach().requires_grad_()
+    decoder = filters._decoder(None).detach().requires_grad_()
     y = filters(x)
     error = filters.transpose(y, decoder) - x
     reconstruction = 0.5 * (error * error).sum()
-    sparse = sparsity * stack.pool(y).sum()
-    gradients = torch.autograd.grad(reconstruction + sparse, [decoder, encoder])
-    here = torch.stack([reconstruction.detach(), sparse.detach(), reconstruction.new_tensor(x.shape[0])])
-    sums = sum_over_copies(here.double()).tolist()
-    images = max(sums[2], 1.0)
-    with torch.no_grad():
-        for weight, gradient in zip([own, encoder], gradients, strict=True):
-            weight.sub_(sum_over_copies(gradient), alpha=learning_rate / images)
-            unit_norm_(weight)
-    return PretrainingCost(sums[0] / images, sums[1] / images), int(sums[2])
+    pooled = stack.pool(y).sum()
+    by_decoder, by_encoder = torch.autograd.grad(reconstruction + sparsity * pooled, [decoder, encoder])
+    return Gradients(reconstruction.detach(), pooled.detach(), by_decoder, by_encoder)

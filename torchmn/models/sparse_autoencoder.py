@@ -9,10 +9,13 @@ import torch
 from torch import Tensor, nn
 
 from torchmn.errors import ArgumentError
+from torchmn.models import tiles
+from torchmn.nn.batch_last import as_batch_last
 from torchmn.nn.contrast_norm import LocalContrastNorm2d
 from torchmn.nn.l2_pool import L2Pool2d
 from torchmn.nn.local_filter import LocalFilter2d
 from torchmn.nn.pair import Size, count, pair
+from torchmn.nn.parts.part import Part
 
 
 class Stack(nn.Module):
@@ -91,7 +94,12 @@ class SparseAutoencoder(nn.Module):
 
     def features(self, x: Tensor, stacks: int | None = None) -> Tensor:
         """The outputs of the first `stacks` stacks, of all if not given: (batch, maps, height, width)."""
-        for stack in self.stacks[:stacks]:
+        chosen = self.stacks[:stacks]
+        if chosen and tiles.runs_on_tiles(self, x):
+            return tiles.features(self, x, len(chosen))  # type: ignore[arg-type]  (a Part)
+        if not isinstance(x, Part):
+            x = as_batch_last(x)  # all layers keep it so
+        for stack in chosen:
             x = stack(x)
         return x
 

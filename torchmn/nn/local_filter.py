@@ -26,8 +26,8 @@ class LocalFilter2d(nn.Module):
     weight: (out_height, out_width, out_maps, in_maps, kernel height, kernel width), so that `weight[row, column]` is
     the weight of the Conv2d that applies there. bias: (out_height, out_width, out_maps).
 
-    Filters start with a uniformly random direction and L2 norm 1. Beside its output, a pass takes the memory of a copy of
-    the image and of a few rows of it unfolded.
+    Filters start with a uniformly random direction and L2 norm 1. Beside its output, a pass takes the memory of a copy
+    of the image and of a few rows of it unfolded.
     """
 
     weight: nn.Parameter
@@ -87,14 +87,14 @@ class LocalFilter2d(nn.Module):
 
     def local(self, x: Tensor) -> Tensor:
         """The outputs of the filters that this layer holds, from images that contain their padding or halo."""
-        y = outputs(batch_last(x), _matrices(self.weight), self._tiling((x.shape[2], x.shape[3])))
+        y = outputs(batch_last(x), matrices(self.weight), self._tiling((x.shape[2], x.shape[3])))
         if self.bias is not None:
             y = y + self.bias.permute(2, 0, 1).unsqueeze(3)
         return in_order_of(x, y)
 
     def local_transpose(self, y: Tensor, size: tuple[int, int], weight: Tensor) -> Tensor:
         """The transpose of `local` for images of `size`, which contains padding and halo."""
-        return in_order_of(y, decoded(batch_last(y), _matrices(weight), self._tiling(size)))
+        return in_order_of(y, decoded(batch_last(y), matrices(weight), self._tiling(size)))
 
     @torch.no_grad()
     def unit_norm_(self) -> LocalFilter2d:
@@ -163,6 +163,6 @@ def unit_norm_(weight: Tensor) -> Tensor:
     return weight.div_(norm.masked_fill_(norm == 0, 1)[..., None, None, None])
 
 
-def _matrices(weight: Tensor) -> Tensor:
+def matrices(weight: Tensor) -> Tensor:
     """One matrix per position: (positions, out_maps, weights of a filter). A view."""
     return weight.flatten(3).flatten(0, 1)

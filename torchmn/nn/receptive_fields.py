@@ -4,9 +4,9 @@
     decoded(values, filters)    the image in which every filter, times its value, lies where it took its input from
     filters_of(image, values)   the sums over the batch of every field times its values: the gradient of the filters
 
-Each is linear in both of its arguments, and its gradients are the other two: so all of them can be differentiated to any
-order. Images are (map, height, width, batch), values (out_map, row, column, batch), filters (position, out_map, weight of
-a filter).
+Each is linear in both of its arguments, and its gradients are the other two: so all of them can be differentiated to
+any order. Images are (map, height, width, batch), values (out_map, row, column, batch), filters (position, out_map,
+weight of a filter).
 
 Fields are copied out side by side, some rows of positions at a time, so that they stay in the processor's cache until
 their product has been taken: no more than that is ever unfolded, and nothing unfolded is kept for backward.

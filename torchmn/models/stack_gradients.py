@@ -1,0 +1,113 @@
+"""The cost of a stack's reconstruction and of its pooled outputs, with the gradients of its filters, in closed form.
+
+The cost is quadratic in the decoder, so little is left to compute: y = Wx, x̂ = Dᵀy, e = x̂ - x, then the gradients e·y
+of the decoder and x·(De + λ∂p/∂y) of the encoder. On tiles, x̂ is completed with what neighbours decode into it and e
+comes back with its halo, as in the reference. Pooled outputs that reach into two tiles are computed on both.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from torchmn.geometry import DimPlan, HaloPlan, Interval, all_owned
+from torchmn.models.sparse_autoencoder import Stack
+from torchmn.nn.batch_last import halo_of, sum_of_halos
+from torchmn.nn.l2_pool import L2Pool2d
+from torchmn.nn.local_filter import matrices
+from torchmn.nn.receptive_fields import Tiling, decoded, filters_of, outputs
+from torchmn.nn.tiled_local_filter import TiledLocalFilter2d
+from torchmn.nn.window_sums import Windows, spread_over_windows, window_sums
+
+Pair = tuple[int, int]
+Box = tuple[slice, slice, slice]  # of (map, height, width, batch)
+
+
+def has_closed_form(stack: Stack) -> bool:
+    """Whether `gradients` knows the stack's layers: without padding, with stride 1."""
+    filters, pool = stack.filter, stack.pool
+    settings = (filters.padding, filters.stride, pool.padding, pool.stride)
+    return isinstance(pool, L2Pool2d) and filters.bias is None and settings == ((0, 0), (1, 1), (0, 0), (1, 1))
+
+
+class Gradients(NamedTuple):
+    """This rank's share of ½‖x̂ - x‖² and of Σ pooled, and the gradients of its filters."""
+
+    reconstruction: Tensor
+    pooled: Tensor
+    decoder: Tensor
+    encoder: Tensor
+
+
+@torch.no_grad()
+def gradients(stack: Stack, x: Tensor, sparsity: float) -> Gradients:
+    """Of ½‖x̂ - x‖² + `sparsity` · Σ pooled, summed over the batch.
+
+    x: (batch, map, height, width), all that this rank's filters see, in memory with the batch last
+    """
+    filters = stack.filter
+    encoder, decoder = matrices(filters.weight), matrices(filters._decoder(None))
+    image = x.permute(1, 2, 3, 0)
+    tiling = Tiling((x.shape[2], x.shape[3]), filters.kernel, filters.stride)
+    y = outputs(image, encoder, tiling)
+    image_hat = decoded(y, decoder, tiling)
+    if isinstance(filters, TiledLocalFilter2d):
+        plan, comm = filters.array.plan, filters.grid.tiles
+        own_hat = sum_of_halos(image_hat.permute(3, 0, 1, 2), plan, comm).permute(1, 2, 3, 0)
+        own_error = own_hat.sub_(image[_own(plan)])
+        error = halo_of(own_error.permute(3, 0, 1, 2), plan, comm).permute(1, 2, 3, 0)
+    else:
+        own_error = error = image_hat.sub_(image)
+    total, slopes = _pooling(stack, y)
+    y_gradient = outputs(error, decoder, tiling).add_(slopes, alpha=sparsity)
+    return Gradients(
+        own_error.square().sum() / 2,
+        total,
+        filters_of(error, y, tiling).view_as(filters.weight),
+        filters_of(image, y_gradient, tiling).view_as(filters.weight),
+    )
+
+
+def _pooling(stack: Stack, y: Tensor) -> tuple[Tensor, Tensor]:
+    """The sum of this rank's pooled values, and the gradient of the sum of everybody's.
+
+    y: (map, height, width, batch), this rank's outputs of the filters
+    """
+    filters, pool = stack.filter, stack.pool
+    mine: Box = slice(None), slice(0, y.shape[1]), slice(0, y.shape[2])
+    counted: Box = slice(None), slice(None), slice(None)
+    seen = y
+    if isinstance(filters, TiledLocalFilter2d):
+        grid = filters.grid
+        plan, counted = _windows_that_touch(filters.out_size, grid.parts_of(2), grid.place_of(2), pool.kernel)
+        mine = _own(plan)
+        seen = halo_of(y.permute(3, 0, 1, 2), plan, grid.tiles).permute(1, 2, 3, 0)
+    windows = Windows((seen.shape[1], seen.shape[2]), pool.kernel, pool.stride)
+    norms = window_sums(seen * seen, windows).add_(pool.eps).sqrt_()
+    total = norms[counted].sum()
+    inverse = norms.masked_fill_(norms == 0, torch.inf).reciprocal_()
+    return total, seen[mine] * spread_over_windows(inverse, windows)[mine]
+
+
+@lru_cache(maxsize=256)
+def _windows_that_touch(size: Pair, parts: Pair, place: Pair, kernel: Pair) -> tuple[HaloPlan, Box]:
+    """The halo for all pooled values that depend on a rank's outputs, and which of them begin in its tile."""
+    dims, counted = [], []
+    for extent, count, at, length in zip(size, parts, place, kernel, strict=True):
+        owned, windows = all_owned(extent, count), extent - length + 1
+        needed = tuple(Interval(max(0, one.start - length + 1), min(extent, one.stop + length - 1)) for one in owned)
+        dims.append(DimPlan(extent, owned, needed))
+        first, last = min(windows, owned[at].start), min(windows, owned[at].stop)
+        counted.append(slice(first - needed[at].start, last - needed[at].start))
+    return HaloPlan.of(tuple(dims), place), (slice(None), counted[0], counted[1])
+
+
+def _own(plan: HaloPlan) -> Box:
+    """Where in its buffer a rank's own pixels lie."""
+    rows, columns = (
+        dim.owned[at].shift(-dim.needed[at].start).as_slice() for dim, at in zip(plan.dims, plan.place, strict=True)
+    )
+    return slice(None), rows, columns

@@ -1,0 +1,135 @@
+"""The stacks of a sparse autoencoder on tiles, with one exchange for each stack.
+
+Filters belong to the rank of their outputs, so their outputs have to travel. Pooling and normalisation have no
+parameters: from a halo of the outputs that is wide enough, a rank computes all that its own filters of the next stack
+need, its neighbours' border rows too. That is less work than an exchange after each layer.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+from itertools import pairwise
+from typing import TYPE_CHECKING
+
+from torch import Tensor, nn
+
+from torchmn.geometry import DimPlan, HaloPlan, Interval, all_owned
+from torchmn.nn.batch_last import halo_of
+from torchmn.nn.contrast_norm import LocalContrastNorm2d
+from torchmn.nn.contrast_region import Normalisation, normalised
+from torchmn.nn.l2_pool import L2Pool2d, pooled
+from torchmn.nn.parts.layout import Layout, image_layout
+from torchmn.nn.parts.part import Part, local, wrap
+from torchmn.nn.plain_tensors import plain_tensors
+from torchmn.nn.tiled_local_filter import TiledLocalFilter2d
+from torchmn.nn.window_sums import Windows
+
+if TYPE_CHECKING:
+    from torchmn.models.sparse_autoencoder import SparseAutoencoder, Stack
+
+Pair = tuple[int, int]
+Cuts = tuple[tuple[Interval, ...], tuple[Interval, ...]]  # along height and width, what each place has
+
+
+def runs_on_tiles(model: SparseAutoencoder, x: Tensor) -> bool:
+    """Whether all layers are the library's own, every rank has a tile of each, and nobody looks in between."""
+    if not isinstance(x, Part) or local(x).is_meta or x.shape[0] == 0:
+        return False
+    if not all(_is_plain(stack) for stack in model.stacks):
+        return False
+    parts = model.stacks[0].filter.grid.parts_of(2)
+    smallest = pooled_size(model.stacks[-1])  # no padding: sizes only fall
+    return smallest[0] >= parts[0] and smallest[1] >= parts[1]
+
+
+def inputs_with_halo(model: SparseAutoencoder, x: Part, number: int) -> Tensor:
+    """What the filters of stack `number` on this rank see: (batch, map, height, width), in memory with the batch last.
+
+    x: this rank's part of the images
+    """
+    first = model.stacks[0].filter
+    first._check(x, "forward", (first.in_maps, *first.in_size))
+    with plain_tensors():
+        buffer = first.fetched(local(x))
+        for stack, above in pairwise(model.stacks[: number + 1]):
+            dims = above.filter.array.plan.dims
+            buffer = _features(stack, buffer, (dims[0].needed, dims[1].needed))
+    return buffer
+
+
+def features(model: SparseAutoencoder, x: Part, stacks: int) -> Part:
+    """This rank's part of the outputs of the first `stacks` stacks."""
+    last = model.stacks[stacks - 1]
+    buffer = inputs_with_halo(model, x, stacks - 1)
+    maps, (height, width) = last.filter.out_maps, pooled_size(last)
+    layout: Layout = image_layout(last.filter.grid, (x.shape[0], maps, height, width), x.layout_.samples)
+    parts = last.filter.grid.parts_of(2)
+    with plain_tensors():
+        mine = _features(last, buffer, (all_owned(height, parts[0]), all_owned(width, parts[1])))
+    return wrap(mine, layout)
+
+
+def pooled_size(stack: Stack) -> tuple[int, int]:
+    """(height, width) of a stack's features."""
+    height, width = (
+        (n - k) // s + 1 for n, k, s in zip(stack.filter.out_size, stack.pool.kernel, stack.pool.stride, strict=True)
+    )
+    return height, width
+
+
+def _features(stack: Stack, buffer: Tensor, wanted: Cuts) -> Tensor:
+    """Those of the stack's outputs that each rank wants, from what this rank's filters see."""
+    filters = stack.filter
+    steps = _steps(stack, wanted)
+    y = halo_of(filters.local(buffer), steps.plan, filters.grid.tiles)
+    return normalised(pooled(y, steps.windows, stack.pool.eps), steps.norm)
+
+
+@dataclass(frozen=True)
+class _Steps:
+    """Pooling and normalisation of a tile: which filters' outputs they need, and what each makes of them."""
+
+    plan: HaloPlan
+    windows: Windows
+    norm: Normalisation
+
+
+def _steps(stack: Stack, wanted: Cuts) -> _Steps:
+    grid, pool, norm = stack.filter.grid, stack.pool, stack.norm
+    parts, place = grid.parts_of(2), grid.place_of(2)
+    height, width = pooled_size(stack)
+    region = norm.region((height, width), (wanted[0][place[0]], wanted[1][place[1]]))
+    around = norm.kernel[0] // 2 * 2, norm.kernel[1] // 2 * 2
+    return _planned(stack.filter.out_size, parts, place, (pool.kernel, pool.stride), around, wanted, region)
+
+
+@lru_cache(maxsize=256)
+def _planned(size, parts, place, pool: tuple[Pair, Pair], around: Pair, wanted: Cuts, region: Normalisation) -> _Steps:
+    dims = []
+    for extent, count, kernel, stride, reach, cut in zip(size, parts, *pool, around, wanted, strict=True):
+        after = (extent - kernel) // stride + 1
+        inputs = [Interval(max(0, one.start - reach), min(after, one.stop + reach)) for one in cut]
+        needed = tuple(Interval(one.start * stride, (one.stop - 1) * stride + kernel) for one in inputs)
+        dims.append(DimPlan(extent, all_owned(extent, count), needed))
+    plan = HaloPlan.of(tuple(dims), place)
+    height, width = plan.buffer_shape
+    return _Steps(plan, Windows((height, width), *pool), region)
+
+
+def _is_plain(stack: Stack) -> bool:
+    filters, pool, norm = stack.filter, stack.pool, stack.norm
+    return (
+        type(filters) is TiledLocalFilter2d
+        and (filters.padding, filters.stride) == ((0, 0), (1, 1))
+        and type(pool) is L2Pool2d
+        and pool.padding == (0, 0)
+        and type(norm) is LocalContrastNorm2d
+        and norm.gaussian is not None
+        and not any(_is_watched(module) for module in (stack, filters, pool, norm))
+    )
+
+
+def _is_watched(module: nn.Module) -> bool:
+    """A hook wants to see what a layer makes: then each layer is called by itself."""
+    return bool(module._forward_hooks or module._backward_hooks or module._backward_pre_hooks)
