@@ -1,7 +1,8 @@
 # Everything a developer runs. The first `make demo`, `make test` or `make check` also does the set-up, in .venv.
 
 PYTHON ?= python3
-PYTEST_ARGS ?=
+# Two processes: the tests that start ranks in one, all others beside it. `PYTEST_ARGS=` runs one after the other.
+PYTEST_ARGS ?= -n 2 --dist loadgroup --no-loadscope-reorder
 RANKS ?= 2
 
 BIN := .venv/bin

@@ -1,4 +1,8 @@
-"""What pytest calls: one item per world, sorted by world, each body run on all ranks of its world."""
+"""What pytest calls: one item per world, sorted by world, each body run on all ranks of its world.
+
+Two processes may share a session (`pytest -n 2 --dist loadgroup`, of pytest-xdist). One runs all tests that start
+ranks as processes, which fill the cores and have time-outs; the other one the modules that stay in their process.
+"""
 
 from __future__ import annotations
 
@@ -13,9 +17,13 @@ from tests.worlds.worker import Run
 
 POOLS = pytest.StashKey[Pools]()
 
+# Where tests start jobs of their own.
+JOBS = ("tests/cli/", "tests/docs/", "tests/examples/", "tests/mpi/", "tests/worlds/", "tests/test_readme.py/")
+
 
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "ranks(*sizes, on, timeout): run on every rank of worlds of these sizes")
+    config.addinivalue_line("markers", "xdist_group(name): tests of one group stay in one process of the session")
     # The threads of `run_threads` live in this process, and a hang must end before pytest-timeout ends it.
     os.environ.setdefault("TORCHMN_TIMEOUT", RANK_TIMEOUT)
     config.stash[POOLS] = Pools()
@@ -36,10 +44,23 @@ def comm(request: pytest.FixtureRequest) -> World:
     return request.param
 
 
+def pytest_itemcollected(item: pytest.Item) -> None:
+    item.add_marker(pytest.mark.xdist_group(group_of(item)))
+
+
+def group_of(item: pytest.Item) -> str:
+    """The tests that stay with `item` in one process of the session: all that start ranks, or those of its module."""
+    module = item.nodeid.partition("::")[0]
+    return "processes" if needs_pool(item) or f"{module}/".startswith(JOBS) else module
+
+
 @pytest.hookimpl(trylast=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Tests of one world follow each other, so that each pool starts once."""
     items.sort(key=lambda item: visiting_order(world_of(item)))
+    if hasattr(config, "workerinput"):
+        # The long group first: modules, which are short, fill up what is left to do in the end.
+        items.sort(key=lambda item: group_of(item) != "processes")
     for item in items:
         if world_of(item) is not None and item.get_closest_marker("timeout") is None:
             # The net below our own time-outs, which tell more.
@@ -57,6 +78,11 @@ def world_of(item: pytest.Item) -> World | None:
     callspec = getattr(item, "callspec", None)
     world = callspec.params.get("comm") if callspec is not None else None
     return world if isinstance(world, World) else None
+
+
+def needs_pool(item: pytest.Item) -> bool:
+    world = world_of(item)
+    return world is not None and world.transport not in IN_THIS_PROCESS
 
 
 def timeout_of(item: pytest.Item) -> float:
