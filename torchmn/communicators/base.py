@@ -310,6 +310,7 @@ class Communicator(ObjectOperations, Buffers):
                 self._meet("allreduce", problem, _ALIKE)
             said = (x.dtype, x.shape, op)
             if 0 < x.nbytes <= self.carried_bytes and self._may_carry(x.dtype, x.nbytes):
+                # The comparison is a message to every rank anyway: the tensor goes with it.
                 carried = self._outgoing(x)
                 carried = staging.to_host(carried) if carried.is_cuda else carried
                 self._meet("allreduce", None, _ALIKE, said, carried=carried)

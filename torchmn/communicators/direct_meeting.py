@@ -17,6 +17,7 @@ CARRIED_BYTES = 8 << 10
 _START = 16  # the number, and room so that the tensor behind it is aligned
 _TAG = 1  # exchanges of buffers between the same ranks have 0
 _KEPT_VIEWS = 1000
+_memmove, _BYTE = ctypes.memmove, MPI.BYTE
 
 
 class DirectMeeting:
@@ -24,32 +25,34 @@ class DirectMeeting:
 
     def __init__(self, comm: MPI.Comm):
         self._comm = comm
+        self._rank = comm.rank
         self._others = [rank for rank in range(comm.size) if rank != comm.rank]
         buffers = [torch.zeros(_START + CARRIED_BYTES, dtype=torch.uint8) for _ in range(comm.size)]
         self._buffers = buffers
         self._numbers = [buffer.view(torch.int64).numpy().data for buffer in buffers]
         self._specs = [[MPI.memory.fromaddress(b.data_ptr(), b.nbytes), b.nbytes, MPI.BYTE] for b in buffers]
+        self._spoken = self._specs[comm.rank][0]
         self._address = buffers[comm.rank].data_ptr() + _START
         self._views: dict[tuple[torch.dtype, torch.Size], list[Tensor]] = {}
 
     def agree(self, number: int, carried: Tensor | None) -> bool:
         """Whether all ranks passed this number; their tensors then are in `parts`. `carried` is contiguous."""
-        comm = self._comm
-        memory, _, byte = spec = self._specs[comm.rank]
-        self._numbers[comm.rank][0] = number
-        if carried is None:
-            spec = [memory, _START, byte]
-        else:
-            ctypes.memmove(self._address, carried.data_ptr(), carried.nbytes)
-            spec = [memory, _START + carried.nbytes, byte]
-        if len(self._others) == 1:
-            peer = self._others[0]
+        comm, numbers = self._comm, self._numbers
+        numbers[self._rank][0] = number
+        end = _START
+        if carried is not None:
+            nbytes = carried.nbytes
+            end += nbytes
+            _memmove(self._address, carried.data_ptr(), nbytes)
+        spec = [self._spoken, end, _BYTE]
+        if len(numbers) == 2:
+            peer = 1 - self._rank
             comm.Sendrecv(spec, peer, _TAG, self._specs[peer], peer, _TAG)
-            return self._numbers[peer][0] == number
+            return numbers[peer][0] == number
         requests = [comm.Irecv(self._specs[peer], peer, _TAG) for peer in self._others]
         requests += [comm.Isend(spec, peer, _TAG) for peer in self._others]
         MPI.Request.Waitall(requests)
-        return all(self._numbers[peer][0] == number for peer in self._others)
+        return all(numbers[peer][0] == number for peer in self._others)
 
     def parts(self, dtype: torch.dtype, shape: torch.Size) -> list[Tensor]:
         """What the ranks carried to the last meeting, in rank order; it is overwritten by the next."""

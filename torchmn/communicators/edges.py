@@ -145,30 +145,40 @@ class EdgeBook:
 
     def await_answer(self, comm: Communicator, key: Key) -> Message:
         """The answer to a sent edge. Whatever else comes from that rank meanwhile is kept."""
-        while key not in self._answers:
-            self._listen(comm, key)
+        answer = None
+        while answer is None:
+            answer = self._take_answer(key) if key in self._answers else self._listen(comm, key)
+        self.sent.pop(key, None)
+        return answer
+
+    def _take_answer(self, key: Key) -> Message:
         answers = self._answers[key]
         answer = answers.pop(0)
         if not answers:
             del self._answers[key]
-        self.sent.pop(key, None)
         return answer
 
-    def _listen(self, comm: Communicator, key: Key) -> None:
-        """Wait for one answer more from that rank, unless the one to `key` is there."""
+    def _listen(self, comm: Communicator, key: Key) -> Message | None:
+        """Wait for one answer more from that rank, unless the one to `key` is there; keep it if it is another one."""
         peer = key[0]
         ear = self._ears[peer]
         # On GPUs backward runs in several threads. One listens; the others look now and then what it has heard.
         if not ear.acquire(False) and not ear.acquire(timeout=1e-3):
-            return
+            return None
         try:
             if key in self._answers:
-                return
-            message = comm._placed(comm._take(peer, comm.tag_limit))
+                return None
+            message = comm._take(peer, comm.tag_limit)
+            if message.on_gpu:
+                message = comm._placed(message)
             if message.edge & _TEXT_ENCLOSED:
                 self._peers_lines[peer, _line(message)] = wire.to_bytes(message.tensors[-1]).decode()
                 message.tensors, message.wants_gradient = message.tensors[:-1], message.wants_gradient[:-1]
-            self._answers.setdefault((peer, message.edge & _NUMBER_MASK), []).append(message)
+            number = message.edge & _NUMBER_MASK
+            if number == key[1]:
+                return message
+            self._answers.setdefault((peer, number), []).append(message)
+            return None
         finally:
             ear.release()
 

@@ -6,6 +6,8 @@ back. An MPI library does the same with more copies, and with fresh memory for e
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 from mpi4py import MPI
 from torch import Tensor
@@ -13,6 +15,7 @@ from torch import Tensor
 from torchmn.communicators.shared_memory import share
 
 CHUNK_BYTES = 2 << 20
+_STAGE_BYTES = CHUNK_BYTES + CHUNK_BYTES // 2 + 64  # the largest part that one of two or more ranks adds up
 _KEPT_VIEWS = 1000
 DTYPES = {
     *(torch.float32, torch.float64, torch.complex64, torch.complex128),
@@ -22,15 +25,22 @@ DTYPES = {
 
 
 class SharedSum:
-    """The stages of a communicator's ranks. Two each, in turns: while one is still read, the other is written."""
+    """The stages of a communicator's ranks. Two each, in turns: while one is still read, the other is written.
+
+    A stage has a place for numbers and one for results, apart: chunks are of different lengths, and the results of one
+    are still read while the numbers of the next but one are laid out.
+    """
 
     def __init__(self, comm: MPI.Comm):
         self._comm = comm
+        self._rank = comm.rank
+        self._others = [rank for rank in range(comm.size) if rank != comm.rank]
         self._turn = 0
         # The tensors keep the maps alive.
-        maps = share(comm, 2 * CHUNK_BYTES)
+        maps = share(comm, 2 * _STAGE_BYTES)
         self._stages = [torch.frombuffer(maps[rank], dtype=torch.uint8) for rank in range(len(maps))]
-        self._views: dict[tuple[int, torch.dtype, int], list[tuple[Tensor, ...]]] = {}
+        self._views: dict[tuple[int, torch.dtype, int], _Stages] = {}
+        self._whole: dict[tuple[int, torch.dtype, torch.Size], list[Tensor]] = {}
 
     @property
     def works(self) -> bool:
@@ -40,37 +50,96 @@ class SharedSum:
     def sum_(self, source: Tensor, flat: Tensor, scale: float) -> None:
         """Fill `flat` with `scale` times the sum of all ranks' `source`, which may be it; everywhere the same bits."""
         length = CHUNK_BYTES // flat.element_size()
-        for given, chunk in zip(source.split(length), flat.split(length), strict=True):
-            self._sum_chunk(given, chunk, scale)
-
-    def _sum_chunk(self, given: Tensor, chunk: Tensor, scale: float) -> None:
-        stages = self._parts_of_stages(chunk.dtype, len(chunk))
-        self._turn = 1 - self._turn
-        size, me = len(stages), self._comm.rank
-        mine, totals = given.tensor_split(size), chunk.tensor_split(size)
-        others = [rank for rank in range(size) if rank != me]
-        for rank in others:  # each rank adds up its own part, so nobody needs mine of that
-            stages[me][rank].copy_(mine[rank])
+        added: _Chunk | None = None
+        # A barrier ends two things at once: the addition of a chunk, and the laying out of the next.
+        for given, total in zip(source.split(length), flat.split(length), strict=True):
+            chunk = self._lay_out(given, total)
+            self._comm.Barrier()
+            if added is not None:
+                self._collect(added)
+            self._add_up(chunk, scale)
+            added = chunk
         self._comm.Barrier()
-        total = totals[me]
-        torch.add(mine[me], stages[others[0]][me], out=total)
-        for rank in others[1:]:
-            total.add_(stages[rank][me])
+        if added is not None:
+            self._collect(added)
+
+    def show(self, x: Tensor) -> None:
+        """Let the other ranks see `x`, of at most CHUNK_BYTES, once they know that they may look."""
+        self._shown(x)[self._rank].copy_(x)
+
+    def seen(self, x: Tensor) -> list[Tensor]:
+        """All ranks' tensors that were shown like `x`, in rank order, once all ranks know that they have been.
+
+        They are valid until the next call but one that all ranks make.
+        """
+        shown = self._shown(x)
+        self._turn = 1 - self._turn  # not before: a rank that shows something alone gets no answer, and no turn
+        return shown
+
+    def _shown(self, x: Tensor) -> list[Tensor]:
+        key = (self._turn, x.dtype, x.shape)
+        views = self._whole.get(key)
+        if views is None:
+            if len(self._whole) >= _KEPT_VIEWS:
+                self._whole.clear()
+            start = self._turn * _STAGE_BYTES
+            views = [stage[start : start + x.nbytes].view(x.dtype).view(x.shape) for stage in self._stages]
+            self._whole[key] = views
+        return views
+
+    def _lay_out(self, given: Tensor, total: Tensor) -> _Chunk:
+        """Copy to this rank's stage what the other ranks add up."""
+        stages = self._next_stages(total.dtype, len(total))
+        size = len(self._stages)
+        chunk = _Chunk(given.tensor_split(size), total.tensor_split(size), stages)
+        mine = stages.numbers[self._rank]
+        for rank in self._others:
+            mine[rank].copy_(chunk.given[rank])
+        return chunk
+
+    def _add_up(self, chunk: _Chunk, scale: float) -> None:
+        """Add up this rank's part of everybody's numbers, and lay out the result."""
+        me, numbers = self._rank, chunk.stages.numbers
+        total = chunk.total[me]
+        torch.add(chunk.given[me], numbers[self._others[0]][me], out=total)
+        for rank in self._others[1:]:
+            total.add_(numbers[rank][me])
         if scale != 1.0:
             total.mul_(scale)
-        stages[me][me].copy_(total)
-        self._comm.Barrier()
-        for rank in others:
-            totals[rank].copy_(stages[rank][rank])
+        chunk.stages.results[me].copy_(total)
 
-    def _parts_of_stages(self, dtype: torch.dtype, length: int) -> list[tuple[Tensor, ...]]:
-        """[rank][part] of the stages whose turn it is."""
+    def _collect(self, chunk: _Chunk) -> None:
+        """Copy what the other ranks have added up."""
+        for rank in self._others:
+            chunk.total[rank].copy_(chunk.stages.results[rank])
+
+    def _next_stages(self, dtype: torch.dtype, length: int) -> _Stages:
+        """All ranks' stages whose turn it is."""
         views = self._views.get((self._turn, dtype, length))
         if views is None:
             if len(self._views) >= _KEPT_VIEWS:
                 self._views.clear()
-            start = self._turn * CHUNK_BYTES
-            end = start + length * dtype.itemsize
-            views = [stage[start:end].view(dtype).tensor_split(len(self._stages)) for stage in self._stages]
-            self._views[self._turn, dtype, length] = views
+            start, size = self._turn * _STAGE_BYTES, len(self._stages)
+            middle, nbytes = start + CHUNK_BYTES, length * dtype.itemsize
+            numbers = [stage[start : start + nbytes].view(dtype).tensor_split(size) for stage in self._stages]
+            lengths = [part.nbytes for part in numbers[0]]
+            rooms = zip(self._stages, lengths, strict=True)
+            results = [stage[middle : middle + part].view(dtype) for stage, part in rooms]
+            views = self._views[self._turn, dtype, length] = _Stages(numbers, results)
+        self._turn = 1 - self._turn
         return views
+
+
+class _Stages(NamedTuple):
+    """Where the ranks lay out one chunk."""
+
+    numbers: list[tuple[Tensor, ...]]  # [rank][part]: what the rank gives to the one that adds up that part
+    results: list[Tensor]  # [rank]: the part that the rank has added up
+
+
+class _Chunk(NamedTuple):
+    """One chunk of a sum."""
+
+    given: tuple[Tensor, ...]  # this rank's numbers, in one part per rank
+    total: tuple[Tensor, ...]  # where their sums go
+    stages: _Stages
