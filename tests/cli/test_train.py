@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shlex
 import shutil
 import signal
 import subprocess
@@ -18,7 +19,9 @@ import pytest
 from tests.cli.commands import PATIENCE, started, torchmn
 from tests.cli.experiments import TEXT, losses, written
 from tests.worlds.launch import ROOT, clean_environment
+from torchmn.cli.experiment_options import command_of
 from torchmn.cli.main import main
+from torchmn.cli.train import _parser as train_parser
 
 
 @pytest.fixture(autouse=True)
@@ -32,7 +35,7 @@ def trained(tmp_path: Path, *arguments: str, name: str = "run") -> list[float]:
     return losses(tmp_path / name)
 
 
-def test_a_run_is_evaluated_and_its_predictions_are_those_metrics(tmp_path, capsys):
+def test_a_run_is_evaluated_and_its_predictions_are_those_metrics(tmp_path, capsys, caplog):
     expected = trained(tmp_path)
     assert len(expected) == 8
     said = capsys.readouterr()
@@ -47,7 +50,28 @@ def test_a_run_is_evaluated_and_its_predictions_are_those_metrics(tmp_path, caps
     last = [json.loads(line) for line in (tmp_path / "run" / "log.jsonl").read_text().splitlines()][-1]
     assert last["test accuracy"] == values["accuracy"] and last["test loss"] == pytest.approx(values["loss"])
     assert main(["evaluate", file, "--checkpoint", run, "--split", "train"]) == 0
-    assert "accuracy" in capsys.readouterr().out
+    said = capsys.readouterr()
+    assert "accuracy" in said.out and said.err == "" and caplog.records == []
+
+
+def test_the_command_that_goes_on_says_all_that_was_said():
+    said = [
+        "x y.yaml",
+        "-n",
+        "4",
+        "--threads",
+        "1",
+        "--datapar",
+        "--modelpar",
+        "--grid",
+        "data=2,width=2",
+        "--data",
+        "d",
+    ]
+    said += ["--sample", "10%", "--epochs", "3", "--seed", "5", "--set", "optimizer.lr=0.1", "--set", "batch_size=8"]
+    command = shlex.split(command_of("train", train_parser().parse(said)))
+    assert command[:2] == ["torchmn", "train"]
+    assert vars(train_parser().parse(command[2:])) == vars(train_parser().parse(said))
 
 
 def test_ranks_that_are_started_give_the_numbers_of_one(tmp_path):
@@ -81,7 +105,8 @@ def test_ctrl_c_saves_and_says_how_to_go_on_which_is_exact(tmp_path):
         os.kill(command.process.pid, signal.SIGINT)
         result = command.end()
     assert result.status == 130 and result.survivors == [], result.err
-    assert f"to go on: torchmn train {file} --resume --out {out}" in result.out
+    flags = "-n 2 --transport gloo --epochs 100000"
+    assert f"to go on: torchmn train {file} {flags} --resume --out {out}" in result.out
     done = len(losses(out))
     assert int(re.search(r"stopped after step (\d+)", result.out)[1]) == done
     epochs = str(done // 4 + 1)
@@ -122,6 +147,10 @@ def test_an_old_file_is_explained_and_trained(capsys):
         (["train", "shapes.yaml", "-n", "3", "--halodatapar"], "halodatapar needs a number of ranks that is a product"),
         (["train", "shapes.yaml", "-n", "26", "--halopar", "--grid", "26x1"], "26 ranks along height can not share"),
         (["train", "shapes.yaml", "-n", "4", "--halopar", "--grid", "3x2"], "a grid of height 3 x width 2 has 6 ranks"),
+        (["train", "shapes.yaml", "-n", "2", "--halopar", "--grid", "3x3"], "has 9 ranks, and there are 2: take 9 "
+         "ranks (-n 9), or --grid 1x2 or --grid 2x1."),
+        (["train", "shapes.yaml", "-n", "4", "--halodatapar", "--grid", "3x1"], "(-n 3), or --grid data=2,width=2 or "
+         "--grid data=2,height=2."),
         (["train", "shapes.yaml", "-n", "2", "--datapar", "--grid", "2x1"], "datapar has no axis height here"),
         (["train", "shapes.yaml", "--halopar", "--modelpar"], "--modelpar and --halopar do not go together"),
         (["train", "shapes.yaml", "--epochs", "many"], "--epochs many: expected epochs to be a whole number"),

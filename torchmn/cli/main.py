@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import os
 import sys
 from collections.abc import Sequence
 
@@ -37,6 +38,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         parser.error(f"there is no command {name!r}. {nearest(name, COMMANDS)}")
     try:
         return importlib.import_module(f"torchmn.cli.{name}").main(rest)
+    except BrokenPipeError:
+        # Whoever read our output has gone (`| head`): that is their right. Python would complain once more at the end.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
     except TorchMNError as error:
         print(f"torchmn {name}: {error}", file=sys.stderr)
         return 2

@@ -24,6 +24,8 @@ def _model(model: Mapping[str, Any]) -> list[str]:
     for key, value in model.items():
         if key == "layers":
             lines += ["  layers:", *_layers(value, "    ")]
+        elif key == "cost" and isinstance(value, list):
+            lines += ["  cost:", *(f"    - {_flow(cost)}" for cost in value)]
         else:
             lines.append(f"  {key}: {_flow(value)}")
     return lines
