@@ -3,8 +3,9 @@
     OMP_NUM_THREADS=1 mpiexec -n 2 python benchmarks/model_parallel.py
 
 (a) A tensor goes to the other rank and its gradient comes back: our `send` and `recv`, forward and backward through
-autograd, beside the two bare messages. Times are microseconds for there and back. `raw/ours` is our bandwidth as a
-share of raw mpi4py's; `gloo/ours` how many times faster than gloo's plain messages, without autograd, we are.
+autograd, beside the two raw messages. Times are microseconds for there and back. `raw/ours` is our bandwidth as a
+share of raw mpi4py's; `gloo/ours` how many times faster than gloo's plain messages, without autograd, we are. `bare`
+is what torch itself asks for: the two raw messages inside of the smallest autograd functions that can be written.
 
 (b) A pipeline of two equal stages beside torch.distributed.pipelining: pipeline.py says what the columns are.
 """
@@ -12,6 +13,7 @@ share of raw mpi4py's; `gloo/ours` how many times faster than gloo's plain messa
 from __future__ import annotations
 
 import argparse
+from typing import Any
 
 import pipeline
 import side_by_side
@@ -36,6 +38,7 @@ def there_and_back(comm: torchmn.Communicator, nbytes: int) -> side_by_side.Cont
     x = torch.zeros(nbytes // 4, requires_grad=True)
     gradient = torch.ones(nbytes // 4)
     plain = x.detach()
+    anchor = torch.zeros((), requires_grad=True)
 
     def ours() -> None:
         if comm.rank == 0:
@@ -53,6 +56,13 @@ def there_and_back(comm: torchmn.Communicator, nbytes: int) -> side_by_side.Cont
             RAW.Recv([memory(fresh), MPI.BYTE], 0)
             RAW.Send([memory(gradient), MPI.BYTE], 0)
 
+    def bare() -> None:
+        if comm.rank == 0:
+            x.grad = None
+            _BareSend.apply(x).backward()
+        else:
+            _BareReceive.apply(anchor, nbytes).backward(gradient)
+
     def gloo() -> None:
         fresh = torch.empty_like(plain)
         if comm.rank == 0:
@@ -62,7 +72,34 @@ def there_and_back(comm: torchmn.Communicator, nbytes: int) -> side_by_side.Cont
             dist.recv(fresh, 0)
             dist.send(gradient, 0)
 
-    return {"ours": ours, "raw": raw, "gloo": gloo}
+    return {"ours": ours, "raw": raw, "bare": bare, "gloo": gloo}
+
+
+class _BareSend(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        RAW.Send([memory(x), MPI.BYTE], 1)
+        ctx.count = x.numel()
+        return torch.zeros(())
+
+    @staticmethod
+    def backward(ctx: Any, *_: torch.Tensor) -> torch.Tensor:
+        fresh = torch.empty(ctx.count)
+        RAW.Recv([memory(fresh), MPI.BYTE], 1)
+        return fresh
+
+
+class _BareReceive(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, anchor: torch.Tensor, nbytes: int) -> torch.Tensor:
+        fresh = torch.empty(nbytes // 4)
+        RAW.Recv([memory(fresh), MPI.BYTE], 0)
+        return fresh
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[None, None]:
+        RAW.Send([memory(gradients[0]), MPI.BYTE], 0)
+        return None, None
 
 
 def messages(comm: torchmn.Communicator, rounds: int) -> str:
@@ -74,11 +111,12 @@ def messages(comm: torchmn.Communicator, rounds: int) -> str:
         micro = {name: 1e6 * value for name, value in seconds.items()}
         rows.append(
             [side_by_side.size_text(nbytes)]
-            + [f"{micro[name]:.1f}" for name in ("ours", "raw", "gloo")]
+            + [f"{micro[name]:.1f}" for name in ("ours", "raw", "bare", "gloo")]
             + [f"{micro['ours'] - micro['raw']:+.1f}"]
             + [f"{micro['raw'] / micro['ours']:.2f}", f"{micro['gloo'] / micro['ours']:.1f}"]
         )
-    return side_by_side.table(["size", "ours us", "raw us", "gloo us", "over raw us", "raw/ours", "gloo/ours"], rows)
+    header = ["size", "ours us", "raw us", "bare us", "gloo us", "over raw us", "raw/ours", "gloo/ours"]
+    return side_by_side.table(header, rows)
 
 
 def main() -> None:

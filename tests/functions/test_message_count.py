@@ -60,10 +60,7 @@ PAYLOADS = {
 @pytest.mark.parametrize("payload", PAYLOADS)
 def test_a_send_and_its_gradient_are_one_message_each(comm, payload) -> None:
     x = PAYLOADS[payload]()
-    for first_time in (
-        True,
-        False,
-    ):  # the first gradient from a line carries the text of that line: also no extra message
+    for first_time in (True, False):  # the first gradient from a line carries the text of that line along
         leaves = [each.clone().requires_grad_() for each in (x if isinstance(x, tuple) else (x,))]
         with counted(comm) as sent:
             if comm.rank == 0:
