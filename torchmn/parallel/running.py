@@ -29,6 +29,7 @@ from torchmn.parallel.randomness import SerialRandomness
 
 # The values of whole inputs are compared up to here: ranks that shuffle differently differ from the first sample on.
 _COMPARED_BYTES = 1 << 20
+_REMEMBERED_LAYOUTS = 64
 
 
 @dataclass
@@ -43,6 +44,7 @@ class Parallelism:
     roles: dict[str, str] = field(default_factory=dict)
     _checked: set[Any] = field(default_factory=set)
     _tiled: set[Any] = field(default_factory=set)  # shapes of which ranks were seen to hold different tiles
+    _layouts: dict[Any, Layout] = field(default_factory=dict)
     _marked: Any = None  # the model whose parameters carry the marks of their roles
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Parallelism:
@@ -56,9 +58,13 @@ class Parallelism:
         """The forward of `model` on this rank's part of the inputs."""
         if self._marked is None or self._marked() is not model:
             self.mark(model)  # a deep copy has the parameters, but not their marks
-        self._compare(model, args, kwargs)
-        samples, batch = self._samples(model, args, kwargs)
-        args, kwargs = pytree.tree_map_only(Tensor, lambda x: self._entered(x, samples), (args, kwargs))
+        inputs = _tensors(args, kwargs)
+        self._compare(model, inputs)
+        samples, batch = self._samples(model, inputs)
+        if _only_tensors(args, kwargs):  # pytree is slow, and most models have one input
+            args = tuple([self._entered(x, samples) for x in inputs])
+        else:
+            args, kwargs = pytree.tree_map_only(Tensor, lambda x: self._entered(x, samples), (args, kwargs))
         self._check(model, args, kwargs, samples, batch)
         return self._computed(model, args, kwargs, samples, batch)
 
@@ -69,15 +75,16 @@ class Parallelism:
                     result = type(model).forward(model, *args, **kwargs)
             else:
                 result = type(model).forward(model, *args, **kwargs)
-        return pytree.tree_map_only(Part, whole if self.output == "whole" else local, result)
+        leave = whole if self.output == "whole" else local
+        return leave(result) if isinstance(result, Part) else pytree.tree_map_only(Part, leave, result)
 
-    def _compare(self, model: nn.Module, args: tuple, kwargs: dict) -> None:
+    def _compare(self, model: nn.Module, inputs: list[Tensor]) -> None:
         """An error on every rank if the ranks that share images are not in the same forward of the same inputs."""
         tiles = self.grid.tiles
         if tiles.size == 1 or not tiles.settings.checks:
             return
-        inputs = tuple(self._told(x) for x in pytree.tree_leaves((args, kwargs)) if isinstance(x, Tensor))
-        told = ("training" if model.training else "evaluation", torch.is_grad_enabled(), inputs)
+        mode = "training" if model.training else "evaluation"
+        told = (mode, torch.is_grad_enabled(), tuple([self._told(x) for x in inputs]))
         with Wait(tiles, "forward"):
             tiles._meet("forward of a parallel model", None, ("mode", "gradients", "whole inputs"), told)
 
@@ -94,12 +101,21 @@ class Parallelism:
         """Whether an image is given whole; False too where the first rank's tile is all of it."""
         if tuple(x.shape[1:]) != self.input_shape:
             return False
-        first = image_layout(self.grid, tuple(x.shape), Samples(0, x.shape[0])).local_shape(tile=0)
+        first = self._layout(tuple(x.shape), Samples(0, x.shape[0])).local_shape(tile=0)
         return first != tuple(x.shape)
 
-    def _samples(self, model: nn.Module, args: tuple, kwargs: dict) -> tuple[Samples, int]:
+    def _layout(self, shape: tuple[int, ...], samples: Samples) -> Layout:
+        """The layout of an input: the same object for the same numbers, with all that rules have worked out for it."""
+        known = self._layouts.get((shape, samples))
+        if known is None:
+            if len(self._layouts) >= _REMEMBERED_LAYOUTS:
+                self._layouts.clear()  # shapes that never repeat must not fill the memory
+            known = self._layouts[shape, samples] = image_layout(self.grid, shape, samples)
+        return known
+
+    def _samples(self, model: nn.Module, inputs: list[Tensor]) -> tuple[Samples, int]:
         """Which samples of the whole batch this rank's replica holds; what other replicas hold is asked in training."""
-        first = next((x for x in pytree.tree_leaves((args, kwargs)) if isinstance(x, Tensor) and x.dim()), None)
+        first = next((x for x in inputs if x.dim()), None)
         batch = 0 if first is None else first.layout_.shape[0] if isinstance(first, Part) else first.shape[0]
         replicas = self.grid.replicas
         if replicas.size == 1 or not model.training:
@@ -112,7 +128,7 @@ class Parallelism:
         if not self.cuts_images or isinstance(x, Part) or x.dim() < 3:
             return x
         shape = self._global_shape(x)
-        layout = image_layout(self.grid, shape, samples)
+        layout = self._layout(shape, samples)
         if tuple(x.shape) == layout.local_shape():
             return wrap(x, layout)
         if tuple(x.shape) == shape:
@@ -151,9 +167,8 @@ class Parallelism:
 
     def _check(self, model: nn.Module, args: tuple, kwargs: dict, samples: Samples, batch: int) -> None:
         """Run once without values for every new shape of the inputs: what can not be computed raises here."""
-        leaves = pytree.tree_leaves((args, kwargs))
-        seen = tuple(x.layout_ if isinstance(x, Part) else tuple(x.shape) for x in leaves if isinstance(x, Tensor))
-        seen = (model.training, *(_shape_of(s) for s in seen))
+        inputs = _tensors(args, kwargs)
+        seen = (model.training, *[x.layout_.shape if isinstance(x, Part) else tuple(x.shape) for x in inputs])
         if seen in self._checked or not (self.cuts_images or self.mode == "modelpar"):
             return
         meta_args, meta_kwargs = pytree.tree_map_only(Tensor, _without_values, (args, kwargs))
@@ -241,8 +256,14 @@ def whole_shape(grid: ProcessGrid, shapes: list[tuple[int, ...]]) -> tuple[int, 
     return tuple(shape)
 
 
-def _shape_of(layout: Layout | tuple[int, ...]) -> tuple[int, ...]:
-    return layout.shape if isinstance(layout, Layout) else layout
+def _only_tensors(args: tuple, kwargs: dict[str, Any]) -> bool:
+    return not kwargs and all(isinstance(x, Tensor) for x in args)
+
+
+def _tensors(args: tuple, kwargs: dict[str, Any]) -> list[Tensor]:
+    if _only_tensors(args, kwargs):
+        return list(args)
+    return [x for x in pytree.tree_leaves((args, kwargs)) if isinstance(x, Tensor)]
 
 
 def _without_values(x: Tensor) -> Tensor:

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property
 from math import prod
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from torchmn.geometry import Interval, owned
 
@@ -131,7 +131,12 @@ class Layout:
         """The dims that are cut."""
         return tuple(dim for dim, cut in enumerate(self.cuts) if cut is not None)
 
-    @property
+    @cached_property
+    def worked_out(self) -> dict[Any, Any]:
+        """What rules have worked out for this layout: a model comes with the same ones at every step."""
+        return {}
+
+    @cached_property
     def is_tile(self) -> bool:
         """Whether an image is cut, flattened or not; else a vector is (or nothing)."""
         return any(isinstance(cut, FlatCut) or (cut is not None and cut.axis != "vector") for cut in self.cuts)

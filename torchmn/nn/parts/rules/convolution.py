@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 import torch.nn.functional as F
 from torch import Tensor
 
 from torchmn.functions.halo_convolution import halo_convolution
-from torchmn.geometry import Interval, Window
+from torchmn.geometry import DimPlan, HaloPlan, Interval, Window
 from torchmn.nn.parts.exchange import (
     fetch,
     nothing,
@@ -19,6 +19,7 @@ from torchmn.nn.parts.exchange import (
     plans_for_windows,
     remembered_as_tile,
 )
+from torchmn.nn.parts.layout import Layout
 from torchmn.nn.parts.moving import entering, whole
 from torchmn.nn.parts.part import Part, local, wrap
 from torchmn.nn.parts.refusals import refuse
@@ -43,6 +44,67 @@ def checked_image(x: Part, dims: int, function: str) -> Part | Tensor:
     return x
 
 
+class _Prepared(NamedTuple):
+    """What a convolution of one layout comes to, worked out from integers: once, for all steps."""
+
+    windows: tuple[Window, ...]
+    plans: list[DimPlan]
+    plan: HaloPlan | None  # of this rank's tile
+    result: Layout
+
+
+def _prepared(
+    x: Part, weight: Tensor, stride: Any, padding: Any, dilation: Any, extra: Any, groups: int | None
+) -> _Prepared:
+    """The windows, plans and outputs of a convolution, transposed if it says how many `groups` its weight has.
+
+    extra: what is added to the outputs of a transposed one
+    """
+    layout = x.layout_
+    settings = tuple(tuple(value) if isinstance(value, list) else value for value in (stride, padding, dilation, extra))
+    key = (_prepared, weight.shape, settings, groups)
+    known = layout.worked_out.get(key)
+    if known is None:
+        known = layout.worked_out[key] = _prepare(x, weight.shape, *settings, groups)
+    return known
+
+
+def _prepare(
+    x: Part, weight: Sequence[int], stride: Any, padding: Any, dilation: Any, extra: Any, groups: int | None
+) -> _Prepared:
+    dims, layout = len(weight) - 2, x.layout_
+    stride, dilation, extra = (per_dim(value, dims) for value in (stride, dilation, extra))
+    windows = tuple(
+        Window(
+            weight[2 + i],
+            stride[i],
+            _padding(padding, i, dims, weight[2 + i], dilation[i]),
+            dilation[i],
+            transposed=groups is not None,
+            output_padding=extra[i],
+        )
+        for i in range(dims)
+    )
+    extents = [window.output_extent(extent) for window, extent in zip(windows, layout.shape[2:], strict=True)]
+    if groups is None:
+        plans = plans_for_windows(layout, windows)
+        result = output_layout(layout, extents, weight[0])
+    else:
+        plans = plans_for_needs(layout, extents, lambda number, outputs: _covering(windows[number], outputs))
+        result = output_layout(layout, extents, weight[1] * groups)
+    return _Prepared(windows, plans, plan_of_tile(x, plans), result)
+
+
+def _padding(padding: Any, number: int, dims: int, kernel: int, dilation: int) -> tuple[int, int]:
+    if padding == "valid":
+        return (0, 0)
+    if padding == "same":
+        total = dilation * (kernel - 1)
+        return (total // 2, total - total // 2)
+    amount = per_dim(padding, dims)[number]
+    return (amount, amount)
+
+
 @rule("conv1d", "conv2d", "conv3d")
 def convolution(
     x: Part,
@@ -58,39 +120,29 @@ def convolution(
     image = checked_image(x, dims, f"conv{dims}d")
     if not isinstance(image, Part):
         return function(image, weight, bias, stride, padding, dilation, groups)
+    work = _prepared(x, weight, stride, padding, dilation, 0, None)
     stride, dilation = per_dim(stride, dims), per_dim(dilation, dims)
-    windows = [
-        Window(
-            weight.shape[2 + i], stride[i], _padding(padding, i, dims, weight.shape[2 + i], dilation[i]), dilation[i]
-        )
-        for i in range(dims)
-    ]
-    layout = x.layout_
-    plans = plans_for_windows(layout, windows)
-    extents = [window.output_extent(extent) for window, extent in zip(windows, layout.shape[2:], strict=True)]
-    result = output_layout(layout, extents, weight.shape[0])
-    weight = entering(weight, layout)
-    bias = None if bias is None else entering(bias, layout)
-    plan, mine = plan_of_tile(x, plans), local(x)
-    if plan is not None and not mine.is_meta:
-        convolved = halo_convolution(mine, weight, bias, plan, layout.grid.tiles, stride, dilation, groups)
-        return wrap(convolved, result)
-    buffer = fetch(x, plans)
-    shape = result.local_shape()
+    weight, bias = _entering(weight, bias, x)
+    mine = local(x)
+    if work.plan is not None and not mine.is_meta:
+        convolved = halo_convolution(mine, weight, bias, work.plan, x.layout_.grid.tiles, stride, dilation, groups)
+        return wrap(convolved, work.result)
+    return _of_buffer(x, weight, bias, work, lambda buffer: function(buffer, weight, bias, stride, 0, dilation, groups))
+
+
+def _entering(weight: Tensor, bias: Tensor | None, x: Part) -> tuple[Tensor, Tensor | None]:
+    return entering(weight, x.layout_), None if bias is None else entering(bias, x.layout_)
+
+
+def _of_buffer(
+    x: Part, weight: Tensor, bias: Tensor | None, work: _Prepared, compute: Callable[[Tensor], Tensor]
+) -> Part:
+    """What `compute` gives for the tile in its halos and padding; backward makes that buffer again."""
+    buffer, shape = fetch(x, work.plans), work.result.local_shape()
     if 0 in shape:
-        return wrap(nothing(shape, buffer, weight, bias), result)
-    with remembered_as_tile(x, buffer, plans):
-        return wrap(function(buffer, weight, bias, stride, 0, dilation, groups), result)
-
-
-def _padding(padding: Any, number: int, dims: int, kernel: int, dilation: int) -> tuple[int, int]:
-    if padding == "valid":
-        return (0, 0)
-    if padding == "same":
-        total = dilation * (kernel - 1)
-        return (total // 2, total - total // 2)
-    amount = per_dim(padding, dims)[number]
-    return (amount, amount)
+        return wrap(nothing(shape, buffer, weight, bias), work.result)
+    with remembered_as_tile(x, buffer, work.plans):
+        return wrap(compute(buffer), work.result)
 
 
 @rule("conv_transpose1d", "conv_transpose2d", "conv_transpose3d")
@@ -109,37 +161,19 @@ def transposed_convolution(
     image = checked_image(x, dims, f"conv_transpose{dims}d")
     if not isinstance(image, Part):
         return function(image, weight, bias, stride, padding, output_padding, groups, dilation)
-    stride, padding, dilation = per_dim(stride, dims), per_dim(padding, dims), per_dim(dilation, dims)
-    extra = per_dim(output_padding, dims)
-    windows = [
-        Window(
-            weight.shape[2 + i],
-            stride[i],
-            (padding[i], padding[i]),
-            dilation[i],
-            transposed=True,
-            output_padding=extra[i],
-        )
-        for i in range(dims)
-    ]
-    layout = x.layout_
-    extents = [window.output_extent(extent) for window, extent in zip(windows, layout.shape[2:], strict=True)]
-    result = output_layout(layout, extents, weight.shape[1] * groups)
-    plans = plans_for_needs(layout, extents, lambda number, outputs: _covering(windows[number], outputs))
-    weight = entering(weight, layout)
-    bias = None if bias is None else entering(bias, layout)
-    buffer = fetch(x, plans)
-    shape = result.local_shape()
-    if 0 in shape:
-        return wrap(nothing(shape, buffer, weight, bias), result)
-    with remembered_as_tile(x, buffer, plans):
+    work = _prepared(x, weight, stride, padding, dilation, output_padding, groups)
+    weight, bias = _entering(weight, bias, x)
+
+    def compute(buffer: Tensor) -> Tensor:
         everything = function(buffer, weight, bias, stride, 0, 0, groups, dilation)
-    # The buffer's first input reaches outputs from `first` on, which may lie before this rank's own.
-    for number, window in enumerate(windows):
-        mine = result.interval(2 + number)
-        first = _covering(window, mine).start * window.stride - window.padding[0]
-        everything = everything.narrow(2 + number, mine.start - first, len(mine))
-    return wrap(everything, result)
+        # The buffer's first input reaches outputs from `first` on, which may lie before this rank's own.
+        for number, window in enumerate(work.windows):
+            mine = work.result.interval(2 + number)
+            first = _covering(window, mine).start * window.stride - window.padding[0]
+            everything = everything.narrow(2 + number, mine.start - first, len(mine))
+        return everything
+
+    return _of_buffer(x, weight, bias, work, compute)
 
 
 def _covering(window: Window, outputs: Interval) -> Interval:

@@ -39,8 +39,12 @@ IN_PLACE = names("__iadd__ __isub__ __imul__ __itruediv__ __idiv__ __ipow__ fill
 
 def pointwise(function: Any, in_place: bool, *args: Any, **kwargs: Any) -> Any:
     """The rule: bring all operands to one layout and compute on what this rank holds."""
-    parts = [x for x in (*args, *kwargs.values()) if isinstance(x, Part)]
-    others = [x for x in (*args, *kwargs.values()) if isinstance(x, Tensor) and not isinstance(x, Part)]
+    tensors = [x for x in (*args, *kwargs.values()) if isinstance(x, Tensor)]
+    if len(tensors) == 1 and args and args[0] is tensors[0]:  # activations, mostly
+        result = function(*args, **kwargs)
+        return args[0] if in_place else wrap(result, args[0].layout_)
+    parts = [x for x in tensors if isinstance(x, Part)]
+    others = [x for x in tensors if not isinstance(x, Part)]
     if in_place and not (args and isinstance(args[0], Part)):
         refuse(f"{function.__name__!r} would change a whole tensor with the values of a cut one {parts[0].layout_}")
     if len(parts) == 1 and not others:
