@@ -67,6 +67,7 @@ NETS = {
     "pools": [nn.Conv2d(3, 7, 3, padding=1), nn.BatchNorm2d(7), nn.MaxPool2d(2), nn.Conv2d(7, 5, 3), nn.Dropout(0.3)],
     "groups": [nn.Conv2d(3, 6, 3), nn.Conv2d(6, 6, 3, groups=3), nn.GroupNorm(2, 6), nn.AdaptiveAvgPool2d(2)],
     "upwards": [nn.Conv2d(3, 6, 3), nn.ConvTranspose2d(6, 4, 2, 2), nn.InstanceNorm2d(4), nn.PixelShuffle(2)],
+    "tracked": [nn.Conv2d(3, 6, 3), nn.InstanceNorm2d(6, affine=True, track_running_stats=True), nn.MaxPool2d(2)],
     "over channels": [nn.Conv2d(3, 6, 3), nn.Softmax(1), nn.Dropout2d(0.4), nn.LocalResponseNorm(3), nn.PReLU(6)],
 }
 

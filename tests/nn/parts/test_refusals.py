@@ -62,6 +62,8 @@ CASES: dict[str, tuple[Callable[[Tensor], Any], str]] = {
     "a list as index": (lambda x: x[:, [0, 2]], "index [0, 2] of dim 1"),
     "a row": (lambda x: x[:, :, 3], "index 3 of dim 2"),
     "assignment": (changed, "'__setitem__'"),
+    "topk of rows": (lambda x: x.topk(2, 2), "topk along dim 2"),
+    "unbind of rows": (lambda x: torch.stack(x.unbind(2)), "unbind along dim 2"),
     "sort of rows": (lambda x: x.sort(2), "sort along dim 2"),
     "flip": (lambda x: x.flip(3), "flip along a cut dim"),
     "repeat": (lambda x: x.repeat(1, 1, 2, 1), "repeat"),

@@ -89,6 +89,8 @@ def select(x: Part, dim: int, index: int) -> Tensor:
 
 @rule("unbind")
 def unbind(x: Part, dim: int = 0) -> tuple[Tensor, ...]:
+    if x.layout_.is_tile and x.layout_.cuts[dim] is not None:
+        refuse(f"unbind along dim {dim}, which is cut in {x.layout_}, is not supported: cut dims take slices")
     return tuple(select(x, dim, index) for index in range(x.layout_.shape[dim]))
 
 

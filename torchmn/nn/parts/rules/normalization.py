@@ -133,6 +133,12 @@ def instance_norm(
     if not use_input_stats:
         return F.batch_norm(x, running_mean, running_var, weight, bias, False, momentum, eps)
     dims = range(2, len(layout.shape))
+    if not layout.is_tile and (weight is not None or running_mean is not None):  # numbers for all channels, not its own
+        full = whole(x)
+        if running_mean is not None and running_var is not None:
+            variance, mean = torch.var_mean(_wide(full), list(dims), correction=0, keepdim=True)  # type: ignore[arg-type]
+            _track_instances(x, mean, variance, running_mean, running_var, momentum)
+        return F.instance_norm(full, None, None, weight, bias, True, momentum, eps)
     wide = _wide(x)
     mean = wide.mean(list(dims), keepdim=True)
     distance = wide - mean

@@ -196,6 +196,7 @@ def topk(x: Part, k: int, dim: int = -1, largest: bool = True, sorted: bool = Tr
     def largest_of(mine: Tensor, along: int) -> Any:
         return torch.topk(mine, k, along, largest, sorted)
 
+    largest_of.__name__ = "topk"  # as refusals call it
     return _along(largest_of, x, dim)
 
 
