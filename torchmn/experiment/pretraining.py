@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import ClassVar
 
 import numpy as np
+from torch import Tensor
 
 from torchmn.experiment.batches import Batches
 from torchmn.experiment.boltzmann import Boltzmann, contrastive_divergence, input_of, machines
 from torchmn.experiment.randomness import seed_of
 from torchmn.experiment.session import Session
-from torchmn.models import SparseAutoencoder
-from torchmn.models.placement import Placement
-from torchmn.models.pretraining import pretraining_step
+from torchmn.models import PretrainingProgress, SparseAutoencoder
+from torchmn.models import pretrain as pretrain_stack
 from torchmn.training import Logger
 
 
@@ -31,8 +31,16 @@ class Position:
     sums: dict[str, float] = field(default_factory=dict)
 
 
+class Stopped(Exception):
+    """The user wants to stop; all ranks know it."""
+
+
+Done = Callable[[dict[str, float]], None]
+"""Takes the costs per sample of a step that is done, those of all ranks together."""
+
+
 class Pretrainer(ABC):
-    """What a kind of model does in one step of its pretraining."""
+    """How a kind of model is pretrained."""
 
     part_name: ClassVar[str]
     epochs: list[int]
@@ -48,9 +56,26 @@ class Pretrainer(ABC):
         """How many steps there are in all."""
         return sum(self.epochs) * self.batches.steps
 
+    def rows(self, first: int) -> Iterator[np.ndarray]:
+        """The samples of each batch, from the batch `first` on, in the order of the data."""
+        order = self.batches.order(0)
+        for number in range(first, self.batches.steps):
+            yield self.batches.rows(order, number)
+
     @abstractmethod
-    def step(self, part: int, rows: np.ndarray, number: int) -> dict[str, float]:
-        """Learn from the samples at `rows`; gives the costs per sample, of all ranks together."""
+    def finish_epoch(self, here: Position, done: Done) -> None:
+        """Learn from each batch that is left of this epoch, and call `done` after it."""
+
+
+class _Images:
+    """This rank's part of the images of each batch from the batch `first` on, as often as they are asked for."""
+
+    def __init__(self, pretrainer: Pretrainer, first: int):
+        self.pretrainer, self.first = pretrainer, first
+
+    def __iter__(self) -> Iterator[Tensor]:
+        for rows in self.pretrainer.rows(self.first):
+            yield self.pretrainer.session.batch(self.pretrainer.data, rows)[0]
 
 
 class Stacks(Pretrainer):
@@ -63,15 +88,15 @@ class Stacks(Pretrainer):
         spec, model = session.experiment.the_model().autoencoder, session.placed.model
         assert isinstance(model, SparseAutoencoder)
         self.model, self.lr = model, spec.pretraining.lr
-        self.placement = Placement(model, model.in_shape)
         self.epochs = [spec.pretraining.epochs] * len(spec.kernels)
 
-    def step(self, part: int, rows: np.ndarray, number: int) -> dict[str, float]:
-        images = self.placement.part(self.session.batch(self.data, rows)[0])
-        inputs = self.model.features(images, part).detach()
-        copies = self.placement.sum_over_copies
-        cost, _ = pretraining_step(self.model.stacks[part], inputs, self.model.sparsity, self.lr, copies)  # type: ignore[arg-type]
-        return {"reconstruction": cost.reconstruction, "sparsity": cost.sparsity, "cost": cost.total}
+    def finish_epoch(self, here: Position, done: Done) -> None:
+        def told(step: PretrainingProgress) -> None:
+            cost = step.cost
+            done({"reconstruction": cost.reconstruction, "sparsity": cost.sparsity, "cost": cost.total})
+
+        images = _Images(self, here.batch)
+        pretrain_stack(self.model, images, epochs=1, learning_rate=self.lr, stacks=[here.part], progress=told)
 
 
 class Machines(Pretrainer):
@@ -84,12 +109,13 @@ class Machines(Pretrainer):
         self.machines: list[Boltzmann] = machines(session.placed.model)
         self.epochs = [machine.epochs for machine in self.machines]
 
-    def step(self, part: int, rows: np.ndarray, number: int) -> dict[str, float]:
-        session, machine = self.session, self.machines[part]
-        visible = input_of(session.placed.model, machine, session.batch(self.data, rows)[0])
-        seed = seed_of(session.experiment.seed, f"rbm/{number}")
-        cost = contrastive_divergence(machine, visible, seed, len(rows), session.placed.replicas)
-        return {"reconstruction": cost, "cost": cost}
+    def finish_epoch(self, here: Position, done: Done) -> None:
+        session, machine = self.session, self.machines[here.part]
+        for rows in self.rows(here.batch):
+            visible = input_of(session.placed.model, machine, session.batch(self.data, rows)[0])
+            seed = seed_of(session.experiment.seed, f"rbm/{here.step}")
+            cost = contrastive_divergence(machine, visible, seed, len(rows), session.placed.replicas)
+            done({"reconstruction": cost, "cost": cost})
 
 
 def pretrainer_of(session: Session) -> Pretrainer | None:
@@ -110,36 +136,38 @@ def pretrain(
 
     A checkpoint is saved after each epoch, and where it is stopped: from there it goes on exactly.
     """
-    batches, order = pretrainer.batches, pretrainer.batches.order(0)
+
+    def done(costs: dict[str, float]) -> None:
+        _count(pretrainer, here, costs)
+        stops = pretrainer.session.placed.joined(0.0, stop())[1]
+        # The steps of the training are counted on their own: all of these come before its first.
+        log.step(step=0, **_place(pretrainer, here), **costs)
+        if stops:
+            raise Stopped
+
     while here.part < len(pretrainer.epochs):
         while here.epoch < pretrainer.epochs[here.part]:
-            while here.batch < batches.steps:
-                if _step(pretrainer, here, batches.rows(order, here.batch), log, stop):
-                    save()
-                    return False
-            _finish_epoch(pretrainer, here, log)
+            try:
+                pretrainer.finish_epoch(here, done)
+            except Stopped:
+                save()
+                return False
+            means = {name: total / max(here.samples, 1) for name, total in here.sums.items()}
+            log.epoch(**_place(pretrainer, here), **means, step=0)
+            here.epoch, here.batch, here.samples, here.sums = here.epoch + 1, 0, 0, {}
             save()
         here.part, here.epoch = here.part + 1, 0
     return True
 
 
-def _step(pretrainer: Pretrainer, here: Position, rows: np.ndarray, log: Logger, stop: Callable[[], bool]) -> bool:
-    costs = pretrainer.step(here.part, rows, here.step)
+def _place(pretrainer: Pretrainer, here: Position) -> dict[str, int]:
+    return {pretrainer.part_name: here.part + 1, "pretraining": here.epoch + 1, "pretraining step": here.step}
+
+
+def _count(pretrainer: Pretrainer, here: Position, costs: dict[str, float]) -> None:
+    samples = min(pretrainer.batches.batch_size, pretrainer.batches.count - here.batch * pretrainer.batches.batch_size)
     for name, cost in costs.items():
-        here.sums[name] = here.sums.get(name, 0.0) + cost * len(rows)
-    here.samples += len(rows)
+        here.sums[name] = here.sums.get(name, 0.0) + cost * samples
+    here.samples += samples
     here.batch += 1
     here.step += 1
-    # The steps of the training are counted on their own: all of these come before its first.
-    values = {pretrainer.part_name: here.part + 1, "pretraining": here.epoch + 1, "pretraining step": here.step}
-    stops = pretrainer.session.placed.joined(0.0, stop())[1]
-    log.step(step=0, **values, **costs)
-    return stops
-
-
-def _finish_epoch(pretrainer: Pretrainer, here: Position, log: Logger) -> None:
-    means = {name: total / max(here.samples, 1) for name, total in here.sums.items()}
-    here.epoch += 1
-    values = {pretrainer.part_name: here.part + 1, "pretraining": here.epoch, "pretraining step": here.step}
-    log.epoch(**values, **means, step=0)
-    here.batch, here.samples, here.sums = 0, 0, {}

@@ -161,7 +161,9 @@ class Experiment(Section):
     def the_metrics(self) -> dict[str, list[Metric]]:
         """The metrics of each split that the file names; under "" those that are not of a certain one."""
         metrics: Any = self.metrics
-        return metrics if isinstance(metrics, dict) and metrics else {"": metrics or []}
+        if isinstance(metrics, dict) and metrics:
+            return metrics
+        return {"": list(metrics or [])}
 
     def the_parallel(self) -> Parallel:
         return self.parallel or Parallel(mode=None)
