@@ -81,6 +81,10 @@ class _Pool(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:
         x, y = ctx.saved_tensors
+        g, y = planes_as(gradients[0], x), planes(y)
         # Where a sum of squares is 0, its own slope is.
-        slopes = planes_as(gradients[0], x) / planes_as(y.masked_fill(y == 0, torch.inf), x)
-        return from_planes(planes(x) * spread_over_windows(slopes, ctx.windows), x), None, None
+        if torch.is_grad_enabled():  # second derivatives are wanted
+            slopes = g / y.masked_fill(y == 0, torch.inf)
+            return from_planes(planes(x) * spread_over_windows(slopes, ctx.windows), x), None, None
+        slopes = torch.div(g, y).masked_fill_(y == 0, 0.0)
+        return from_planes(spread_over_windows(slopes, ctx.windows).mul_(planes(x)), x), None, None

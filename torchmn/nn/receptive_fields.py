@@ -72,8 +72,8 @@ class _Outputs(torch.autograd.Function):
         ctx.tiling = tiling
         ctx.save_for_backward(image, filters)
         values = image.new_empty(filters.shape[1], *tiling.positions, image.shape[3])
-        for rows, at, fields in _unfolded(image, tiling):
-            values[:, rows] = _by_map(torch.bmm(filters[at], fields), tiling)
+        for rows, at, fields in _unfolded(image, filters.shape[1], tiling):
+            values[:, rows] = _by_map(_products(filters[at], fields), tiling)
         return values
 
     @staticmethod
@@ -96,8 +96,8 @@ class _Decoded(torch.autograd.Function):
         weights, batch = filters.shape[2], values.shape[3]
         maps = weights // (kernel[0] * kernel[1])
         image = values.new_zeros(maps, *tiling.size, batch)
-        for rows, at in tiling.blocks(weights * batch * values.element_size()):
-            fields = torch.bmm(filters[at].transpose(1, 2), _by_position(values[:, rows]))
+        for rows, at in tiling.blocks(_elements(weights, filters.shape[1], batch) * values.element_size()):
+            fields = _combined(filters[at], _by_position(values[:, rows]))
             parts = fields.view(rows.stop - rows.start, columns, maps, *kernel, batch).permute(3, 4, 2, 0, 1, 5)
             # One addition per place inside the kernel, of all fields at once: fields overlap, but no two of them
             # have the same pixel at the same place. The order of the additions is fixed, so results do not vary.
@@ -125,8 +125,8 @@ class _Filters(torch.autograd.Function):
         rows, columns = tiling.positions
         weights = image.shape[0] * tiling.kernel[0] * tiling.kernel[1]
         filters = image.new_empty(rows * columns, values.shape[0], weights)
-        for rows, at, fields in _unfolded(image, tiling):
-            torch.bmm(_by_position(values[:, rows]), fields.transpose(1, 2), out=filters[at])
+        for rows, at, fields in _unfolded(image, values.shape[0], tiling):
+            _outer_products(_by_position(values[:, rows]), fields, filters[at])
         return filters
 
     @staticmethod
@@ -140,11 +140,11 @@ class _Filters(torch.autograd.Function):
         )
 
 
-def _unfolded(image: Tensor, tiling: Tiling) -> Iterator[tuple[slice, slice, Tensor]]:
+def _unfolded(image: Tensor, out_maps: int, tiling: Tiling) -> Iterator[tuple[slice, slice, Tensor]]:
     """Block by block: its rows, its positions, and their fields, (position, weight, batch), until the next is taken."""
     (height, width), (down, right) = tiling.kernel, tiling.stride
     maps, batch = image.shape[0], image.shape[3]
-    size = maps * height * width * batch * image.element_size()
+    size = _elements(maps * height * width, out_maps, batch) * image.element_size()
     if 0 in tiling.positions:
         return
     # (map, row, column, batch, y, x) becomes (row, column, map, y, x, batch)
@@ -153,6 +153,35 @@ def _unfolded(image: Tensor, tiling: Tiling) -> Iterator[tuple[slice, slice, Ten
     for rows, at in tiling.blocks(size):
         block = room[: rows.stop - rows.start].copy_(windows[rows])
         yield rows, at, block.view(at.stop - at.start, maps * height * width, batch)
+
+
+# A product of a small matrix with a single vector is one of all elements and a sum: torch.bmm takes several times as
+# long for it.
+def _products(filters: Tensor, fields: Tensor) -> Tensor:
+    """(position, out_map, batch): every field's product with its filters."""
+    if fields.shape[2] != 1:
+        return torch.bmm(filters, fields)
+    return (filters * fields.transpose(1, 2)).sum(2, keepdim=True)
+
+
+def _combined(filters: Tensor, values: Tensor) -> Tensor:
+    """(position, weight, batch): the sum of the filters of every field, times their values."""
+    if values.shape[2] != 1:
+        return torch.bmm(filters.transpose(1, 2), values)
+    return (filters * values).sum(1).unsqueeze(2)
+
+
+def _outer_products(values: Tensor, fields: Tensor, filters: Tensor) -> None:
+    """Every field times its values, summed over the batch, into `filters`."""
+    if fields.shape[2] != 1:
+        torch.bmm(values, fields.transpose(1, 2), out=filters)
+    else:
+        torch.mul(values, fields.transpose(1, 2), out=filters)
+
+
+def _elements(weights: int, out_maps: int, batch: int) -> int:
+    """How many elements a position takes while its product is taken."""
+    return weights * (batch if batch != 1 else out_maps)
 
 
 def _by_map(values: Tensor, tiling: Tiling) -> Tensor:
