@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
+import random
 import statistics
 import time
 from collections.abc import Callable, Mapping
@@ -19,8 +20,9 @@ def take_turns(contenders: Contenders, iterations: int, rounds: int, barrier: Ca
     times: dict[str, list[float]] = {name: [] for name in contenders}
     names = list(contenders)
     for turn in range(rounds + 1):
-        # Another order each time: whoever runs after a heavy one finds the caches full of its data.
-        for name in names[turn % len(names) :] + names[: turn % len(names)]:
+        # Another order each time, the same on all ranks: whoever runs after a heavy one finds the caches full of its
+        # data and its threads still awake, and that must not always be the same one.
+        for name in random.Random(turn).sample(names, len(names)):
             run = contenders[name]
             run()
             barrier()

@@ -145,11 +145,10 @@ class MPICommunicator(Communicator):
         words = 4 + len(tail) // 8
         if not tail or nbytes > self.settings.max_message_bytes:
             return False
-        if self._pending:
-            self._release_delivered()
-        if nbytes > _QUICK_BYTES and self._send_by_outbox(x, nbytes, tail, dest, tag, edge):
-            return True
         if nbytes > _QUICK_BYTES:
+            if self._send_by_outbox(x, nbytes, tail, dest, tag, edge):
+                return True
+            self._release_delivered()
             number = self._next_number(dest)
             header = _HEADER.pack(words, Kind.TENSOR, edge, -number) + tail
             self._send_asking(x, nbytes, header, dest, tag, number)
@@ -157,6 +156,8 @@ class MPICommunicator(Communicator):
         header = _HEADER.pack(words, Kind.TENSOR, edge, 0) + tail
         data = header + _memory(x) if nbytes else header
         request = self._p2p.Isend([data, MPI.BYTE], dest, tag)
+        if self._pending:  # only now: the receiver may be waiting
+            self._release_delivered()
         if not request.Test():
             self._pending.append(_Undelivered(dest, tag, [request], data))
         return True
@@ -176,6 +177,7 @@ class MPICommunicator(Communicator):
             self._outbox.fill(slot, x.data_ptr(), nbytes)
             request = self._p2p.Isend([header, MPI.BYTE], dest, tag)
         request.Test()
+        self._release_delivered()
         self._pending.append(_Undelivered(dest, tag, [request], header, slot))
         return True
 
