@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from itertools import product
 
 import pytest
 
@@ -17,10 +18,13 @@ comm.barrier()
 """
 
 PROCESSES = ("mpi", "openmpi", "gloo")
+# A third rank, which nobody waits for, ends with the others: shown on one transport, because it costs a start more.
+RANKS = {"mpi": 3, "openmpi": 2, "gloo": 2}
 
 
-def job(body: str, n: int = 3, transport: str = "mpi", **env: str) -> JobResult:
+def job(body: str, n: int | None = None, transport: str = "mpi", **env: str) -> JobResult:
     """A job of `n` ranks that runs `body` after all of them have met."""
+    n = RANKS[transport] if n is None else n
     result = run_job(START + body, n, transport, env=env)
     assert not result.timed_out, result.output
     assert not result.survivors, f"left behind: {result.survivors}"
@@ -31,13 +35,12 @@ def job(body: str, n: int = 3, transport: str = "mpi", **env: str) -> JobResult:
 def test_a_rank_that_raises_ends_the_job_with_its_traceback_once(transport: str) -> None:
     result = job("if comm.rank == 1: raise RuntimeError('the reason')\ncomm.barrier()", transport=transport)
     assert result.returncode != 0
-    assert "rank 1 of 3 raised; the job is ended" in result.output
+    assert f"rank 1 of {RANKS[transport]} raised; the job is ended" in result.output
     assert result.output.count("RuntimeError: the reason") == 1
 
 
-@pytest.mark.parametrize("transport", PROCESSES)
-@pytest.mark.parametrize("leave", ["sys.exit(3)", "sys.exit(0)", "pass"])
-def test_a_rank_that_leaves_while_others_wait_ends_the_job(transport: str, leave: str) -> None:
+@pytest.mark.parametrize(("leave", "transport"), [*product(["sys.exit(3)", "pass"], PROCESSES), ("sys.exit(0)", "mpi")])
+def test_a_rank_that_leaves_while_others_wait_ends_the_job(leave: str, transport: str) -> None:
     body = f"if comm.rank == 1:\n    {leave}\nelse:\n    comm.recv(1, tag=5)"
     result = job(body, transport=transport, TORCHMN_TIMEOUT="40")
     assert result.returncode != 0
@@ -137,7 +140,7 @@ if comm.rank != 0:
     print("WENT ON")
 """
     for transport in ("mpi", "gloo"):
-        result = job(body, transport=transport)
+        result = job(body, n=3, transport=transport)
         assert result.returncode == 0, result.output
         assert result.stdout.count("WENT ON") == 2
 

@@ -34,26 +34,60 @@ def session(directory: Path, source: str) -> dict[str, str]:
     return found
 
 
+# One session for all of them: most of its time goes into starting ranks.
+SAMPLE = """
+    import os
+    import threading
+    import pytest
+    from tests.worlds import ranks
+
+    @ranks(2, on=["mpi", "gloo"], timeout=3)
+    def test_a_hanging(comm):
+        hang_here(comm)
+
+    def hang_here(comm):
+        threading.Event().wait() if comm.rank == 1 else comm.recv(1)
+
+    @ranks(2, on=["mpi", "gloo"])
+    def test_b_following(comm):
+        assert comm.allgather_obj(comm.rank) == [0, 1]
+
+    @ranks(2, on=["mpi", "threads"])
+    def test_c_all_failing(comm):
+        assert comm.size == 3
+
+    @ranks(2, on=["mpi", "threads"])
+    def test_d_skipping(comm):
+        pytest.skip("a reason")
+
+    @ranks(2, on=["mpi", "threads"])
+    @pytest.mark.parametrize("expected", [7])
+    def test_e_failing(comm, expected):
+        assert comm.rank + 5 < expected - comm.rank
+        comm.barrier()
+
+    @ranks(2, on="mpi")
+    def test_f_dying(comm):
+        print("last words of", comm.rank)
+        if comm.rank == 1:
+            os._exit(3)
+        comm.barrier()
+
+    @ranks(1, 2, on="threads")
+    @ranks(2, on="mpi")
+    def test_g_passing(comm, tmp_path):
+        assert tmp_path.exists()
+"""
+
+
+@pytest.fixture(scope="module")
+def found(tmp_path_factory) -> dict[str, str]:
+    """What became of each test of the sample."""
+    return session(tmp_path_factory.mktemp("sample"), SAMPLE)
+
+
 @pytest.mark.parametrize("transport", ["mpi", "gloo"])
-def test_a_hang_fails_its_test_with_every_stack_and_the_next_test_passes(tmp_path, transport):
-    found = session(
-        tmp_path,
-        f"""
-        import threading
-        from tests.worlds import ranks
-
-        @ranks(2, on="{transport}", timeout=3)
-        def test_a_hanging(comm):
-            hang_here(comm)
-
-        def hang_here(comm):
-            threading.Event().wait() if comm.rank == 1 else comm.recv(1)
-
-        @ranks(2, on="{transport}")
-        def test_b_following(comm):
-            assert comm.allgather_obj(comm.rank) == [0, 1]
-        """,
-    )
+def test_a_hang_fails_its_test_with_every_stack_and_the_next_test_passes(found, transport):
     told = found[f"test_a_hanging[{transport}-2]"]
     assert "longer than 3 s" in told
     assert "rank 0 of 2" in told and "rank 1 of 2" in told
@@ -61,53 +95,26 @@ def test_a_hang_fails_its_test_with_every_stack_and_the_next_test_passes(tmp_pat
     assert found[f"test_b_following[{transport}-2]"] == "passed"
 
 
-def test_a_failing_rank_is_named_with_the_values_it_compared(tmp_path):
-    found = session(
-        tmp_path,
-        """
-        import os
-        import pytest
-        from tests.worlds import ranks
-
-        @ranks(2, on=["mpi", "threads"])
-        @pytest.mark.parametrize("expected", [7])
-        def test_a_failing(comm, expected):
-            assert comm.rank + 5 < expected - comm.rank
-            comm.barrier()
-
-        @ranks(2, on=["mpi", "threads"])
-        def test_b_all_failing(comm):
-            assert comm.size == 3
-
-        @ranks(2, on="mpi")
-        def test_c_dying(comm):
-            print("last words of", comm.rank)
-            if comm.rank == 1:
-                os._exit(3)
-            comm.barrier()
-
-        @ranks(2, on=["mpi", "threads"])
-        def test_d_skipping(comm):
-            pytest.skip("a reason")
-
-        @ranks(1, 2, on=["mpi", "threads"])
-        def test_e_passing(comm, tmp_path):
-            assert tmp_path.exists()
-        """,
-    )
-    failing = found["test_a_failing[mpi-2-7]"]
+def test_a_failing_rank_is_named_with_the_values_it_compared(found):
+    failing = found["test_e_failing[mpi-2-7]"]
     assert failing.index("rank 1 of 2 (mpi) failed") < failing.index("rank 0 of 2")
     assert "rank 0 of 2 (mpi) failed" not in failing
     assert "assert (1 + 5) < (7 - 1)" in failing
-    in_threads = found["test_a_failing[threads-2-7]"]
+    in_threads = found["test_e_failing[threads-2-7]"]
     assert "assert (1 + 5) < (7 - 1)" in in_threads and "rank 1 of 2" in in_threads
     for rank in (0, 1):
-        assert f"rank {rank} of 2 (mpi) failed" in found["test_b_all_failing[mpi-2]"]
-    assert "rank 1 of 2 (mpi) ended in the middle" in found["test_c_dying[mpi-2]"]
-    assert "last words of 0" in found["test_c_dying[mpi-2]"]
+        assert f"rank {rank} of 2 (mpi) failed" in found["test_c_all_failing[mpi-2]"]
+
+
+def test_a_dying_rank_is_named_and_what_it_wrote_is_shown(found):
+    assert "rank 1 of 2 (mpi) ended in the middle" in found["test_f_dying[mpi-2]"]
+    assert "last words of 0" in found["test_f_dying[mpi-2]"]
+
+
+def test_skips_and_successes_after_failures_are_what_they_are(found):
     assert "a reason" in found["test_d_skipping[mpi-2]"] and "a reason" in found["test_d_skipping[threads-2]"]
-    passing = {name: told for name, told in found.items() if name.startswith("test_e")}
-    assert passing == {f"test_e_passing[{name}]": "passed" for name in ("mpi-1", "mpi-2", "threads-1", "threads-2")}
+    passing = {name: told for name, told in found.items() if name.startswith("test_g")}
+    assert passing == {f"test_g_passing[{name}]": "passed" for name in ("mpi-2", "threads-1", "threads-2")}
 
 
 def test_a_world_that_can_not_start_fails_its_tests_with_the_reason(tmp_path, monkeypatch):
@@ -145,7 +152,7 @@ JOB = """
     from torchmn import create_communicator
 
     comm = create_communicator({name!r})
-    print("rank", comm.rank, "of", comm.size, sys.argv[1:], os.environ.get("FLAVOUR"))
+    print(f"rank {{comm.rank}} of {{comm.size}} {{sys.argv[1:]}} {{os.environ.get('FLAVOUR')}}")
 """
 
 
