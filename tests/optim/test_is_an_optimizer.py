@@ -237,6 +237,25 @@ def test_misuse_is_refused(comm) -> None:
     buffered.state_dict()
 
 
+@ranks(2, on="threads")
+def test_a_hundred_small_gradients_are_one_message_and_a_large_one_is_not_copied(comm, monkeypatch) -> None:
+    model = torch.nn.Sequential(*(torch.nn.Linear(3, 3) for _ in range(50)), torch.nn.Linear(3, 100_000))
+    optimizer = create_multi_node_optimizer(torch.optim.SGD(model.parameters(), lr=1.0), comm)
+    for parameter in model.parameters():
+        parameter.grad = torch.full_like(parameter, float(comm.rank))
+    reduce, addresses = comm._reduce, []
+
+    def noted(x: torch.Tensor, *rest, **more) -> torch.Tensor:
+        addresses.append(x.data_ptr())
+        return reduce(x, *rest, **more)
+
+    monkeypatch.setattr(comm, "_reduce", noted)
+    optimizer.step()
+    assert len(addresses) == 2
+    assert model[50].weight.grad.data_ptr() in addresses
+    assert all((parameter.grad == 0.5).all() for parameter in model.parameters())
+
+
 @ranks(1, 2, **SMALL)
 def test_step_hooks_see_the_mean(comm) -> None:
     model = make_model()
