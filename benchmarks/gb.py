@@ -145,7 +145,7 @@ def main() -> None:
     with torchmn.create_communicator("mpi") as comm:
         report = race_ranks(comm, options.rounds)
         loops: list[str] = []
-        side_by_side.alone(lambda: loops.append(race_loops(min(options.rounds, 3))))()
+        side_by_side.alone(lambda: loops.append(race_loops(min(options.rounds, 2))))()
         if comm.rank == 0:
             version = MPI.Get_library_version().splitlines()[0]
             print(f"Run of {side_by_side.environment(version)}, {comm.size} ranks\n")

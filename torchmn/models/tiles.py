@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import pairwise
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from torch import Tensor, nn
 
@@ -38,7 +38,7 @@ def runs_on_tiles(model: SparseAutoencoder, x: Tensor) -> bool:
         return False
     if not all(_is_plain(stack) for stack in model.stacks):
         return False
-    parts = model.stacks[0].filter.grid.parts_of(2)
+    parts = filters_of(model.stacks[0]).grid.parts_of(2)
     smallest = pooled_size(model.stacks[-1])  # no padding: sizes only fall
     return smallest[0] >= parts[0] and smallest[1] >= parts[1]
 
@@ -48,12 +48,12 @@ def inputs_with_halo(model: SparseAutoencoder, x: Part, number: int) -> Tensor:
 
     x: this rank's part of the images
     """
-    first = model.stacks[0].filter
+    first = filters_of(model.stacks[0])
     first._check(x, "forward", (first.in_maps, *first.in_size))
     with plain_tensors():
         buffer = first.fetched(local(x))
         for stack, above in pairwise(model.stacks[: number + 1]):
-            dims = above.filter.array.plan.dims
+            dims = filters_of(above).array.plan.dims
             buffer = _features(stack, buffer, (dims[0].needed, dims[1].needed))
     return buffer
 
@@ -61,10 +61,11 @@ def inputs_with_halo(model: SparseAutoencoder, x: Part, number: int) -> Tensor:
 def features(model: SparseAutoencoder, x: Part, stacks: int) -> Part:
     """This rank's part of the outputs of the first `stacks` stacks."""
     last = model.stacks[stacks - 1]
+    grid = filters_of(last).grid
     buffer = inputs_with_halo(model, x, stacks - 1)
     maps, (height, width) = last.filter.out_maps, pooled_size(last)
-    layout: Layout = image_layout(last.filter.grid, (x.shape[0], maps, height, width), x.layout_.samples)
-    parts = last.filter.grid.parts_of(2)
+    layout: Layout = image_layout(grid, (x.shape[0], maps, height, width), x.layout_.samples)
+    parts = grid.parts_of(2)
     with plain_tensors():
         mine = _features(last, buffer, (all_owned(height, parts[0]), all_owned(width, parts[1])))
     return wrap(mine, layout)
@@ -78,9 +79,14 @@ def pooled_size(stack: Stack) -> tuple[int, int]:
     return height, width
 
 
+def filters_of(stack: Stack) -> TiledLocalFilter2d:
+    """The stack's filters, of which this rank has its tile's."""
+    return cast(TiledLocalFilter2d, stack.filter)
+
+
 def _features(stack: Stack, buffer: Tensor, wanted: Cuts) -> Tensor:
     """Those of the stack's outputs that each rank wants, from what this rank's filters see."""
-    filters = stack.filter
+    filters = filters_of(stack)
     steps = _steps(stack, wanted)
     y = halo_of(filters.local(buffer), steps.plan, filters.grid.tiles)
     return normalised(pooled(y, steps.windows, stack.pool.eps), steps.norm)
@@ -96,7 +102,7 @@ class _Steps:
 
 
 def _steps(stack: Stack, wanted: Cuts) -> _Steps:
-    grid, pool, norm = stack.filter.grid, stack.pool, stack.norm
+    grid, pool, norm = filters_of(stack).grid, stack.pool, stack.norm
     parts, place = grid.parts_of(2), grid.place_of(2)
     height, width = pooled_size(stack)
     region = norm.region((height, width), (wanted[0][place[0]], wanted[1][place[1]]))
