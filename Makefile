@@ -1,7 +1,7 @@
 # Everything a developer runs. The first `make demo`, `make test` or `make check` also does the set-up, in .venv.
 
 PYTHON ?= python3
-# Two processes: the tests that start ranks in one, all others beside it. `PYTEST_ARGS=` runs one after the other.
+# Two processes: tests that start jobs in one, all others beside it. `PYTEST_ARGS=` runs one after the other.
 PYTEST_ARGS ?= -n 2 --dist loadgroup --no-loadscope-reorder
 RANKS ?= 2
 

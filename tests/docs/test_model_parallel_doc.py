@@ -9,7 +9,7 @@ import torch
 import torchmn
 from tests.docs.pages import assert_contents_are_the_sections, assert_every_section_has_a_snippet
 from tests.worlds import run_job
-from torchmn.errors import DelegateError, GraphError
+from torchmn.errors import ComponentError, DelegateError, GraphError
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "model-parallel.md").read_text()
@@ -71,6 +71,13 @@ def test_a_graph_that_can_not_run_is_refused_as_printed():
     assert f"GraphError: {' '.join(str(error.value).split())}" == printed
 
 
+def test_a_component_that_raises_is_told_as_printed():
+    (wrong,) = [each for each in WRONG if "ComponentError" in each[1]]
+    with pytest.raises(ComponentError) as error:
+        run_on_threads(wrong[0], 2, timeout=20)
+    assert f"ComponentError: {' '.join(str(error.value).split())}" == wrong[1]
+
+
 def test_the_text_of_the_graph_is_as_printed():
     (snippet,) = [text for text in RIGHT if "torchmn.describe" in text]
     building = snippet[: snippet.index("optimizer")]
@@ -98,4 +105,4 @@ def test_data_times_model_runs_on_four_ranks_and_equal_parts_stay_equal():
 def test_it_has_the_snippets_that_its_sections_promise():
     assert_contents_are_the_sections(PAGE)
     assert_every_section_has_a_snippet(PAGE)
-    assert len(WRONG) == 6
+    assert len(WRONG) == 7

@@ -1,7 +1,8 @@
 """What pytest calls: one item per world, sorted by world, each body run on all ranks of its world.
 
-Two processes may share a session (`pytest -n 2 --dist loadgroup`, of pytest-xdist). One runs all tests that start
-ranks as processes, which fill the cores and have time-outs; the other one the modules that stay in their process.
+Two processes may share a session (`pytest -n 2 --dist loadgroup`, of pytest-xdist). One runs all tests that start jobs,
+beside it the other one those that stay in their process, module by module. The pools come last, in one of them:
+ranks that wait for a message keep a core busy, and tests beside them would gain nothing.
 """
 
 from __future__ import annotations
@@ -49,9 +50,11 @@ def pytest_itemcollected(item: pytest.Item) -> None:
 
 
 def group_of(item: pytest.Item) -> str:
-    """The tests that stay with `item` in one process of the session: all that start ranks, or those of its module."""
+    """The tests that stay with `item` in one process of the session: all jobs, all pools, or those of its module."""
+    if needs_pool(item):
+        return "pools"
     module = item.nodeid.partition("::")[0]
-    return "processes" if needs_pool(item) or f"{module}/".startswith(JOBS) else module
+    return "jobs" if f"{module}/".startswith(JOBS) else module
 
 
 @pytest.hookimpl(trylast=True)
@@ -59,8 +62,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     """Tests of one world follow each other, so that each pool starts once."""
     items.sort(key=lambda item: visiting_order(world_of(item)))
     if hasattr(config, "workerinput"):
-        # The long group first: modules, which are short, fill up what is left to do in the end.
-        items.sort(key=lambda item: group_of(item) != "processes")
+        turn = {"jobs": 0, "pools": 2}
+        items.sort(key=lambda item: turn.get(group_of(item), 1))
     for item in items:
         if world_of(item) is not None and item.get_closest_marker("timeout") is None:
             # The net below our own time-outs, which tell more.
