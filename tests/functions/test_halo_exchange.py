@@ -245,3 +245,16 @@ def test_a_communicator_that_was_finalized_is_refused(comm):
 def test_the_pieces_of_an_image_are_the_image():
     whole = image((2, 7))
     assert torch.equal(torch.cat([cut(whole, [mine]) for mine in all_owned(7, 3)], -1), whole)
+
+
+@ranks(2, on="mpi")
+def test_a_rank_does_not_wait_for_slower_ones_to_take_its_rows(comm):
+    """Rank 1 begins its exchange only when it has heard that rank 0 has ended its own."""
+    plan = plan_here(grid_dims([Window(2, padding=(1, 0))], [8], [2]), comm)
+    whole = image((1 << 17, 8))
+    if comm.rank == 1:
+        comm.recv(0)
+    buffer = halo_exchange(part_of(whole, plan), plan, comm)
+    if comm.rank == 0:
+        comm.send(torch.ones(1), 1)
+    assert torch.equal(buffer, serial_buffer(whole, plan))

@@ -61,11 +61,13 @@ def _prepared(
     extra: what is added to the outputs of a transposed one
     """
     layout = x.layout_
-    settings = tuple(tuple(value) if isinstance(value, list) else value for value in (stride, padding, dilation, extra))
-    key = (_prepared, weight.shape, settings, groups)
+    stride, padding, dilation, extra = (
+        tuple(value) if isinstance(value, list) else value for value in (stride, padding, dilation, extra)
+    )
+    key = (_prepared, weight.shape, stride, padding, dilation, extra, groups)
     known = layout.worked_out.get(key)
     if known is None:
-        known = layout.worked_out[key] = _prepare(x, weight.shape, *settings, groups)
+        known = layout.worked_out[key] = _prepare(x, weight.shape, stride, padding, dilation, extra, groups)
     return known
 
 
