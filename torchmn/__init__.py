@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from torchmn.data import create_empty_dataset, scatter_dataset, scatter_index
     from torchmn.errors import (
         ArgumentError,
+        ComponentError,
         DelegateError,
         ExperimentError,
         GraphError,
@@ -39,6 +40,7 @@ __version__ = "0.1.0"
 __all__ = [
     "ArgumentError",
     "Communicator",
+    "ComponentError",
     "DelegateError",
     "ExperimentError",
     "GlobalArray",

@@ -78,6 +78,8 @@ class Buffers(Transport):
     def _reduce_carried(self, x: Tensor, carried: Tensor, op: str, in_place: bool) -> Tensor:
         """The agreed reduction of `x`, which went to all ranks with the agreement as `carried`."""
         parts = self._carried_parts(carried)
+        if in_place and op == "sum" and carried is x and self.size == 2:
+            return x.add_(parts[1 - self.rank])  # of two numbers the sum has no order
         operation = "sum" if op == "mean" else op
         if in_place and carried.data_ptr() == x.data_ptr():
             total = carried

@@ -19,7 +19,7 @@ import torch
 from mpi4py import MPI
 from torch import Tensor
 
-from torchmn.communicators import shared_sum, wire
+from torchmn.communicators import reductions, shared_sum, wire
 from torchmn.communicators.base import Communicator
 from torchmn.communicators.buffers import scale_
 from torchmn.communicators.direct_meeting import CARRIED_BYTES, MOST_RANKS, DirectMeeting
@@ -349,7 +349,7 @@ class MPICommunicator(Communicator):
         self._collective.Bcast([_memory(flat), MPI.BYTE], root)
 
     def _reduces(self, dtype: torch.dtype, op: str) -> bool:
-        return dtype in _DATATYPES
+        return dtype in _DATATYPES and not reductions.may_lose_nan(dtype, op)
 
     def _allreduce_(self, source: Tensor, x: Tensor, op: str, scale: float = 1.0) -> None:
         large = op == "sum" and x.nbytes >= _SHARED_SUM_BYTES and x.dtype in shared_sum.DTYPES

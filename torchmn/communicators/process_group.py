@@ -24,6 +24,7 @@ from torchmn.communicators import job, wire
 from torchmn.communicators.base import Communicator
 from torchmn.communicators.buffers import scale_
 from torchmn.communicators.launchers import Launch
+from torchmn.communicators.reductions import may_lose_nan
 from torchmn.communicators.settings import Settings
 from torchmn.communicators.transport import Exchange
 from torchmn.communicators.watchdog import Wait, Watch
@@ -254,7 +255,7 @@ class ProcessGroupCommunicator(Communicator):
         self._finish(self._group(flat).broadcast([wire.as_bytes(flat)], options))
 
     def _reduces(self, dtype: torch.dtype, op: str) -> bool:
-        return dtype in _REDUCIBLE
+        return dtype in _REDUCIBLE and not may_lose_nan(dtype, op)
 
     def _allreduce_(self, source: Tensor, x: Tensor, op: str, scale: float = 1.0) -> None:
         if source is not x:

@@ -43,6 +43,11 @@ def accumulating_operation(dtype: torch.dtype, op: str) -> str:
     return "sum" if op == "mean" else op
 
 
+def may_lose_nan(dtype: torch.dtype, op: str) -> bool:
+    """Whether MPI and gloo may drop a NaN here, on some ranks only: they compare, and NaN compares as false."""
+    return dtype.is_floating_point and op in ("max", "min")
+
+
 def problem(dtype: torch.dtype, op: object) -> str | None:
     """Why `op` can not reduce `dtype`, or None."""
     if op not in OPERATIONS:

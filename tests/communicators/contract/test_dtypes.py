@@ -1,6 +1,7 @@
 """Every dtype travels bit by bit, and is reduced as NumPy reduces it."""
 
 import numpy as np
+import pytest
 import torch
 
 from tests.worlds import every_world, ranks
@@ -100,3 +101,15 @@ def test_nan_and_infinity_are_not_lost(comm):
     x = torch.tensor([float("nan") if comm.rank == 0 else 1.0, float("inf") if comm.rank == 1 else 1.0])
     total = comm.allreduce(x)
     assert torch.isnan(total[0]) and torch.isposinf(total[1])
+
+
+@ranks(2, 3)
+@pytest.mark.parametrize("length", [3, 5000])
+@pytest.mark.parametrize("op", ["max", "min"])
+def test_the_largest_and_the_smallest_of_numbers_with_nan_are_nan(comm, op, length):
+    for culprit in range(comm.size):
+        x = torch.arange(length, dtype=torch.float32)
+        x[1] = float("nan") if comm.rank == culprit else 1.0
+        result = comm.allreduce(x, op)
+        assert torch.isnan(result[1]), f"lost rank {culprit}'s NaN"
+        assert torch.isnan(result).sum() == 1
