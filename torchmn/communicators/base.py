@@ -13,8 +13,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from torchmn.communicators import checks, models, reductions, staging, wire
+from torchmn.communicators import carried_sums, checks, models, reductions, wire
 from torchmn.communicators.buffers import BLOCK_BYTES, Buffers
+from torchmn.communicators.carried_sums import ALIKE
 from torchmn.communicators.edges import EdgeBook
 from torchmn.communicators.objects import ObjectOperations
 from torchmn.communicators.settings import Settings
@@ -22,8 +23,6 @@ from torchmn.communicators.topology import Topology, groups
 from torchmn.communicators.watchdog import Wait, Watch
 from torchmn.communicators.wire import Kind, Message
 from torchmn.errors import ArgumentError, PeerError, TorchMNError
-
-_ALIKE = ("dtype", "shape", "op")  # of the tensors of a reduction
 
 
 class Communicator(ObjectOperations, Buffers):
@@ -58,6 +57,7 @@ class Communicator(ObjectOperations, Buffers):
         self._calls = 0  # of differentiable collective operations
         self._aside: checks.Aside | None = None  # what `_meet` says and hears on behalf of autograd
         self._wishes: list[int | None] = []
+        self._carried_before: dict[carried_sums.Said, int] = {}  # and the number that ranks compared
         self._block = torch.zeros(BLOCK_BYTES, dtype=torch.uint8)
         self._block_view = self._block.numpy().data
         watch.communicators.add(self)
@@ -305,17 +305,16 @@ class Communicator(ObjectOperations, Buffers):
         16-bit and 8-bit floats are accumulated in float32; a sum of bools is an `or`, as in NumPy.
         """
         with Wait(self, "allreduce"):
+            done = carried_sums.again(self, x, op, in_place)
+            if done is not None:
+                return done
             problem = checks.tensor_problem(x) or reductions.problem(x.dtype, op)
             if problem:
-                self._meet("allreduce", problem, _ALIKE)
+                self._meet("allreduce", problem, ALIKE)
             said = (x.dtype, x.shape, op)
-            if 0 < x.nbytes <= self.carried_bytes and self._may_carry(x.dtype, x.nbytes):
-                # The comparison is a message to every rank anyway: the tensor goes with it.
-                carried = self._outgoing(x)
-                carried = staging.to_host(carried) if carried.is_cuda else carried
-                self._meet("allreduce", None, _ALIKE, said, carried=carried)
-                return self._reduce_carried(x, carried, op, in_place)
-            self._meet("allreduce", None, _ALIKE, said)
+            if carried_sums.may_be(self, x):
+                return carried_sums.first(self, x, said, in_place)
+            self._meet("allreduce", None, ALIKE, said)
             return self._reduce(x, op, in_place)
 
     def reduce_scatter(self, xs: Sequence[Tensor] | Tensor, op: str = "sum") -> Tensor:
@@ -381,8 +380,14 @@ class Communicator(ObjectOperations, Buffers):
             number = aside.mixed_into(number)
         if self._same_everywhere(number) if carried is None else self._same_everywhere_carrying(number, carried):
             return None
+        return self._compare_statements(operation, problem, names, values, may_differ)
+
+    def _compare_statements(
+        self, operation: str, problem: str | None, names: tuple[str, ...], values: Any, may_differ: Any
+    ) -> list[Any]:
+        """Each rank's `may_differ`, if nothing else differs between the ranks; otherwise raise on all of them."""
         said = {} if problem else dict(zip(names, values, strict=True))
-        statements = self._allgather_pickled(checks.state_here(operation, said, may_differ, problem, aside))
+        statements = self._allgather_pickled(checks.state_here(operation, said, may_differ, problem, self._aside))
         checks.raise_disagreement(statements, self.rank)
         self._wishes = [statement.wish for statement in statements]
         return [statement.may_differ for statement in statements]

@@ -70,30 +70,6 @@ class Buffers(Transport):
             x.detach().copy_(total)
         return x
 
-    def _may_carry(self, dtype: torch.dtype, nbytes: int) -> bool:
-        """Whether a reduction of at most `carried_bytes` goes with the comparison; the same on ranks that agree."""
-        settings = self.settings
-        return settings.checks and nbytes <= settings.max_message_bytes and dtype in reductions.REDUCED_BY_TORCH
-
-    def _reduce_carried(self, x: Tensor, carried: Tensor, op: str, in_place: bool) -> Tensor:
-        """The agreed reduction of `x`, which went to all ranks with the agreement as `carried`."""
-        parts = self._carried_parts(carried)
-        if in_place and op == "sum" and carried is x and self.size == 2:
-            return x.add_(parts[1 - self.rank])  # of two numbers the sum has no order
-        operation = "sum" if op == "mean" else op
-        if in_place and carried.data_ptr() == x.data_ptr():
-            total = carried
-            reductions.reduce_into(total, parts, operation)
-        else:
-            total = reductions.reduce_in_order(parts, operation)
-        if op == "mean":
-            total.mul_(1 / self.size)
-        if not in_place:
-            return self._arrived(total, x)
-        if carried.data_ptr() != x.data_ptr():
-            x.detach().copy_(total)
-        return x
-
     def _reduce_(self, source: Tensor, x: Tensor, op: str, scale: float) -> None:
         """Reduce contiguous `source` into `x`, which may be the same, and scale it.
 
