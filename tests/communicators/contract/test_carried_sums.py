@@ -58,3 +58,26 @@ def test_all_ranks_get_the_same_bits_of_a_small_sum(comm) -> None:
         for op in ("sum", "mean", "prod"):
             result = comm.allreduce(x, op)
             assert all(torch.equal(other, result) for other in comm.allgather(result)), (dtype, op)
+
+
+@ranks(2, 3, on="mpi")
+@ranks(2, on="threads")
+def test_a_sum_that_comes_again_is_compared_again(comm) -> None:
+    def summed(x: torch.Tensor) -> None:
+        assert torch.equal(comm.allreduce(x), total(comm.size, 100, 0))
+
+    plain, parameter = part(comm.rank, 100, 0), torch.nn.Parameter(part(comm.rank, 100, 0))
+    summed(plain)
+    summed(plain)
+    summed(plain if comm.rank else parameter)  # one rank knows it from before, another looks anew
+    with pytest.raises(torchmn.MismatchError, match="disagree in allreduce"):
+        comm.allreduce(plain, "sum" if comm.rank else "max", in_place=True)
+    with pytest.raises(torchmn.ArgumentError, match="op"):
+        comm.allreduce(plain, ["sum"] if comm.rank else "sum")  # type: ignore[arg-type]
+    assert torch.equal(plain, part(comm.rank, 100, 0))
+    summed(plain)
+    limit, comm.max_message_bytes = comm.max_message_bytes, 128
+    try:
+        summed(plain if comm.rank else parameter)  # in pieces now, on all ranks
+    finally:
+        comm.max_message_bytes = limit
