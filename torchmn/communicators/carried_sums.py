@@ -62,8 +62,8 @@ def first(comm: Communicator, x: Tensor, said: Said, in_place: bool) -> Tensor:
 def _reduced(comm: Communicator, x: Tensor, carried: Tensor, op: str, in_place: bool) -> Tensor:
     """The agreed reduction of `x`, which went to all ranks with the agreement as `carried`."""
     parts = comm._carried_parts(carried)
-    if in_place and op == "sum" and carried is x and comm.size == 2:
-        return x.add_(parts[1 - comm.rank])  # of two numbers the sum has no order
+    if op == "sum" and carried is x and comm.size == 2:  # the shortest way: the sum of two numbers has no order
+        return x.add_(parts[1 - comm.rank]) if in_place else torch.add(parts[0], parts[1])
     operation = "sum" if op == "mean" else op
     overwrite = in_place and carried.data_ptr() == x.data_ptr()
     if overwrite:
