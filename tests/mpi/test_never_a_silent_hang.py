@@ -115,6 +115,13 @@ def test_a_message_that_nobody_receives_is_an_error_at_the_end(transport: str) -
     assert "9" in result.output
 
 
+def test_a_message_that_was_lost_before_the_end_is_an_error_at_the_end() -> None:
+    body = "if comm.rank == 0:\n    comm.send(torch.ones(1 << 20), 1, tag=9)\n    time.sleep(2)"
+    result = job(body, n=2, transport="gloo", TORCHMN_TIMEOUT="40")
+    assert result.returncode != 0
+    assert "rank 1 was gone before it received a message, tag 9" in result.output
+
+
 @pytest.mark.parametrize("transport", PROCESSES)
 def test_messages_still_on_their_way_at_the_end_are_delivered(transport: str) -> None:
     body = """

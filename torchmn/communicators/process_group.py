@@ -204,10 +204,10 @@ class ProcessGroupCommunicator(Communicator):
         return [dest for dest, _ in tuple(self._deliveries.pending)]
 
     def _flush(self) -> None:
-        if self._deliveries.pending:
-            dest, tag = self._deliveries.pending[0]
+        for dest, tag in tuple(self._deliveries.pending)[:1]:
             with Wait(self, "finalize (a message not yet received)", dest, tag):
                 self._deliveries.finish()
+        self._deliveries.finish()  # a message may have been lost before this rank came here
 
     # -- collective operations ---------------------------------------------------------------------------------
 
