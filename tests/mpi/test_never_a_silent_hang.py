@@ -108,9 +108,9 @@ def test_different_collectives_with_the_checks_off_end_in_the_table() -> None:
 
 @pytest.mark.parametrize("transport", PROCESSES)
 def test_a_message_that_nobody_receives_is_an_error_at_the_end(transport: str) -> None:
-    body = "if comm.rank == 0: comm.send(torch.ones(1 << 20), 1, tag=9)"
+    body = "if comm.rank == 0: comm.send(torch.ones(1 << 20), 1, tag=9)\nelse: time.sleep(1)  # until it was sent"
     result = job(body, n=2, transport=transport, TORCHMN_TIMEOUT="40")
-    assert result.returncode != 0
+    assert result.returncode != 0, result.output
     assert "rank 1" in result.output
     assert "9" in result.output
 
