@@ -41,6 +41,21 @@ def test_unequal_batches_with_their_sizes_as_weights(comm, name: str) -> None:
     assert_close([p.detach() for p in model.parameters()], parameters)
 
 
+@ranks(3)
+@pytest.mark.parametrize("options", [{}, {"double_buffering": True}])
+def test_unequal_batches_of_which_one_has_the_mean_size(comm, options: dict) -> None:
+    serial, model = make_model(), make_model()
+    optimizer = create_multi_node_optimizer(torch.optim.SGD(model.parameters(), lr=0.1), comm, **options)
+    x, y = batch(0)
+    loss_of(serial, x, y).backward()
+    mine = slice(*((0, 1), (1, 5), (5, 12))[comm.rank])  # rank 1 counts 4/12, as if all ranks were alike
+    loss_of(model, x[mine], y[mine]).backward()
+    optimizer.step(weight=mine.stop - mine.start)
+    optimizer.flush()
+    expected = [(p - 0.1 * p.grad).detach() for p in serial.parameters()]
+    assert_close([p.detach() for p in model.parameters()], expected)
+
+
 @ranks(2, 3, on=("threads", "mpi"))
 def test_unequal_batches_through_batch_norm_need_weighed_losses(comm) -> None:
     def with_norm() -> torch.nn.Sequential:

@@ -156,6 +156,31 @@ def test_a_parameter_that_is_unfrozen_becomes_rank_0s(comm) -> None:
     assert (model[0].weight == 0).all()
 
 
+@ranks(2, on="threads")
+def test_a_parameter_that_is_unfrozen_before_a_group_is_added_becomes_rank_0s(comm) -> None:
+    model = make_model()
+    model[0].weight.requires_grad_(False)
+    optimizer = create_multi_node_optimizer(torch.optim.SGD(model.parameters(), lr=0.1), comm)
+    model[0].weight.data.fill_(comm.rank)
+    model[0].weight.requires_grad_(True)
+    optimizer.add_param_group({"params": [torch.nn.Parameter(torch.zeros(1))]})
+    optimizer.step()
+    assert (model[0].weight == 0).all()
+
+
+@ranks(2, 3, **SMALL)
+@pytest.mark.parametrize("options", [{}, {"overlap": True}, {"double_buffering": True}])
+def test_a_parameter_that_is_unfrozen_on_some_ranks_is_an_error_on_all(comm, options: dict) -> None:
+    model = make_model()
+    model[2].bias.requires_grad_(False)
+    optimizer = create_multi_node_optimizer(torch.optim.SGD(model.parameters(), lr=0.1), comm, model=model, **options)
+    if comm.rank == 0:
+        model[2].bias.requires_grad_(True)
+    loss_of(model, *local(comm)).backward()
+    with pytest.raises(torchmn.MismatchError, match=r"unfrozen \('2.bias',\)"):
+        optimizer.step()
+
+
 @ranks(2, 3, **SMALL)
 def test_a_gradient_that_no_rank_has_stays_absent_and_its_parameter_as_it_is(comm) -> None:
     model = make_model()
@@ -212,7 +237,30 @@ def test_a_weight_on_one_rank_only_is_an_error_on_all(comm) -> None:
         optimizer.step(weight=3 if comm.rank == 0 else None)
     with pytest.raises(torchmn.ArgumentError, match="weight"):
         optimizer.step(weight=-1 if comm.rank == 0 else 1)
-    optimizer.step(weight=3)
+    with pytest.raises(torchmn.MismatchError, match="weights of all ranks are 0"):
+        optimizer.step(weight=0)
+    optimizer.step(weight=torch.tensor(3))
+
+
+@ranks(1, 2, on="threads")
+def test_a_loss_is_weighed_by_a_number_of_samples_only(comm) -> None:
+    optimizer = create_multi_node_optimizer(torch.optim.SGD(make_model().parameters(), lr=1.0), comm)
+    loss = torch.ones(())
+    for wrong in (-1, None, "many"):
+        with pytest.raises(torchmn.ArgumentError, match="number of samples"):
+            optimizer.weigh(loss, wrong if comm.rank == 0 else 1)  # type: ignore[arg-type]
+    with pytest.raises(torchmn.MismatchError, match="weights of all ranks are 0"):
+        optimizer.weigh(loss, 0)
+    assert comm.allreduce(optimizer.weigh(loss, 5 * comm.rank + 3), "mean") == 1
+
+
+@ranks(1, 2, on="threads")
+def test_a_closure_may_return_nothing(comm) -> None:
+    model = make_model()
+    optimizer = create_multi_node_optimizer(torch.optim.SGD(model.parameters(), lr=1.0), comm)
+    assert optimizer.step(lambda: loss_of(model, *local(comm)).backward()) is None
+    for parameter in model.parameters():
+        assert all(torch.equal(parameter, other) for other in comm.allgather(parameter.detach()))
 
 
 @ranks(1, **SMALL)
@@ -226,8 +274,11 @@ def test_misuse_is_refused(comm) -> None:
         create_multi_node_optimizer(model, comm)  # type: ignore[arg-type]
     with pytest.raises(torchmn.ArgumentError, match="expected a communicator"):
         create_multi_node_optimizer(plain, None)  # type: ignore[arg-type]
-    with optimizer.no_sync(), pytest.raises(torchmn.ArgumentError, match="inside no_sync"):
-        optimizer.step()
+    with optimizer.no_sync():
+        with optimizer.no_sync():
+            pass
+        with pytest.raises(torchmn.ArgumentError, match="inside no_sync"):
+            optimizer.step()
     buffered = create_multi_node_optimizer(plain, comm, double_buffering=True)
     loss_of(model, *batch(0)).backward()
     buffered.step()

@@ -19,8 +19,13 @@ LARGE_BYTES = 1 << 20
 BUCKET_BYTES = 64 << 20
 
 
-def mean_in_place(comm: Communicator, tensors: Sequence[Tensor], share: float, wire_dtype: torch.dtype | None) -> None:
+def mean_in_place(
+    comm: Communicator, tensors: Sequence[Tensor], share: float | None, wire_dtype: torch.dtype | None
+) -> None:
     """Replace tensors, of which all ranks have the same, by their means, in which this rank counts `share`.
+
+    None: all ranks count the same. All ranks must know that, or none: a share that happens to be 1 / size says nothing
+    of the others', and a rank that takes another way than they do gets another result.
 
     Large ones are reduced where they lie, the others together through one flat buffer per dtype.
     """
@@ -37,12 +42,12 @@ def mean_in_place(comm: Communicator, tensors: Sequence[Tensor], share: float, w
         unpack(flat, bucket)
 
 
-def _mean_flat(comm: Communicator, flat: Tensor, share: float, wire_dtype: torch.dtype | None) -> None:
+def _mean_flat(comm: Communicator, flat: Tensor, share: float | None, wire_dtype: torch.dtype | None) -> None:
     wide = reductions.accumulator(flat.dtype)
     compressed = wire_dtype is not None and flat.is_floating_point() and wire_dtype.itemsize < flat.dtype.itemsize
     if compressed and comm.size > 1:
         _mean_compressed(comm, flat, share, wire_dtype)  # type: ignore[arg-type]
-    elif share * comm.size == 1.0:
+    elif share is None:
         comm._reduce(flat, "mean", in_place=True)
     elif flat.dtype != wide:
         weighted = flat.to(wide).mul_(share)
@@ -51,12 +56,12 @@ def _mean_flat(comm: Communicator, flat: Tensor, share: float, wire_dtype: torch
         comm._reduce(flat.mul_(share), "sum", in_place=True)
 
 
-def _mean_compressed(comm: Communicator, flat: Tensor, share: float, wire_dtype: torch.dtype) -> None:
+def _mean_compressed(comm: Communicator, flat: Tensor, share: float | None, wire_dtype: torch.dtype) -> None:
     """The mean with fewer bytes: each rank gathers its part from all, sums it in float32, hands the mean out.
 
     No transport sums 16-bit floats without rounding at every step; this rounds once before and once after.
     """
-    factor = share * comm.size
+    factor = 1.0 if share is None else share * comm.size
     counts = [len(part) for part in torch.empty(flat.numel(), device="meta").tensor_split(comm.size)]
     outgoing = (flat if factor == 1.0 else flat * factor).to(wire_dtype)
     received = comm._swap(list(outgoing.split(counts)), [(counts[comm.rank],)] * comm.size)

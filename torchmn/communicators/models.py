@@ -54,7 +54,7 @@ def multi_node_mean_grad(comm: Communicator, model: nn.Module, zero_fill: bool) 
         if parameter.grad is None:
             parameter.grad = torch.zeros_like(parameter)
     grads = [p.grad for _, p in named if p.grad is not None]
-    mean_in_place(comm, grads, 1.0 / comm.size, comm.settings.grad_dtype)
+    mean_in_place(comm, grads, None, comm.settings.grad_dtype)
 
 
 def _raise_difference(comm: Communicator, operation: str, what: str, told: Sequence[Signature]) -> None:

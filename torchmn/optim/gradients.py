@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -52,33 +55,61 @@ def agree(
     zero_fill: bool,
     operation: str,
     mode: str | None = None,
+    unfrozen: tuple[str, ...] = (),
 ) -> Agreement:
     """Compare gradients and weights over ranks, in one tiny message where all ranks are alike.
 
     A gradient that no rank has stays absent, as in one process. One that only some ranks have counts as zeros on
-    the others; without `zero_fill` it is an error on every rank. So is a model in another `mode` on another rank.
+    the others; without `zero_fill` it is an error on every rank. So is a model in another `mode` on another rank, or
+    parameters that were `unfrozen` on some ranks only.
     """
-    problem = None
-    if weight is not None and not (isinstance(weight, int | float) and 0 <= weight < float("inf")):
-        problem = f"expected weight to be a number of samples >= 0, got {weight!r}"
+    weight, problem = number_of_samples(weight)
     shapes = tuple(
         ("own slice" if replicas_of(grad.parameter) else tuple(grad.parameter.shape), grad.parameter.dtype)
         for grad in grads
     )
     kinds = tuple(grad.kind() for grad in grads)
-    names, values = ("parameters", "weighted", "mode of the model"), (shapes, weight is not None, mode)
+    names = ("parameters", "weighted", "mode of the model", "unfrozen")
+    values = (shapes, weight is not None, mode, unfrozen)
     told = comm._meet(operation, problem, names, problem or values, (kinds, weight))
     if told is None:
+        _refuse_no_samples(comm, operation, weight)
         return Agreement(kinds, 1.0 / comm.size)
     all_kinds = [rank_kinds for rank_kinds, _ in told]
     union = tuple(max(column) for column in zip(*all_kinds, strict=True))
     _check(comm, operation, grads, all_kinds, union, zero_fill)
     if weight is None:
         return Agreement(union, 1.0 / comm.size)
-    total = sum(rank_weight for _, rank_weight in told)
-    if total == 0:
-        raise MismatchError(f"rank {comm.rank} of {comm.size}: {operation}: the weights of all ranks are 0")
-    return Agreement(union, weight / total, equal=len({rank_weight for _, rank_weight in told}) == 1)
+    weights = [rank_weight for _, rank_weight in told]
+    _refuse_no_samples(comm, operation, max(weights))
+    return Agreement(union, weight / sum(weights), equal=len(set(weights)) == 1)
+
+
+def fair_share(comm: Communicator, samples: float) -> float:
+    """By what a rank's mean loss over `samples` must be multiplied so that the plain mean over ranks is exact."""
+    number, problem = number_of_samples(samples)
+    if samples is None:
+        problem = "expected a number of samples, got None"
+    told = comm._meet("weigh", problem, may_differ=(number,))
+    numbers: list[float] = [samples for (samples,) in told] if told else [number] * comm.size
+    _refuse_no_samples(comm, "weigh", max(numbers))
+    return number * comm.size / sum(numbers)
+
+
+def number_of_samples(given: Any) -> tuple[Any, str | None]:
+    """A weight as a plain number (None stays None), and what is wrong with it or None."""
+    number = given.item() if isinstance(given, Tensor | np.generic) and math.prod(given.shape) == 1 else given
+    if number is None or (isinstance(number, int | float) and 0 <= number < float("inf")):
+        return number, None
+    return None, f"expected weight to be a number of samples >= 0, got {number!r}"
+
+
+def _refuse_no_samples(comm: Communicator, operation: str, largest: float | None) -> None:
+    if largest == 0:
+        raise MismatchError(
+            f"rank {comm.rank} of {comm.size}: {operation}: the weights of all ranks are 0, so there is nothing to "
+            "take the mean of: leave this step out on all ranks"
+        )
 
 
 def _check(
@@ -111,6 +142,7 @@ def take_mean(
     """Replace every gradient by its weighted mean over ranks: of a rank's own slice, over those that have the same."""
     with Wait(comm, "gradient mean"):
         dense: dict[Communicator, list[Tensor]] = {comm: []}
+        equal = agreement.equal  # which all ranks know
         for grad, kind in zip(grads, agreement.kinds, strict=True):
             among = replicas_of(grad.parameter) or comm
             if kind == SPARSE:
@@ -123,4 +155,5 @@ def take_mean(
                 dense.setdefault(among, []).append(grad.value)
         for among, values in dense.items():
             if among.size > 1 and values:
-                mean_in_place(among, values, agreement.share * comm.size / among.size, wire_dtype)
+                share = None if equal else agreement.share * comm.size / among.size
+                mean_in_place(among, values, share, wire_dtype)

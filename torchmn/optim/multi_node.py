@@ -66,8 +66,10 @@ class MultiNodeOptimizer(WrappedOptimizer):
         """Add a group, on every rank; its parameters become rank 0's at once."""
         self.actual_optimizer.add_param_group(param_group)
         count = len(self.param_groups[-1]["params"])
-        self._bcast_parameters(self._gradients()[-count:])
-        self._trainable = self._trainable_now()
+        added = self._gradients()[-count:]
+        self._bcast_parameters(added)
+        # Only these: a parameter of another group that was unfrozen meanwhile becomes rank 0's at the next step.
+        self._trainable |= {id(grad.parameter) for grad in added if grad.parameter.requires_grad}
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         self._forget_synchronization()
@@ -108,8 +110,7 @@ class MultiNodeOptimizer(WrappedOptimizer):
         The way for unequal batches in models whose layers communicate (multi-node batch normalisation): their
         gradients have mixed over ranks when `step(weight=...)` could weigh them. Every rank must call it.
         """
-        total = self.comm.allreduce(torch.tensor(float(samples), dtype=torch.float64))
-        return loss * (samples * self.comm.size / total.item())
+        return loss * gradients.fair_share(self.comm, samples)
 
     def _take_mean(self, weight: float | None) -> None:
         """Replace every gradient by its mean over ranks."""
@@ -121,7 +122,8 @@ class MultiNodeOptimizer(WrappedOptimizer):
 
     def _agree(self, grads: list[Gradient], weight: float | None) -> gradients.Agreement:
         """What ranks must know of each other's gradients before they are averaged; also brings new parameters in."""
-        agreement = gradients.agree(self.comm, grads, weight, self.zero_fill, "optimizer step", self._mode())
+        names = tuple(grad.name for grad in self._unfrozen(grads))
+        agreement = gradients.agree(self.comm, grads, weight, self.zero_fill, "optimizer step", self._mode(), names)
         if not agreement.equal and self._model is not None:
             crossing = [n for n, m in self._model.named_modules() if getattr(m, "gradients_cross_ranks", False)]
             if crossing:
@@ -136,11 +138,11 @@ class MultiNodeOptimizer(WrappedOptimizer):
     @contextmanager
     def no_sync(self) -> Iterator[None]:
         """A block in which `backward` only adds up this rank's gradients, and `step` is a mistake."""
-        self._holding = True
+        around, self._holding = self._holding, True
         try:
             yield
         finally:
-            self._holding = False
+            self._holding = around
 
     def _averaging(self, closure: Callable[[], Any], weight: float | None) -> Callable[[], Any]:
         def averaged() -> Any:
@@ -149,6 +151,8 @@ class MultiNodeOptimizer(WrappedOptimizer):
             if not self._synchronized:
                 self._take_mean(weight)
             self._forget_synchronization()
+            if loss is None:  # fine for optimizers that do not look at it
+                return None
             value = loss.detach() if isinstance(loss, Tensor) else torch.tensor(float(loss))
             if weight is None:
                 return self.comm.allreduce(value, "mean")
@@ -202,11 +206,15 @@ class MultiNodeOptimizer(WrappedOptimizer):
 
     def _bcast_unfrozen(self, grads: list[Gradient]) -> None:
         """Rank 0's values of parameters that were frozen before: they may have been changed meanwhile."""
-        now = self._trainable_now()
-        appeared = [grad for grad in grads if id(grad.parameter) in now - self._trainable]
+        appeared = self._unfrozen(grads)
         if appeared:
             self._bcast_parameters(appeared)
-        self._trainable = now
+        self._trainable = self._trainable_now()
+
+    def _unfrozen(self, grads: list[Gradient]) -> list[Gradient]:
+        """Those of parameters that were frozen before."""
+        before = self._trainable
+        return [grad for grad in grads if grad.parameter.requires_grad and id(grad.parameter) not in before]
 
     def _remember_synchronization(self) -> None:
         """Note that the gradients are means, until a backward adds to one of them."""

@@ -107,7 +107,8 @@ class OverlappingOptimizer(MultiNodeOptimizer):
                 "step(weight=...) with overlap: gradients leave before step says their weight; use "
                 "optimizer.weigh(loss, samples).backward() and then step()"
             )
-        self.comm._meet("optimizer step", problem, ("mode of the model",), (self._mode(),))
+        unfrozen = tuple(grad.name for grad in self._unfrozen(self._gradients()))
+        self.comm._meet("optimizer step", problem, ("mode of the model", "unfrozen"), (self._mode(), unfrozen))
         for grad in self._wait_for_all():
             grad.put_back()
         self._bcast_unfrozen(self._gradients())
