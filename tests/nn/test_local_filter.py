@@ -23,6 +23,8 @@ CASES = {
     "one pixel": ((1, 1), (1, 1), (3, 2), (0, 0)),
 }
 every_case = pytest.mark.parametrize(("kernel", "stride", "in_size", "padding"), CASES.values(), ids=CASES)
+# Products of many maps are taken where their fields lie, those of few maps of copies of them.
+few_and_many_maps = pytest.mark.parametrize(("in_maps", "out_maps"), [(2, 3), (16, 17)])
 
 
 def layer_of(kernel, stride, in_size, padding=0, bias=False, tied=True, in_maps=2, out_maps=3) -> LocalFilter2d:
@@ -46,9 +48,10 @@ def responses(layer: LocalFilter2d, batch: int = 2) -> torch.Tensor:
 
 
 @every_case
+@few_and_many_maps
 @pytest.mark.parametrize("bias", [False, True])
-def test_outputs_are_those_of_the_naive_loop(kernel, stride, in_size, padding, bias):
-    layer = layer_of(kernel, stride, in_size, padding, bias)
+def test_outputs_are_those_of_the_naive_loop(kernel, stride, in_size, padding, bias, in_maps, out_maps):
+    layer = layer_of(kernel, stride, in_size, padding, bias, in_maps=in_maps, out_maps=out_maps)
     x = images(layer)
     expected = naive.local_filter(x.detach(), layer.weight.detach(), layer.bias, stride, padding)
     assert_close(layer(x), expected)
@@ -56,31 +59,35 @@ def test_outputs_are_those_of_the_naive_loop(kernel, stride, in_size, padding, b
 
 
 @every_case
+@few_and_many_maps
 @pytest.mark.parametrize("tied", [True, False])
-def test_transposed_images_are_those_of_the_naive_loop(kernel, stride, in_size, padding, tied):
-    layer = layer_of(kernel, stride, in_size, padding, tied=tied)
+def test_transposed_images_are_those_of_the_naive_loop(kernel, stride, in_size, padding, tied, in_maps, out_maps):
+    layer = layer_of(kernel, stride, in_size, padding, tied=tied, in_maps=in_maps, out_maps=out_maps)
     y = responses(layer).detach()
     weight = layer.weight if layer.decoder_weight is None else layer.decoder_weight
     assert_close(layer.transpose(y), naive.local_filter_transpose(y, weight.detach(), stride, padding, in_size))
 
 
 @every_case
-def test_the_tied_decoder_is_the_exact_transpose(kernel, stride, in_size, padding):
-    layer = layer_of(kernel, stride, in_size, padding)
+@few_and_many_maps
+def test_the_tied_decoder_is_the_exact_transpose(kernel, stride, in_size, padding, in_maps, out_maps):
+    layer = layer_of(kernel, stride, in_size, padding, in_maps=in_maps, out_maps=out_maps)
     x, y = images(layer), responses(layer)
     assert_close((layer(x) * y).sum(), (x * layer.transpose(y)).sum())
 
 
 @every_case
-def test_gradients_are_exact(kernel, stride, in_size, padding):
-    layer = layer_of(kernel, stride, in_size, padding, bias=True, tied=False, in_maps=1, out_maps=2)
+@pytest.mark.parametrize(("in_maps", "out_maps", "batch"), [(1, 2, 1), (16, 17, 2), (16, 2, 2), (2, 16, 2)])
+def test_gradients_are_exact(kernel, stride, in_size, padding, in_maps, out_maps, batch):
+    layer = layer_of(kernel, stride, in_size, padding, True, tied=False, in_maps=in_maps, out_maps=out_maps)
     names = "weight", "bias", "decoder_weight"
 
     def autoencode(x, *parameters):
         swapped = {f"layer.{name}": parameter for name, parameter in zip(names, parameters, strict=True)}
         return torch.func.functional_call(_There(layer), swapped, (x,))
 
-    assert gradcheck(autoencode, (images(layer, 1), *(getattr(layer, name) for name in names)))
+    # Along random directions where there are many filters: each of them would take minutes.
+    assert gradcheck(autoencode, (images(layer, batch), *(getattr(layer, n) for n in names)), fast_mode=batch > 1)
 
 
 class _There(torch.nn.Module):
@@ -145,14 +152,15 @@ def test_the_batch_may_be_empty():
     assert torch.equal(layer.weight.grad, torch.zeros_like(layer.weight))
 
 
-def test_forward_allocates_its_output_and_a_part_of_the_unfolded_input():
-    layer = LocalFilter2d(4, 8, 3, 1, 20)
-    x = torch.randn(128, 4, 20, 20)
+@pytest.mark.parametrize(("maps", "unfolds"), [(4, True), (8, False)])
+def test_forward_allocates_its_output_and_at_most_a_part_of_the_unfolded_input(maps, unfolds):
+    layer = LocalFilter2d(maps, 8, 3, 1, 20)
+    x = torch.randn(128, maps, 20, 20)
     with AllocationCount() as allocated, torch.no_grad():
         y = layer(x)
-    unfolded = 128 * 4 * 9 * 18 * 18
-    # The image once more with the batch last; results by position, by map, and with the batch first.
-    assert allocated.elements <= unfolded / 2 + 3 * y.numel() + x.numel()
+    unfolded = 128 * maps * 9 * 18 * 18 if unfolds else 0
+    # The image with the batch last, then by pixel; results by pixel, by map, and with the batch first.
+    assert allocated.elements <= unfolded / 2 + 3 * y.numel() + 2 * x.numel()
 
 
 class AllocationCount(TorchDispatchMode):
@@ -165,7 +173,8 @@ class AllocationCount(TorchDispatchMode):
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         out = func(*args, **(kwargs or {}))
-        inputs = {x.untyped_storage().data_ptr() for x in args if isinstance(x, torch.Tensor)}
+        given = (*args, *(kwargs or {}).values())
+        inputs = {x.untyped_storage().data_ptr() for x in given if isinstance(x, torch.Tensor)}
         for x in out if isinstance(out, tuple | list) else [out]:
             if isinstance(x, torch.Tensor) and x.untyped_storage().data_ptr() not in inputs:
                 self._known.append(x.untyped_storage())  # alive, so that no address is seen twice

@@ -15,15 +15,16 @@ from torch import Tensor
 
 from torchmn.geometry import DimPlan, HaloPlan, Interval, all_owned
 from torchmn.models.sparse_autoencoder import Stack
-from torchmn.nn.batch_last import halo_of, sum_of_halos
+from torchmn.nn.batch_last import from_pixels, halo_of, pixels, sum_of_halos
 from torchmn.nn.l2_pool import L2Pool2d
-from torchmn.nn.local_filter import matrices
-from torchmn.nn.receptive_fields import Tiling, decoded, filters_of, outputs
+from torchmn.nn.local_filter import by_pixel, from_by_pixel
+from torchmn.nn.receptive_fields import decoded, filters_of, outputs
 from torchmn.nn.tiled_local_filter import TiledLocalFilter2d
+from torchmn.nn.tiling import Tiling
 from torchmn.nn.window_sums import Windows, spread_over_windows, window_sums
 
 Pair = tuple[int, int]
-Box = tuple[slice, slice, slice]  # of (map, height, width, batch)
+Box = tuple[slice, slice]
 
 
 def has_closed_form(stack: Stack) -> bool:
@@ -49,16 +50,16 @@ def gradients(stack: Stack, x: Tensor, sparsity: float) -> Gradients:
     x: (batch, map, height, width), all that this rank's filters see, in memory with the batch last
     """
     filters = stack.filter
-    encoder, decoder = matrices(filters.weight), matrices(filters._decoder(None))
-    image = x.permute(1, 2, 3, 0)
+    encoder, decoder = by_pixel(filters.weight), by_pixel(filters._decoder(None))
+    image = pixels(x)
     tiling = Tiling((x.shape[2], x.shape[3]), filters.kernel, filters.stride)
     y = outputs(image, encoder, tiling)
     image_hat = decoded(y, decoder, tiling)
     if isinstance(filters, TiledLocalFilter2d):
         plan, comm = filters.array.plan, filters.grid.tiles
-        own_hat = sum_of_halos(image_hat.permute(3, 0, 1, 2), plan, comm).permute(1, 2, 3, 0)
+        own_hat = pixels(sum_of_halos(from_pixels(image_hat), plan, comm))
         own_error = own_hat.sub_(image[_own(plan)])
-        error = halo_of(own_error.permute(3, 0, 1, 2), plan, comm).permute(1, 2, 3, 0)
+        error = pixels(halo_of(from_pixels(own_error), plan, comm))
     else:
         own_error = error = image_hat.sub_(image)
     total, slopes = _pooling(stack, y)
@@ -66,29 +67,29 @@ def gradients(stack: Stack, x: Tensor, sparsity: float) -> Gradients:
     return Gradients(
         own_error.square().sum() / 2,
         total,
-        filters_of(error, y, tiling).view_as(filters.weight),
-        filters_of(image, y_gradient, tiling).view_as(filters.weight),
+        from_by_pixel(filters_of(error, y, tiling)),
+        from_by_pixel(filters_of(image, y_gradient, tiling)),
     )
 
 
 def _pooling(stack: Stack, y: Tensor) -> tuple[Tensor, Tensor]:
     """The sum of this rank's pooled values, and the gradient of the sum of everybody's.
 
-    y: (map, height, width, batch), this rank's outputs of the filters
+    y: (height, width, map, batch), this rank's outputs of the filters
     """
     filters, pool = stack.filter, stack.pool
-    mine: Box = slice(None), slice(0, y.shape[1]), slice(0, y.shape[2])
-    counted: Box = slice(None), slice(None), slice(None)
+    mine: Box = slice(0, y.shape[0]), slice(0, y.shape[1])
+    counted: Box = slice(None), slice(None)
     seen = y
     if isinstance(filters, TiledLocalFilter2d):
         grid = filters.grid
         plan, counted = _windows_that_touch(filters.out_size, grid.parts_of(2), grid.place_of(2), pool.kernel)
         mine = _own(plan)
-        seen = halo_of(y.permute(3, 0, 1, 2), plan, grid.tiles).permute(1, 2, 3, 0)
-    windows = Windows((seen.shape[1], seen.shape[2]), pool.kernel, pool.stride)
+        seen = pixels(halo_of(from_pixels(y), plan, grid.tiles))
+    windows = Windows((seen.shape[0], seen.shape[1]), pool.kernel, pool.stride)
     norms = window_sums(seen * seen, windows).add_(pool.eps).sqrt_()
     total = norms[counted].sum()
-    inverse = norms.masked_fill_(norms == 0, torch.inf).reciprocal_()
+    inverse = torch.threshold_(norms, 0.0, torch.inf).reciprocal_()
     return total, seen[mine] * spread_over_windows(inverse, windows)[mine]
 
 
@@ -102,7 +103,7 @@ def _windows_that_touch(size: Pair, parts: Pair, place: Pair, kernel: Pair) -> t
         dims.append(DimPlan(extent, owned, needed))
         first, last = min(windows, owned[at].start), min(windows, owned[at].stop)
         counted.append(slice(first - needed[at].start, last - needed[at].start))
-    return HaloPlan.of(tuple(dims), place), (slice(None), counted[0], counted[1])
+    return HaloPlan.of(tuple(dims), place), (counted[0], counted[1])
 
 
 def _own(plan: HaloPlan) -> Box:
@@ -110,4 +111,4 @@ def _own(plan: HaloPlan) -> Box:
     rows, columns = (
         dim.owned[at].shift(-dim.needed[at].start).as_slice() for dim, at in zip(plan.dims, plan.place, strict=True)
     )
-    return slice(None), rows, columns
+    return rows, columns

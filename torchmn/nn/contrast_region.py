@@ -9,11 +9,13 @@ import torch
 from torch import Tensor
 
 from torchmn.geometry import Interval
-from torchmn.nn.batch_last import is_batch_last
+from torchmn.nn.batch_last import from_pixels, pixels, pixels_as
 from torchmn.nn.gaussian_blur import Blur, blurred
 
 Box = tuple[Interval, Interval]
 Pair = tuple[int, int]
+
+MAPS = 2  # the dim of maps in (height, width, map, batch)
 
 
 @dataclass(frozen=True)
@@ -60,40 +62,42 @@ class _Normalised(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, how: Normalisation) -> Tensor:
         ctx.how = how
-        centred, scale, flat = _parts(_with_maps(x, x), how)
+        centred, scale, flat = _parts(pixels(x), how)
         ctx.save_for_backward(x, centred, scale, flat)
-        return _without_maps(_inside(centred, how.centred, how.outputs) * scale, x)
+        return from_pixels(_inside(centred, how.centred, how.outputs) * scale)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, None]:
         x, centred, scale, flat = ctx.saved_tensors
-        how, g = ctx.how, _with_maps(gradients[0], x)
+        how, g = ctx.how, pixels_as(gradients[0], x)
         if torch.is_grad_enabled():  # second derivatives are wanted: the formulas, by torch's own rules
             x = x if x.requires_grad else x.detach().requires_grad_()
-            again, scale, _ = _parts(_with_maps(x, x), how)
-            y = _without_maps(_inside(again, how.centred, how.outputs) * scale, x)
+            again, scale, _ = _parts(pixels(x), how)
+            y = from_pixels(_inside(again, how.centred, how.outputs) * scale)
             return torch.autograd.grad(y, x, gradients[0], create_graph=True)[0], None
         # y = v·s with s = (blurred Σ v²)^-½ and v = x - blurred Σ x: the sums are over maps
-        slope = (g * _inside(centred, how.centred, how.outputs)).sum(1, keepdim=True)
+        slope = (g * _inside(centred, how.centred, how.outputs)).sum(MAPS, keepdim=True)
         slope.mul_(scale).mul_(scale).mul_(scale).neg_().masked_fill_(flat, 0)
-        size = centred.shape[2], centred.shape[3]
-        total = centred * blurred(slope, how.variance.adjoint(size))
+        total = centred * blurred(slope, how.variance.adjoint((centred.shape[0], centred.shape[1])))
         _inside(total, how.centred, how.outputs).addcmul_(g, scale)
         size = x.shape[2], x.shape[3]
-        shared = blurred(total.sum(1, keepdim=True), how.mean.adjoint(size)).neg_()
+        shared = blurred(total.sum(MAPS, keepdim=True), how.mean.adjoint(size)).neg_()
         if how.inputs == how.centred:
             total += shared
         else:
-            own, total = total, shared.expand(-1, x.shape[1], -1, -1, -1).contiguous()
+            own, total = total, shared.expand(*size, x.shape[1], x.shape[0]).contiguous()
             _inside(total, how.inputs, how.centred).add_(own)
-        return _without_maps(total, x), None
+        return from_pixels(total), None
 
 
 def _parts(x: Tensor, how: Normalisation) -> tuple[Tensor, Tensor, Tensor]:
-    """The centred pixels, the factor of each output pixel, and where there is no contrast."""
+    """The centred pixels, the factor of each output pixel, and where there is no contrast.
+
+    x: (height, width, map, batch), in any order in memory
+    """
     # The window is the same for all maps: summed first, there is one map to blur.
-    centred = _inside(x, how.inputs, how.centred) - blurred(x.sum(1, keepdim=True), how.mean)
-    variance = blurred((centred * centred).sum(1, keepdim=True), how.variance)
+    centred = _inside(x, how.inputs, how.centred) - blurred(x.sum(MAPS, keepdim=True), how.mean)
+    variance = blurred((centred * centred).sum(MAPS, keepdim=True), how.variance)
     flat = variance <= how.threshold**2
     return centred, torch.rsqrt(variance.masked_fill(flat, 1.0)), flat
 
@@ -107,20 +111,8 @@ def _around(box: Box, halves: Pair, size: Pair) -> Box:
 
 
 def _inside(x: Tensor, box: Box, inner: Box) -> Tensor:
-    """The pixels of `inner` of an image, (any, map, height, width, any), that holds those of `box`."""
-    if box == inner:
-        return x
-    (rows, columns), (few_rows, few_columns) = box, inner
-    x = x.narrow(2, few_rows.start - rows.start, len(few_rows))
-    return x.narrow(3, few_columns.start - columns.start, len(few_columns))
-
-
-def _with_maps(y: Tensor, x: Tensor) -> Tensor:
-    """(any, map, height, width, any) from (batch, map, height, width), contiguous in the order in memory of `x`."""
-    if is_batch_last(x):
-        return y.permute(1, 2, 3, 0).contiguous().unsqueeze(0)
-    return y.contiguous().unsqueeze(4)
-
-
-def _without_maps(image: Tensor, x: Tensor) -> Tensor:
-    return image.squeeze(0).permute(3, 0, 1, 2) if is_batch_last(x) else image.squeeze(4)
+    """The pixels of `inner` of an image, (height, width, map, batch), that holds those of `box`."""
+    for dim, (outside, inside) in enumerate(zip(box, inner, strict=True)):
+        if outside != inside:
+            x = x.narrow(dim, inside.start - outside.start, len(inside))
+    return x

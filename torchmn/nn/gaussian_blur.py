@@ -31,21 +31,27 @@ class Blur(NamedTuple):
 
 
 def blurred(x: Tensor, blur: Blur) -> Tensor:
-    """(any, 1, *blur.size, any) from x: (any, 1, height, width, any). Differentiable to any order."""
-    return _Blurred.apply(x, blur)  # type: ignore[return-value]
+    """(*blur.size, ...) from x: (height, width, ...). Differentiable to any order."""
+    if x.requires_grad and torch.is_grad_enabled():
+        return _Blurred.apply(x, blur)  # type: ignore[return-value]
+    return _blurred(x, blur)
 
 
 class _Blurred(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, blur: Blur) -> Tensor:
-        ctx.adjoint = blur.adjoint((x.shape[2], x.shape[3]))
-        for dim in (2, 3):
-            x = _along(x, dim, blur.weights[dim - 2], blur.before[dim - 2], blur.size[dim - 2])
-        return x
+        ctx.adjoint = blur.adjoint((x.shape[0], x.shape[1]))
+        return _blurred(x, blur)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
         return blurred(gradients[0], ctx.adjoint), None
+
+
+def _blurred(x: Tensor, blur: Blur) -> Tensor:
+    for dim in (0, 1):
+        x = _along(x, dim, blur.weights[dim], blur.before[dim], blur.size[dim])
+    return x
 
 
 def _along(x: Tensor, dim: int, weights: tuple[float, ...], before: int, size: int) -> Tensor:

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from torchmn.errors import ArgumentError
 from torchmn.geometry import Window
-from torchmn.nn.batch_last import from_planes, planes, planes_as
+from torchmn.nn.batch_last import from_pixels, pixels, pixels_as
 from torchmn.nn.halo_layer import HaloLayer
 from torchmn.nn.pair import Size, pair
 from torchmn.nn.parts.part import Part
@@ -72,19 +72,20 @@ class _Pool(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, windows: Windows, eps: float) -> Tensor:
         ctx.windows = windows
-        image = planes(x)
+        image = pixels(x)
         squares = window_sums(image * image, windows)
-        y = from_planes((squares.add_(eps) if eps else squares).sqrt_(), x)
+        y = from_pixels((squares.add_(eps) if eps else squares).sqrt_())
         ctx.save_for_backward(x, y)
         return y
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:
         x, y = ctx.saved_tensors
-        g, y = planes_as(gradients[0], x), planes(y)
-        # Where a sum of squares is 0, its own slope is.
+        g, image = pixels_as(gradients[0], x), pixels(x)
+        # Where a sum of squares is 0, its own slope is: divided by infinity.
         if torch.is_grad_enabled():  # second derivatives are wanted
-            slopes = g / y.masked_fill(y == 0, torch.inf)
-            return from_planes(planes(x) * spread_over_windows(slopes, ctx.windows), x), None, None
-        slopes = torch.div(g, y).masked_fill_(y == 0, 0.0)
-        return from_planes(spread_over_windows(slopes, ctx.windows).mul_(planes(x)), x), None, None
+            norms = pixels(y)
+            slopes = g / norms.masked_fill(norms == 0, torch.inf)
+            return from_pixels(image * spread_over_windows(slopes, ctx.windows)), None, None
+        slopes = torch.div(g, torch.threshold(pixels(y), 0.0, torch.inf))
+        return from_pixels(spread_over_windows(slopes, ctx.windows).mul_(image)), None, None

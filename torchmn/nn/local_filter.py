@@ -13,7 +13,8 @@ from torchmn.nn.batch_last import batch_last, in_order_of
 from torchmn.nn.pair import Size, count, pair
 from torchmn.nn.parts.moving import whole
 from torchmn.nn.parts.part import Part
-from torchmn.nn.receptive_fields import Tiling, decoded, outputs
+from torchmn.nn.receptive_fields import decoded, outputs
+from torchmn.nn.tiling import Tiling
 
 
 class LocalFilter2d(nn.Module):
@@ -24,7 +25,7 @@ class LocalFilter2d(nn.Module):
     tied: `transpose` uses the filters themselves; otherwise `decoder_weight`, which starts as a copy of them
 
     weight: (out_height, out_width, out_maps, in_maps, kernel height, kernel width), so that `weight[row, column]` is
-    the weight of the Conv2d that applies there. bias: (out_height, out_width, out_maps).
+    the weight of the Conv2d that applies there; in memory, in_maps come last. bias: (out_height, out_width, out_maps).
 
     Filters start with a uniformly random direction and L2 norm 1. Beside its output, a pass takes the memory of a copy
     of the image and of a few rows of it unfolded.
@@ -61,10 +62,11 @@ class LocalFilter2d(nn.Module):
                 f"{self.padding}. Use a smaller kernel."
             )
         self.out_size = self._tiling(padded).positions
-        filters = (*self.out_size, self.out_maps, self.in_maps, *self.kernel)
-        self.weight = nn.Parameter(torch.empty(filters, device=device, dtype=dtype))
-        self.decoder_weight = None if tied else nn.Parameter(torch.empty(filters, device=device, dtype=dtype))
-        self.bias = nn.Parameter(torch.zeros(filters[:3], device=device, dtype=dtype)) if bias else None
+        positions = (*self.out_size, self.out_maps)
+        filters = torch.empty(*positions, self.in_maps, *self.kernel, device=device, dtype=dtype)
+        self.weight = nn.Parameter(maps_last(filters))
+        self.decoder_weight = None if tied else nn.Parameter(self.weight.detach().clone())
+        self.bias = nn.Parameter(torch.zeros(positions, device=device, dtype=dtype)) if bias else None
         self.reset_parameters()
 
     def forward(self, x: Tensor) -> Tensor:
@@ -87,14 +89,14 @@ class LocalFilter2d(nn.Module):
 
     def local(self, x: Tensor) -> Tensor:
         """The outputs of the filters that this layer holds, from images that contain their padding or halo."""
-        y = outputs(batch_last(x), matrices(self.weight), self._tiling((x.shape[2], x.shape[3])))
+        y = outputs(batch_last(x), by_pixel(self.weight), self._tiling((x.shape[2], x.shape[3])))
         if self.bias is not None:
-            y = y + self.bias.permute(2, 0, 1).unsqueeze(3)
+            y = y + self.bias.unsqueeze(3)
         return in_order_of(x, y)
 
     def local_transpose(self, y: Tensor, size: tuple[int, int], weight: Tensor) -> Tensor:
         """The transpose of `local` for images of `size`, which contains padding and halo."""
-        return in_order_of(y, decoded(batch_last(y), matrices(weight), self._tiling(size)))
+        return in_order_of(y, decoded(batch_last(y), by_pixel(weight), self._tiling(size)))
 
     @torch.no_grad()
     def unit_norm_(self) -> LocalFilter2d:
@@ -159,10 +161,20 @@ class LocalFilter2d(nn.Module):
 @torch.no_grad()
 def unit_norm_(weight: Tensor) -> Tensor:
     """Divide every filter of a LocalFilter2d's `weight` by its L2 norm, in place; a filter of zeros stays as it is."""
-    norm = weight.flatten(3).norm(dim=3)
-    return weight.div_(norm.masked_fill_(norm == 0, 1)[..., None, None, None])
+    norm = torch.linalg.vector_norm(weight, dim=(3, 4, 5), keepdim=True)
+    return weight.div_(norm.masked_fill_(norm == 0, 1))
 
 
-def matrices(weight: Tensor) -> Tensor:
-    """One matrix per position: (positions, out_maps, weights of a filter). A view."""
-    return weight.flatten(3).flatten(0, 1)
+def by_pixel(weight: Tensor) -> Tensor:
+    """(row, column, out_map, kernel row, kernel column, map) from a LocalFilter2d's `weight`: a view."""
+    return weight.permute(0, 1, 2, 4, 5, 3)
+
+
+def from_by_pixel(filters: Tensor) -> Tensor:
+    """The inverse of `by_pixel`."""
+    return filters.permute(0, 1, 2, 5, 3, 4)
+
+
+def maps_last(weight: Tensor) -> Tensor:
+    """A `weight` of the same values, in memory in the order of `by_pixel`, in which it is multiplied with images."""
+    return from_by_pixel(by_pixel(weight).contiguous())

@@ -11,7 +11,7 @@ from torchmn.communicators.process_grid import ProcessGrid
 from torchmn.functions.global_array import GlobalArray
 from torchmn.geometry import Window, all_owned
 from torchmn.nn.batch_last import batch_last, halo_of, in_order_of, sum_of_halos
-from torchmn.nn.local_filter import LocalFilter2d
+from torchmn.nn.local_filter import LocalFilter2d, maps_last
 from torchmn.nn.parts.exchange import nothing
 from torchmn.nn.parts.layout import Layout, image_layout
 from torchmn.nn.parts.part import Part, local, wrap
@@ -79,7 +79,8 @@ class TiledLocalFilter2d(SlicedModule, LocalFilter2d):
 
     def sliced(self, name: str, whole: Tensor) -> Tensor:
         """This rank's filters, as memory of their own, of those of all positions."""
-        return whole[self._boxes()[self.grid.tiles.rank]].clone()
+        mine = whole[self._boxes()[self.grid.tiles.rank]].clone()
+        return mine if name == "bias" else maps_last(mine)
 
     def gathered(self, name: str, mine: Tensor) -> Tensor:
         """The filters of all positions; every rank of `grid.tiles` must call it."""

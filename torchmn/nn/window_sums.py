@@ -2,7 +2,7 @@
 
 The two are each other's adjoint, so that each is the other's gradient, to any order. They add shifted images, row by
 row and column by column, which is several times as fast as torch's average pools. A sum of squares is zero exactly
-where all squares are. Images are (any, height, width, any): see `batch_last.planes`.
+where all squares are. Images are (height, width, ...), in any order in memory, and results are in the same.
 """
 
 from __future__ import annotations
@@ -24,30 +24,24 @@ class Windows(NamedTuple):
         """Along height (0) or width (1), the pixels at place `at` of all windows."""
         count = (self.size[dim] - self.kernel[dim]) // self.stride[dim] + 1
         pixels = slice(at, at + (count - 1) * self.stride[dim] + 1, self.stride[dim])
-        return (slice(None), slice(None), pixels) if dim else (slice(None), pixels)
+        return (slice(None), pixels) if dim else (pixels,)
 
 
 def window_sums(image: Tensor, windows: Windows) -> Tensor:
-    """The sum of each window that lies fully in the image: (any, out_height, out_width, any)."""
-    return _Sums.apply(image, windows)  # type: ignore[return-value]
+    """The sum of each window that lies fully in the image: (out_height, out_width, ...)."""
+    return _Sums.apply(image, windows) if _is_watched(image) else _sums(image, windows)  # type: ignore[return-value]
 
 
 def spread_over_windows(sums: Tensor, windows: Windows) -> Tensor:
     """The image in which every pixel is the sum of the values of all windows that it lies in."""
-    return _Spread.apply(sums, windows)  # type: ignore[return-value]
+    return _Spread.apply(sums, windows) if _is_watched(sums) else _spread(sums, windows)  # type: ignore[return-value]
 
 
 class _Sums(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, image: Tensor, windows: Windows) -> Tensor:
         ctx.windows = windows
-        sums = image
-        for dim in (1, 0):
-            shifted = [sums[windows.along(dim, at)] for at in range(windows.kernel[dim])]
-            sums = shifted[0] + shifted[1] if len(shifted) > 1 else shifted[0].clone()
-            for more in shifted[2:]:
-                sums.add_(more)
-        return sums
+        return _sums(image, windows)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
@@ -58,15 +52,42 @@ class _Spread(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, sums: Tensor, windows: Windows) -> Tensor:
         ctx.windows = windows
-        height, width = windows.size
-        rows = sums.new_zeros(sums.shape[0], height, *sums.shape[2:])
-        for at in range(windows.kernel[0]):
-            rows[windows.along(0, at)].add_(sums)
-        image = sums.new_zeros(*rows.shape[:2], width, sums.shape[3])
-        for at in range(windows.kernel[1]):
-            image[windows.along(1, at)].add_(rows)
-        return image
+        return _spread(sums, windows)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
         return window_sums(gradients[0], ctx.windows), None
+
+
+def _sums(image: Tensor, windows: Windows) -> Tensor:
+    sums = image
+    for dim in (0, 1):
+        shifted = [sums[windows.along(dim, at)] for at in range(windows.kernel[dim])]
+        sums = shifted[0] + shifted[1] if len(shifted) > 1 else shifted[0].clone()
+        for more in shifted[2:]:
+            sums.add_(more)
+    return sums
+
+
+def _spread(sums: Tensor, windows: Windows) -> Tensor:
+    # With zeros around, the windows in which a pixel lies are a window, too: the one that ends where theirs begin.
+    around = [k - 1 for k in windows.kernel]
+    wide = Windows((windows.size[0] + around[0], windows.size[1] + around[1]), windows.kernel, (1, 1))
+    field = _zeros_in_order_of(sums, (*wide.size, *sums.shape[2:]))
+    first = [
+        slice(before, before + (count - 1) * stride + 1, stride)
+        for before, count, stride in zip(around, sums.shape[:2], windows.stride, strict=True)
+    ]
+    field[first[0], first[1]] = sums
+    return _sums(field, wide)
+
+
+def _zeros_in_order_of(x: Tensor, shape: tuple[int, ...]) -> Tensor:
+    """Zeros whose dims follow each other in memory as those of `x` do."""
+    order = sorted(range(x.dim()), key=x.stride, reverse=True)
+    return x.new_zeros([shape[dim] for dim in order]).permute([order.index(dim) for dim in range(x.dim())])
+
+
+def _is_watched(x: Tensor) -> bool:
+    """Whether autograd looks: if not, a call is the cheaper one without it."""
+    return x.requires_grad and torch.is_grad_enabled()

@@ -1,0 +1,84 @@
+"""Products of receptive fields where they lie in the image, one row of the kernel at a time.
+
+What a row of the kernel sees is one run of memory, and for all positions of a row these runs are one strided matrix
+each: their products are one call, without a copy. For the names and shapes see `receptive_fields`; all arguments must
+be contiguous, of more than one image.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from torchmn.nn.tiling import Tiling
+
+
+def outputs(image: Tensor, filters: Tensor, tiling: Tiling) -> Tensor:
+    """(row, column, out_map, batch)."""
+    down = tiling.stride[0]
+    fields = _fields(image, tiling.kernel[1], tiling.stride[1])
+    values = image.new_empty(*filters.shape[:3], image.shape[3])
+    for row, (y, weights) in enumerate(zip(values.unbind(), filters.flatten(4).unbind(), strict=True)):
+        for at, part in enumerate(weights.unbind(2)):
+            _put_product(y, part, fields[row * down + at].transpose(1, 2), adds=at > 0)
+    return values
+
+
+def decoded(values: Tensor, filters: Tensor, tiling: Tiling) -> Tensor:
+    """(height, width, map, batch), for a stride of 1.
+
+    Seen from a pixel, the values of the filters that reach it are a field, too: so this is a sum of products again,
+    and nothing has to be added up where fields overlap.
+    """
+    rows, columns, out_maps, batch = values.shape
+    height, width = tiling.kernel
+    # Filters of no value stand at both ends of each row.
+    around = values.new_zeros(rows, columns + 2 * (width - 1), out_maps, batch)
+    around.narrow(1, width - 1, columns).copy_(values)
+    fields = _fields(around, width, 1)
+    image = values.new_empty(*tiling.size, filters.shape[5], batch)
+    lines = image.unbind()
+    for row, weights in enumerate(_turned(filters, tiling.size[1]).flatten(3, 4).unbind()):
+        field = fields[row].transpose(1, 2)
+        for at, part in enumerate(weights.unbind()):
+            is_first = row == 0 or at == height - 1
+            _put_product(lines[row + at], part.transpose(1, 2), field, adds=not is_first)
+    return image
+
+
+def filters_of(image: Tensor, values: Tensor, tiling: Tiling) -> Tensor:
+    """(row, column, out_map, kernel row, kernel column, map)."""
+    (rows, columns, out_maps, _), (height, width), maps = values.shape, tiling.kernel, image.shape[2]
+    fields = _fields(image, width, tiling.stride[1])
+    found = image.new_empty(rows, height, columns, out_maps, width * maps)
+    for row, (y, weights) in enumerate(zip(values.unbind(), found.unbind(), strict=True)):
+        for at, part in enumerate(weights.unbind()):
+            torch.bmm(y, fields[row * tiling.stride[0] + at], out=part)
+    return found.permute(0, 2, 3, 1, 4).reshape(rows, columns, out_maps, height, width, maps)
+
+
+def _fields(image: Tensor, width: int, stride: int) -> Sequence[Tensor]:
+    """Of each row of the image, what `width` neighbours show: (column, batch, neighbour and map). Views."""
+    maps = image.shape[2]
+    return image.flatten(1, 2).unfold(1, width * maps, stride * maps).unbind()
+
+
+def _put_product(into: Tensor, left: Tensor, right: Tensor, adds: bool) -> None:
+    if adds:
+        into.baddbmm_(left, right)
+    else:
+        torch.bmm(left, right, out=into)
+
+
+def _turned(filters: Tensor, columns: int) -> Tensor:
+    """What pixels see of the filters that reach them: (row, kernel row, column of a pixel, filter, out_map, map).
+
+    Of the filters of a row that reach a pixel, the leftmost comes first: it shows the pixel its last kernel column.
+    """
+    rows, positions, out_maps, height, width, maps = filters.shape
+    turned = filters.new_zeros(rows, height, columns, width, out_maps, maps)
+    for at, weights in enumerate(filters.permute(0, 3, 1, 4, 2, 5).unbind(3)):
+        turned[:, :, at : at + positions, width - 1 - at] = weights
+    return turned
