@@ -22,6 +22,11 @@ def whole(x: Part) -> Tensor:
     return whole_of_parts(local(x), layout.grid.tiles, _gather(layout), _take(layout))
 
 
+def gathered(x: Tensor | None) -> Tensor | None:
+    """`x`, whole: a weight that a model computes from cut values is needed on all ranks."""
+    return whole(x) if isinstance(x, Part) else x
+
+
 def part_of(x: Tensor, layout: Layout) -> Part:
     """This rank's part of a whole tensor; its gradient is put together from all ranks' parts."""
     if not layout.cut_dims:
@@ -36,7 +41,7 @@ def entering(x: Tensor, layout: Layout) -> Tensor:
     sums it together with all others; anything else is summed in backward.
     """
     if not isinstance(x, nn.Parameter):
-        return enter_parts(x, layout.grid.tiles)
+        return enter_parts(whole(x) if isinstance(x, Part) else x, layout.grid.tiles)
     recorder = roles.recorder()
     if recorder is not None:
         recorder.note_part_use(x)

@@ -20,7 +20,7 @@ from torchmn.nn.parts.exchange import (
     remembered_as_tile,
 )
 from torchmn.nn.parts.layout import Layout
-from torchmn.nn.parts.moving import entering, whole
+from torchmn.nn.parts.moving import entering, gathered, whole
 from torchmn.nn.parts.part import Part, local, wrap
 from torchmn.nn.parts.refusals import refuse
 from torchmn.nn.parts.rules.registry import rule
@@ -32,8 +32,10 @@ def per_dim(value: int | Sequence[int], dims: int) -> tuple[int, ...]:
     return values * dims if len(values) == 1 else values
 
 
-def checked_image(x: Part, dims: int, function: str) -> Part | Tensor:
+def checked_image(x: Tensor, dims: int, function: str) -> Part | Tensor:
     """An image of `dims` dims with its channels whole, or a whole tensor if no image is cut."""
+    if not isinstance(x, Part):
+        return x
     layout = x.layout_
     if not layout.is_tile:
         return whole(x)
@@ -117,6 +119,7 @@ def convolution(
     dilation: Any = 1,
     groups: int = 1,
 ) -> Tensor:
+    weight, bias = gathered(weight), gathered(bias)  # type: ignore[assignment]
     dims = weight.dim() - 2
     function = (F.conv1d, F.conv2d, F.conv3d)[dims - 1]
     image = checked_image(x, dims, f"conv{dims}d")
@@ -158,6 +161,7 @@ def transposed_convolution(
     groups: int = 1,
     dilation: Any = 1,
 ) -> Tensor:
+    weight, bias = gathered(weight), gathered(bias)  # type: ignore[assignment]
     dims = weight.dim() - 2
     function = (F.conv_transpose1d, F.conv_transpose2d, F.conv_transpose3d)[dims - 1]
     image = checked_image(x, dims, f"conv_transpose{dims}d")

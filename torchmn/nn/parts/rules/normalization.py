@@ -12,7 +12,7 @@ from torch import Tensor
 from torchmn.communicators.base import Communicator
 from torchmn.nn.batch_norm import normalize_over_ranks, track_statistics
 from torchmn.nn.moments import Moments, local_moments, union
-from torchmn.nn.parts.moving import cut_like, entering, whole
+from torchmn.nn.parts.moving import cut_like, entering, gathered, whole
 from torchmn.nn.parts.part import Part, local, wrap
 from torchmn.nn.parts.refusals import refuse
 from torchmn.nn.parts.rules.registry import composed, rule
@@ -33,6 +33,7 @@ def batch_norm(
     if layout.is_tile and layout.cuts[1] is not None:
         refuse("batch_norm of a flattened image that is cut is not supported: normalise before flattening")
     if not layout.is_tile:
+        weight, bias = gathered(weight), gathered(bias)
         return batch_norm_over_ranks(whole(x), *settings, weight, bias, training, momentum, eps, layout.grid.replicas)
     weight = None if weight is None else entering(weight, layout)
     bias = None if bias is None else entering(bias, layout)
@@ -92,7 +93,7 @@ def group_norm(
 ) -> Tensor:
     layout = x.layout_
     if layout.cuts[1] is not None:
-        return F.group_norm(whole(x), num_groups, weight, bias, eps)
+        return F.group_norm(whole(x), num_groups, gathered(weight), gathered(bias), eps)
     channels = layout.shape[1]
     if channels % num_groups:
         refuse(f"group_norm expects channels divisible by num_groups, got {channels} and {num_groups}")
@@ -138,7 +139,7 @@ def instance_norm(
         if running_mean is not None and running_var is not None:
             variance, mean = torch.var_mean(_wide(full), list(dims), correction=0, keepdim=True)  # type: ignore[arg-type]
             _track_instances(x, mean, variance, running_mean, running_var, momentum)
-        return F.instance_norm(full, None, None, weight, bias, True, momentum, eps)
+        return F.instance_norm(full, None, None, gathered(weight), gathered(bias), True, momentum, eps)
     wide = _wide(x)
     mean = wide.mean(list(dims), keepdim=True)
     distance = wide - mean

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from torchmn.nn.parts.layout import Layout
+from torchmn.nn.parts.layout import AnyCut, FlatCut, Layout
 from torchmn.nn.parts.moving import cut_like, entering, whole
 from torchmn.nn.parts.part import RULES, Part, wrap
 from torchmn.nn.parts.refusals import refuse
@@ -83,6 +83,10 @@ def broadcast_layout(parts: list[Part], others: list[Tensor]) -> Layout | None:
         behind = len(shape) - len(x.layout_.shape)
         for dim in x.layout_.cut_dims:
             cuts[dim + behind] = x.layout_.cuts[dim]
+    if _two_along_one_axis(cuts):  # x[:, :, None] * x[:, None]: each rank would have its own pairs only
+        if not any(x.layout_.is_tile for x in parts):
+            return None
+        refuse(f"operands whose cut dims would lie side by side: {', '.join(str(x.layout_) for x in parts)}")
     layout = parts[0].layout_.with_dims(tuple(shape), tuple(cuts))
     for x in parts:
         behind = len(shape) - len(x.layout_.shape)
@@ -92,6 +96,12 @@ def broadcast_layout(parts: list[Part], others: list[Tensor]) -> Layout | None:
                     return None
                 refuse(f"operands are cut in different ways: {parts[0].layout_} and {x.layout_}")
     return layout
+
+
+def _two_along_one_axis(cuts: Sequence[AnyCut]) -> bool:
+    images = [cut.cuts if isinstance(cut, FlatCut) else (cut,) for cut in cuts]
+    axes = [cut.axis for image in images for cut in image if cut is not None]
+    return len(set(axes)) < len(axes)
 
 
 def _is_spread(x: Part, shape: Sequence[int]) -> bool:

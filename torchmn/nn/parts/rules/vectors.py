@@ -6,7 +6,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from torchmn.functions.replicated import sum_of_parts
-from torchmn.nn.parts.moving import cut_like, entering
+from torchmn.nn.parts.moving import cut_like, entering, gathered
 from torchmn.nn.parts.part import Part, local, wrap
 from torchmn.nn.parts.refusals import refuse
 from torchmn.nn.parts.rules.registry import rule
@@ -15,8 +15,9 @@ from torchmn.nn.parts.rules.registry import rule
 @rule("linear")
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """With a weight that every rank holds whole. `nn.VectorLinear` holds only this rank's columns of it."""
+    weight, bias = gathered(weight), gathered(bias)  # type: ignore[assignment]
     if not isinstance(x, Part):
-        refuse("linear with a weight that is cut over ranks is not supported")
+        return F.linear(x, weight, bias)
     layout = x.layout_
     last = len(layout.shape) - 1
     if layout.shape[last] != weight.shape[1]:
