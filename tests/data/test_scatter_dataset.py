@@ -195,6 +195,7 @@ def test_a_loader_over_the_part_gives_its_items_in_batches(comm):
         assert torch.cat([second for _, second in batches]).view(-1).tolist() == (part.indices + 0.5).tolist()
         if len(part):
             assert part[-1][0].item() == part.indices[-1]
+        assert [first.item() for first, _ in part[1:-1]] == part.indices[1:-1].tolist()
         with pytest.raises(IndexError):
             part[len(part)]
 

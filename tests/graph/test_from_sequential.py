@@ -60,6 +60,17 @@ def test_a_rank_without_layers_is_passed_over(comm):
     y.sum().backward()
 
 
+@ranks(2, on="threads")
+def test_layers_that_work_in_place_are_measured_and_leave_the_sample_as_it_is(comm):
+    model = nn.Sequential(nn.ReLU(inplace=True), nn.Linear(3, 3), nn.ReLU(inplace=True), nn.Linear(3, 3), nn.Hardtanh())
+    sample = torch.linspace(-1, 1, 15).view(5, 3)
+    chain = MultiNodeChainList.from_sequential(model, comm, "time", sample=sample)
+    assert sample.min() == -1
+    y = chain(sample.clone())
+    y.sum().backward()
+    assert all(parameter.grad is not None for parameter in chain.parameters())
+
+
 @given(st.lists(st.integers(0, 20), min_size=1, max_size=7), st.integers(1, 4))
 def test_the_slowest_stage_is_as_quick_as_can_be(costs, parts):
     if len(costs) < parts:

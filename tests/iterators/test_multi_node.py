@@ -144,7 +144,13 @@ def test_an_error_in_the_masters_loader_is_raised_on_every_rank(comm):
     assert_still_works(comm)
 
 
-@small_worlds
+@ranks(1, on="threads")
+def test_on_one_rank_batches_need_not_pickle(comm):
+    batch = {"f": lambda: None}
+    assert list(create_multi_node_iterator([batch, None], comm)) == [batch, None]
+
+
+@small_worlds_of_several
 def test_a_batch_that_does_not_pickle_is_an_error_on_every_rank(comm):
     epoch = iter(create_multi_node_iterator([{"f": lambda: None}], comm))
     with pytest.raises(torchmn.ArgumentError if comm.rank == 0 else torchmn.PeerError) as caught:

@@ -1,5 +1,6 @@
 """A recurrent network whose time steps are split over ranks: outputs and gradients of the whole, on one rank."""
 
+import pickle
 from copy import deepcopy
 
 import pytest
@@ -156,6 +157,19 @@ def test_a_copy_has_parameters_of_its_own_and_the_same_communicator(comm):
     assert copied.communicator is comm
     assert copied.actual_rnn.weight_ih_l0 is not rnn.actual_rnn.weight_ih_l0
     assert list(rnn.state_dict()) == [f"actual_rnn.{name}" for name in nn.GRU(1, 1).state_dict()]
+
+
+@ranks(2, on="threads")
+def test_one_that_was_pickled_works_when_it_has_a_communicator_again(comm):
+    ends = {"rank_out": 1} if comm.rank == 0 else {"rank_in": 0}
+    rnn = pickle.loads(pickle.dumps(create_multi_node_n_step_rnn(nn.GRU(1, 1), comm, **ends)))
+    with pytest.raises(torchmn.ArgumentError, match=r"assign a communicator to its \.communicator"):
+        rnn(torch.zeros(1, 1, 1))
+    assert "no communicator" in repr(rnn)
+    rnn.communicator = comm
+    output, _, delegate = rnn(torch.zeros(1, 1, 1))
+    (output.sum() if delegate is None else delegate).backward()
+    assert rnn.actual_rnn.bias_hh_l0.grad.any()
 
 
 @ranks(2, on="threads")

@@ -23,12 +23,14 @@ def test_the_table_has_one_header_and_aligned_rows_and_never_wraps():
     with Logger(console=console, formats={"accuracy": ".1%", "loss": ".8f"}) as log:
         log.epoch(epoch=1, loss=torch.tensor(2.5), accuracy=np.float64(0.25), a_column_with_a_long_name=3)
         log.epoch(epoch=10, loss=12.5, accuracy=1.0, a_column_with_a_long_name=4)
+        log.epoch(epoch=10, loss=None, accuracy="-", a_column_with_a_long_name=5)
         log.print("[not markup]")
         log.epoch(epoch=11, other=1e-7)
     assert text.getvalue().splitlines() == [
         "   epoch        loss  accuracy  a_column_with_a_long_name",
         "       1  2.50000000     25.0%                          3",
         "      10  12.50000000    100.0%                          4",
+        "      10        None         -                          5",
         "[not markup]",
         "",
         "   epoch     other",

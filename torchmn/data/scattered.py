@@ -41,7 +41,10 @@ class ScatteredDataset(Dataset[Any]):
     def __len__(self) -> int:
         return len(self.indices)
 
-    def __getitem__(self, index: int) -> Any:
+    def __getitem__(self, index: int | slice) -> Any:
+        """One item, or a list of those of a slice."""
+        if isinstance(index, slice):
+            return list(self.__getitems__(range(*index.indices(len(self)))))
         return self.source[int(self._places[index])]
 
     def __getitems__(self, indices: Sequence[int]) -> Sequence[Any]:

@@ -112,22 +112,26 @@ def seconds(model: nn.Sequential, sample: Any) -> list[float]:
             times = []
             for _ in range(_REPEATS + 1):
                 layer.zero_grad()
-                start = perf_counter()
                 with torch.enable_grad():
-                    result = layer(sample)
+                    received = _as_received(sample)
+                    start = perf_counter()
+                    result = layer(received)
                     roots = [x for x in flatten(result, keep_objects=True)[0] if x.requires_grad]
                     if roots:
                         torch.autograd.backward(roots, [torch.ones_like(x) for x in roots])
                 times.append(perf_counter() - start)
             costs.append(median(times[1:]))  # the first one warms up
-            sample = _as_received(result)
+            sample = result
     return costs
 
 
 def _as_received(result: Any) -> Any:
-    """`result` as the next layer would have it: apart from the graph behind it, but asking for its gradient."""
+    """`result` as the next layer would have it: apart from the graph behind it, but asking for its gradient.
+
+    A copy, and no leaf: the layer may work in place, as often as it is measured.
+    """
     tensors, structure = flatten(result, keep_objects=True)
-    fresh = [x.detach().requires_grad_(x.requires_grad) for x in tensors]
+    fresh = [x.detach().requires_grad_(x.requires_grad).clone() for x in tensors]
     return restore(structure, iter(fresh))
 
 

@@ -125,6 +125,10 @@ class MultiNodeIterator:
     def _share(self, news: _News, content: Any, error: Exception | None) -> tuple[_News, Any]:
         """The master's news on every rank, or its error."""
         comm, master = self.comm, self.rank_master
+        if comm.size == 1:  # the batch stays here: it need not pickle
+            if error is not None:
+                raise error
+            return news, content
         flat, large = None, []
         if comm.rank == master:
             try:

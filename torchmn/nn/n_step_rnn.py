@@ -31,8 +31,11 @@ class MultiNodeNStepRNN(nn.Module):
     """A recurrent network that gets its initial states from `rank_in` and sends its final states to `rank_out`.
 
     Either may be None. Each state (`h`, and `c` of an LSTM) is a message of its own, with a gradient of its own. The
-    network itself is at `actual_rnn`.
+    network itself is at `actual_rnn`. A deep copy talks to the same ranks; a pickled one must be given its
+    `communicator` again.
     """
+
+    communicator: Communicator | None
 
     def __init__(self, rnn: _Recurrent, comm: Communicator, rank_in: int | None, rank_out: int | None, tag: int):
         super().__init__()
@@ -60,20 +63,23 @@ class MultiNodeNStepRNN(nn.Module):
         loss of its own, call backward on it. `delegate_variable` is that of an earlier `send`; it is passed on to the
         first `recv`. The initial states `hx` may be given where they do not come from another rank.
         """
+        comm = self.communicator
+        if comm is None:
+            raise ArgumentError("MultiNodeNStepRNN was unpickled: assign a communicator to its .communicator")
         if self.rank_in is not None:
             if hx is not None:
                 raise ArgumentError(
-                    f"rank {self.communicator.rank} of {self.communicator.size}: the initial states come from rank "
-                    f"{self.rank_in}: expected hx to be None"
+                    f"rank {comm.rank} of {comm.size}: the initial states come from rank {self.rank_in}: expected hx "
+                    "to be None"
                 )
-            hx = self._received(delegate_variable)
+            hx = self._received(comm, delegate_variable)
         elif delegate_variable is not None:
             raise ArgumentError(
-                f"rank {self.communicator.rank} of {self.communicator.size}: expected delegate_variable only where "
-                "the initial states come from another rank (rank_in); join it to the output by pseudo_connect"
+                f"rank {comm.rank} of {comm.size}: expected delegate_variable only where the initial states come from "
+                "another rank (rank_in); join it to the output by pseudo_connect"
             )
         output, states = self.actual_rnn(sequence, hx)
-        return output, states, None if self.rank_out is None else self._sent(states)
+        return output, states, None if self.rank_out is None else self._sent(comm, states)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> MultiNodeNStepRNN:
         memo[id(self.communicator)] = self.communicator  # a place in the world, which copies share
@@ -82,21 +88,25 @@ class MultiNodeNStepRNN(nn.Module):
         copied.__dict__ = deepcopy(self.__dict__, memo)
         return copied
 
-    def extra_repr(self) -> str:
-        return f"rank {self.communicator.rank}, rank_in={self.rank_in}, rank_out={self.rank_out}"
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "communicator": None}  # which is this process's alone
 
-    def _received(self, delegate: Tensor | None) -> Any:
+    def extra_repr(self) -> str:
+        here = "no communicator" if self.communicator is None else f"rank {self.communicator.rank}"
+        return f"{here}, rank_in={self.rank_in}, rank_out={self.rank_out}"
+
+    def _received(self, comm: Communicator, delegate: Tensor | None) -> Any:
         assert self.rank_in is not None
-        h = F.recv(self.communicator, self.rank_in, delegate, self.tag)
+        h = F.recv(comm, self.rank_in, delegate, self.tag)
         if not isinstance(self.actual_rnn, nn.LSTM):
             return h
-        return h, F.recv(self.communicator, self.rank_in, tag=self.tag)
+        return h, F.recv(comm, self.rank_in, tag=self.tag)
 
-    def _sent(self, states: Any) -> Tensor:
+    def _sent(self, comm: Communicator, states: Any) -> Tensor:
         assert self.rank_out is not None
         delegate = None
         for state in states if isinstance(self.actual_rnn, nn.LSTM) else (states,):
-            sent = F.send(state, self.communicator, self.rank_out, self.tag)
+            sent = F.send(state, comm, self.rank_out, self.tag)
             delegate = F.pseudo_connect(delegate, sent)
         assert delegate is not None
         return delegate

@@ -164,7 +164,7 @@ class _Table:
 
     def text(self, name: str, value: Any) -> str:
         value = _number(value)
-        if name in self.formats:
+        if name in self.formats and isinstance(value, int | float):  # None, where there is no number yet
             return format(value, self.formats[name])
         return f"{value:.6g}" if isinstance(value, float) else str(value)
 
