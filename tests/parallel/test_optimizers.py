@@ -14,7 +14,7 @@ from tests.nn.parts.parity import assert_close, numbers
 from tests.parallel.training import PROBLEMS, optimizer_of, tile_of
 from torchmn import functions
 from torchmn.communicators.process_grid import ProcessGrid
-from torchmn.errors import ParallelizeError
+from torchmn.errors import ArgumentError, ParallelizeError
 from torchmn.parallel import full_state_dict, parallelize
 from torchmn.parallel.clipping import clip_grad_norm_
 
@@ -183,3 +183,71 @@ def test_gradients_are_clipped_by_the_norm_of_the_whole_model(mode, sizes, norm_
         same_state(model, serial)
 
     torchmn.run_threads(body, 4)
+
+
+def _put_in_later(model: nn.Module) -> nn.Module:
+    later = nn.Conv2d(3, 4, 3, padding=1).double()
+    later.load_state_dict(model[0].state_dict())  # type: ignore[index]
+    model[0] = later  # type: ignore[index]
+    return model
+
+
+def _assigned(model: nn.Module) -> nn.Module:
+    state = {name: p.detach().clone() for name, p in full_state_dict(model).items()}
+    model.load_state_dict(state, assign=True)
+    return model
+
+
+CHANGES = {
+    "unfrozen later": lambda model: model,
+    "a deep copy": deepcopy,
+    "another layer in its place": _put_in_later,
+    "other tensors as parameters": _assigned,
+}
+
+
+@pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
+def test_parameters_that_come_later_are_combined_over_ranks_like_all_others(change):
+    """Frozen in the first step, or put in before the optimizer was made."""
+    torch.manual_seed(3)
+    net = nn.Sequential(nn.Conv2d(3, 4, 3, padding=1), nn.Tanh(), nn.Conv2d(4, 2, 3), nn.Flatten(), nn.Linear(40, 3))
+    net, x = net.double(), numbers((2, 3, 7, 6))
+    frozen = change is CHANGES["unfrozen later"]
+
+    def train(model: nn.Module, optimizer: torch.optim.Optimizer, x: torch.Tensor) -> dict[str, torch.Tensor]:
+        for step in range(3):
+            for p in model[0].parameters():  # type: ignore[index]
+                p.requires_grad_(not frozen or step > 0)
+            optimizer.zero_grad()
+            model(x).square().sum().backward()
+            optimizer.step()
+        return full_state_dict(model)
+
+    for p in net[0].parameters():
+        p.requires_grad_(not frozen)
+    serial = deepcopy(net)
+    expected = train(serial, optimizer_of(serial), x)
+
+    def body(comm):
+        grid = ProcessGrid(comm, height=2, width=2)
+        model = parallelize(net, grid, "halopar", input_shape=(3, 7, 6))
+        tile = tile_of(x, grid)
+        model(tile)
+        model = change(model)
+        optimizer = torchmn.create_multi_node_optimizer(optimizer_of(model), grid, model=model)
+        return train(model, optimizer, tile)
+
+    for got in torchmn.run_threads(body, 4):
+        for name, values in expected.items():
+            assert_close(got[name].detach(), values.detach(), name, 1e-9)
+
+
+def test_an_optimizer_of_the_model_before_it_was_copied_is_refused():
+    net = nn.Conv2d(3, 4, 3)
+
+    def body(comm):
+        model = parallelize(net, ProcessGrid(comm, height=2), "halopar")
+        with pytest.raises(ArgumentError, match="none of the parameters"):
+            torchmn.create_multi_node_optimizer(optimizer_of(net), comm, model=model)
+
+    torchmn.run_threads(body, 2)

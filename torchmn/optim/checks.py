@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 
+from torch import nn
 from torch.optim import Optimizer
 
 from torchmn.errors import ArgumentError, TorchMNError
@@ -15,6 +16,19 @@ _ELEMENT_BY_ELEMENT = (
     *("SGD", "Adam", "AdamW", "RMSprop", "Adagrad", "Adadelta", "Adamax", "NAdam", "RAdam", "ASGD", "Rprop"),
     "SparseAdam",
 )
+
+
+def check_model(optimizer: Optimizer, model: nn.Module) -> None:
+    """Raise if `optimizer` was made for another model than `model`; let a parallel one look at its parameters."""
+    parallelism = getattr(model, "parallelism", None)
+    if parallelism is not None:
+        parallelism.adopt(model)  # slices must be known as such before anything is sent
+    own = {id(p) for p in model.parameters()}
+    if own and not any(id(p) in own for group in optimizer.param_groups for p in group["params"]):
+        raise ArgumentError(
+            f"create_multi_node_optimizer: {type(optimizer).__name__} holds none of the parameters of `model`, which "
+            "it would never change. parallelize works on a copy: make the optimizer of the model that it returns"
+        )
 
 
 def check_slices(optimizer: Optimizer) -> None:

@@ -15,7 +15,7 @@ from torchmn.communicators.models import bcast_tensors
 from torchmn.errors import ArgumentError
 from torchmn.nn.parts.roles import replicas_of
 from torchmn.optim import gradients
-from torchmn.optim.checks import check_slices
+from torchmn.optim.checks import check_model, check_slices
 from torchmn.optim.gradients import Gradient
 from torchmn.optim.wrapper import WrappedOptimizer
 
@@ -48,6 +48,8 @@ class MultiNodeOptimizer(WrappedOptimizer):
         self._holding = False  # inside no_sync
         self._synchronized = False
         self._watching: list[Any] = []
+        if model is not None:
+            check_model(actual_optimizer, model)
         check_slices(actual_optimizer)
         actual_optimizer._torchmn_takes_mean = True  # type: ignore[attr-defined]  (a parallel model's guard looks)
         if model is not None:

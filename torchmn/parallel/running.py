@@ -46,6 +46,7 @@ class Parallelism:
     _tiled: set[Any] = field(default_factory=set)  # shapes of which ranks were seen to hold different tiles
     _layouts: dict[Any, Layout] = field(default_factory=dict)
     _marked: Any = None  # the model whose parameters carry the marks of their roles
+    _frozen: list[nn.Parameter] = field(default_factory=list)  # need no gradient now; marked when they do
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Parallelism:
         copied = Parallelism(self.grid, self.mode, self.cuts_images, self.output, self.input_shape, dict(self.roles))
@@ -57,7 +58,9 @@ class Parallelism:
     def run(self, model: nn.Module, args: tuple, kwargs: dict[str, Any]) -> Any:
         """The forward of `model` on this rank's part of the inputs."""
         if self._marked is None or self._marked() is not model:
-            self.mark(model)  # a deep copy has the parameters, but not their marks
+            self.adopt(model)
+        if self._frozen:
+            self._mark_unfrozen()
         inputs = _tensors(args, kwargs)
         self._compare(model, inputs)
         samples, batch = self._samples(model, inputs)
@@ -200,14 +203,36 @@ class Parallelism:
         self.roles |= found
         self.mark(model, new)
 
+    def adopt(self, model: nn.Module) -> None:
+        """Let parameters that came later know their roles: those of a deep copy, and of layers that were put in."""
+        if self._marked is None or self._marked() is not model:
+            self._frozen = []
+            self.mark(model)  # a deep copy has the parameters, but not their marks
+        new = {name for name, p in model.named_parameters() if not roles.is_known(p)}
+        if new:  # the next forward begins with a run without values, which finds their roles
+            self._checked.clear()
+            self.roles = {name: role for name, role in self.roles.items() if name not in new}
+        self.mark_own(model)
+
+    def _mark_unfrozen(self) -> None:
+        """A parameter that needs no gradient can not be marked; one that needs it since can."""
+        for parameter in self._frozen:
+            if parameter.requires_grad:
+                roles.mark_summed(parameter, self.grid.tile_count)
+        self._frozen = [p for p in self._frozen if not p.requires_grad]
+
     def mark(self, model: nn.Module, names: Set[str] | None = None) -> None:
         """Let every parameter, or those of `names`, know its role: so gradients are combined over the right ranks."""
         for name, parameter in model.named_parameters():
-            role = self.roles.get(name) if names is None or name in names else None
+            is_due = names is None or name in names or not roles.is_known(parameter)
+            role = self.roles.get(name) if is_due else None
             if role == OWN:
                 roles.mark_own(parameter, self.grid.replicas)
+            elif role == SUMMED and not parameter.requires_grad:
+                self._frozen.append(parameter)
             elif role == SUMMED:
                 roles.mark_summed(parameter, self.grid.tile_count)
+            roles.mark_known(parameter)
         for name, parameter in model.named_parameters():
             if self.grid.comm.size > 1 and not (self.roles.get(name) == OWN and self.grid.replicas.size == 1):
                 guard(parameter)

@@ -131,6 +131,15 @@ def replicas_of(parameter: Tensor) -> Any:
     return getattr(parameter, "_torchmn_replicas", None)
 
 
+def mark_known(parameter: nn.Parameter) -> None:
+    """Note that a parallel model has looked at this parameter: one without the mark took another's place since."""
+    parameter._torchmn_known = True  # type: ignore[attr-defined]
+
+
+def is_known(parameter: nn.Parameter) -> bool:
+    return getattr(parameter, "_torchmn_known", False)
+
+
 def mark_summed(parameter: nn.Parameter, tiles: int) -> None:
     """Let the mean over ranks of this parameter's gradients be the sum over the `tiles` ranks of an image.
 
