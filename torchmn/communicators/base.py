@@ -162,7 +162,7 @@ class Communicator(ObjectOperations, Buffers):
             )
         if message.edge:  # the sender hopes for a gradient, and what this returns is detached
             self._edges.unneeded.append((source, message.edge))
-        return message.tensors[0] if message.kind == Kind.TENSOR else message.tensors
+        return message.payload()
 
     def _send_message(self, message: Message, dest: int, tag: int, operation: str = "send") -> None:
         """Detach, stage and post the tensors of a checked message."""

@@ -41,14 +41,17 @@ _PATIENCE = 1.0  # for the answer to a forgotten edge, at the end of backward: t
 
 
 Place = tuple[int, CodeType, int]
-"""The tag of an edge, and the line of the user's code that made it. A plain tuple: it is made for every message."""
+"""The tag of an edge, and the instruction of the user's code that made it.
+
+It is made for every message: so it is a plain tuple, and which line that is, is worked out when somebody asks.
+"""
 
 
 def place_of_caller(tag: int, frame: FrameType) -> Place:
     """The place of an edge that is made by the code in `frame`, or by the user's code that called it."""
     if watchdog.is_library_module(frame.f_globals.get("__name__", "")):
         frame = watchdog.user_frame(frame)
-    return tag, frame.f_code, frame.f_lineno
+    return tag, frame.f_code, frame.f_lasti
 
 
 class Edge:
@@ -127,11 +130,11 @@ class EdgeBook:
         self.received.pop(key, None)
         peer, number = key
         if place is not None:
-            _, code, line = place
-            known = self._lines.get((peer, id(code), line))
+            _, code, instruction = place
+            known = self._lines.get((peer, id(code), instruction))
             if known is None:
-                known = self._lines[peer, id(code), line] = (len(self._lines) + 1, code)
-                gradients = (*gradients, wire.from_bytes(watchdog.describe_line(code, line).encode()))
+                known = self._lines[peer, id(code), instruction] = (len(self._lines) + 1, code)
+                gradients = (*gradients, wire.from_bytes(watchdog.describe_line(code, instruction).encode()))
                 number |= _TEXT_ENCLOSED
             number |= known[0] % (1 << _LINE_BITS) << _NUMBER_BITS
         if (

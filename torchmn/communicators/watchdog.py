@@ -164,7 +164,7 @@ def user_line(frame: FrameType | None) -> str:
     if frame is None:
         return ""
     frame = user_frame(frame)
-    return describe_line(frame.f_code, frame.f_lineno)
+    return describe_line(frame.f_code, frame.f_lasti)
 
 
 def user_frame(frame: FrameType) -> FrameType:
@@ -187,8 +187,10 @@ def is_library_module(name: str) -> bool:
     return f"{name}.".startswith(_OWN_PACKAGES)
 
 
-def describe_line(code: CodeType, line: int) -> str:
-    """`file:line in function`."""
+def describe_line(code: CodeType, instruction: int) -> str:
+    """`file:line in function` of the instruction of that offset."""
+    lines = (line for start, end, line in code.co_lines() if start <= instruction < end)
+    line = next(lines, None) or code.co_firstlineno
     name = os.path.relpath(code.co_filename) if os.path.isabs(code.co_filename) else code.co_filename
     shown = code.co_filename if name.startswith("..") else name
     return f"{shown}:{line} in {code.co_name}"

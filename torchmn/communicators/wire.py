@@ -75,6 +75,10 @@ class Message:
     on_gpu: tuple[bool, ...] = ()
     private: bool = True  # nobody else can change the tensors while they are on their way
 
+    def payload(self) -> Tensor | tuple[Tensor, ...]:
+        """The tensor that was sent, or the tuple of them if it was a tuple or list."""
+        return self.tensors[0] if self.kind == Kind.TENSOR else self.tensors
+
     def layout(self) -> Layout:
         """What its header says of the tensors."""
         if not (self.on_gpu or any(self.wants_gradient)):

@@ -13,12 +13,11 @@ from torch import Tensor
 
 from torchmn.communicators.base import Communicator
 from torchmn.communicators.checks import describe
-from torchmn.communicators.edges import place_of_caller
+from torchmn.communicators.edges import Place, place_of_caller
 from torchmn.communicators.wire import Kind
 from torchmn.errors import ArgumentError, TorchMNError
 from torchmn.functions import recomputation
-from torchmn.functions.anchor import ANCHOR
-from torchmn.functions.point_to_point import joined
+from torchmn.functions.point_to_point import Arrival, received_from
 
 
 def recv(
@@ -39,25 +38,40 @@ def recv(
         )
     if torch._C._current_graph_task_id() != -1:  # inside of a backward
         recomputation.check_replaying(comm, "recv")
-        message = recomputation.replay()
-        if message.edge:  # forward's node answers it; this one only needs a gradient as that one did
-            delegate_variable = ANCHOR
-            message.edge, message.wants_gradient = 0, ()
+        received = _received_again(delegate_variable)
+    elif torch.is_grad_enabled():
+        place = place_of_caller(tag, sys._getframe(1))
+        received = received_from(lambda: _arrived(comm, rank, tag, place), delegate_variable)
     else:
-        message = comm._recv_message(rank, tag)
-        recomputation.record(message)
-        edges = comm._edges
-        if edges.unneeded or edges.forgotten or edges.lost:
-            edges.tend(comm)
+        message, _ = _arrived(comm, rank, tag, None)
+        if message.edge:
+            comm._edges.unneeded.append((rank, message.edge))
+        received = message.payload()
+    return (received,) if force_tuple and isinstance(received, Tensor) else received
+
+
+def _arrived(comm: Communicator, rank: int, tag: int, place: Place | None) -> Arrival:
+    """The next message from that rank, and the edge that it makes at this place, if there is one."""
+    message = comm._recv_message(rank, tag)
+    recomputation.record(message)
+    edges = comm._edges
+    if edges.unneeded or edges.forgotten or edges.lost:
+        edges.tend(comm)
     if message.kind == Kind.OBJECT:
         raise TorchMNError(
             f"rank {comm.rank} of {comm.size}: recv from rank {rank}, tag {tag}: expected tensors, got an object "
             "that was sent with send_obj: receive it with comm.recv_obj"
         )
-    tensors = message.tensors
-    if torch.is_grad_enabled():
-        place = place_of_caller(tag, sys._getframe(1))
-        tensors = joined(message, comm, (rank, message.edge), place, delegate_variable)
-    elif message.edge:
-        comm._edges.unneeded.append((rank, message.edge))
-    return tensors if force_tuple or message.kind == Kind.TUPLE else tensors[0]
+    if place is None or True not in message.wants_gradient:
+        return message, None
+    return message, edges.receive(comm, (rank, message.edge), place)
+
+
+def _received_again(delegate: Tensor | None) -> Any:
+    """What forward received at this place. Forward's node answers it: here it only needs a gradient as it did there."""
+    message = recomputation.replay()
+    if not torch.is_grad_enabled():
+        return message.payload()
+    if message.edge:
+        delegate = torch.zeros((), requires_grad=True)
+    return received_from(lambda: (message, None), delegate)
