@@ -18,7 +18,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.worlds.launch import LABEL, OPENMPI_PREFIX, ROOT, clean_environment
+from tests.worlds.launch import LABEL, OPENMPI_PREFIX, ROOT, clean_environment, labelled
 
 # Every way in which `torchmn run` starts ranks: its arguments, and its environment.
 TRANSPORTS = {
@@ -99,12 +99,7 @@ class Command:
 
     def family(self) -> list[psutil.Process]:
         """Every living process that came from this command, found by the label that it inherited."""
-        found = []
-        for process in psutil.process_iter():
-            with suppress(psutil.Error):
-                if process.environ().get(LABEL) == self.label and process.status() != psutil.STATUS_ZOMBIE:
-                    found.append(process)
-        return found
+        return labelled(self.label)
 
     def kill(self) -> None:
         for process in self.family():

@@ -15,9 +15,12 @@ from typing import IO
 
 import psutil
 
+from tests.worlds.warm_start.servers import warm_environment
+
 ROOT = Path(__file__).resolve().parents[2]
 OPENMPI_PREFIX = Path(os.environ.get("TORCHMN_TEST_OPENMPI", ROOT / ".openmpi"))
 LABEL = "TORCHMN_TEST_LABEL"
+NAME_LENGTH = 15  # of a process, in Linux
 
 # What a surrounding launcher may have left; a world must not believe it was started by that one.
 LAUNCHER_PREFIXES = ("PMI_", "PMIX_", "OMPI_", "HYDRA_", "HYDI_", "MPI_", "PRTE_", "SLURM_", "TORCHELASTIC_")
@@ -78,12 +81,7 @@ class Launch:
 
     def survivors(self) -> list[psutil.Process]:
         """Every process of this world that still runs, wherever it hid: each inherited our label."""
-        found = []
-        for process in psutil.process_iter():
-            with contextlib.suppress(psutil.Error):
-                if process.environ().get(LABEL) == self.label and process.status() != psutil.STATUS_ZOMBIE:
-                    found.append(process)
-        return found
+        return labelled(self.label)
 
     def remain(self, seconds: float) -> list[psutil.Process]:
         """The processes of this world that still run after up to `seconds` of patience."""
@@ -100,6 +98,17 @@ class Launch:
         for process in self.processes:
             process.wait()
         self.remain(seconds=10)
+
+
+def labelled(label: str) -> list[psutil.Process]:
+    """Every living process that has this label, in its environment or, after a warm start, as its name."""
+    found = []
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error):
+            has_label = process.name() == label[:NAME_LENGTH] or process.environ().get(LABEL) == label
+            if has_label and process.status() != psutil.STATUS_ZOMBIE:
+                found.append(process)
+    return found
 
 
 def launcher(transport: str, size: int) -> list[str]:
@@ -124,7 +133,7 @@ def launcher(transport: str, size: int) -> list[str]:
 def environments(transport: str, size: int) -> list[dict[str, str]]:
     """What each process started directly by us finds in its environment: one launcher, or `size` ranks."""
     # One thread per rank: the ranks of a world already outnumber the cores.
-    shared = {"OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join([str(ROOT), *inherited_path()])}
+    shared = {"OMP_NUM_THREADS": "1", **warm_environment([str(ROOT), *inherited_path()])}
     flavour = mpi_flavour(transport)
     if flavour == "openmpi":
         allow_root = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}

@@ -14,6 +14,7 @@ import pytest
 from tests.worlds.launch import NoLauncher
 from tests.worlds.marks import DEFAULT_TIMEOUT, IN_THIS_PROCESS, TRANSPORTS, World, worlds_of
 from tests.worlds.pool import RANK_TIMEOUT, START_SECONDS, Pools, Skipped, WorldFailed
+from tests.worlds.warm_start.servers import VARIABLE, start_both
 from tests.worlds.worker import Run
 
 POOLS = pytest.StashKey[Pools]()
@@ -28,6 +29,8 @@ def pytest_configure(config: pytest.Config) -> None:
     # The threads of `run_threads` live in this process, and a hang must end before pytest-timeout ends it.
     os.environ.setdefault("TORCHMN_TIMEOUT", RANK_TIMEOUT)
     config.stash[POOLS] = Pools()
+    if config.getoption("numprocesses", None) and VARIABLE not in os.environ:
+        start_both()  # once, before the processes of the session, which then share them
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:

@@ -119,6 +119,7 @@ def test_skips_and_successes_after_failures_are_what_they_are(found):
 
 def test_a_world_that_can_not_start_fails_its_tests_with_the_reason(tmp_path, monkeypatch):
     monkeypatch.setenv("TORCHMN_TEST_OPENMPI", str(tmp_path / "nowhere"))
+    monkeypatch.setenv("TORCHMN_TEST_WARM_START", "0")
     (tmp_path / "torch.py").write_text("raise ImportError('no torch today')")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     found = session(
