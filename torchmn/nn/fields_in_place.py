@@ -7,8 +7,6 @@ be contiguous, of more than one image.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import torch
 from torch import Tensor
 
@@ -18,11 +16,11 @@ from torchmn.nn.tiling import Tiling
 def outputs(image: Tensor, filters: Tensor, tiling: Tiling) -> Tensor:
     """(row, column, out_map, batch)."""
     down = tiling.stride[0]
-    fields = _fields(image, tiling.kernel[1], tiling.stride[1])
+    fields = _fields(image, tiling.kernel[1], tiling.stride[1]).transpose(2, 3).unbind()
     values = image.new_empty(*filters.shape[:3], image.shape[3])
     for row, (y, weights) in enumerate(zip(values.unbind(), filters.flatten(4).unbind(), strict=True)):
         for at, part in enumerate(weights.unbind(2)):
-            _put_product(y, part, fields[row * down + at].transpose(1, 2), adds=at > 0)
+            _put_product(y, part, fields[row * down + at], adds=at > 0)
     return values
 
 
@@ -37,21 +35,21 @@ def decoded(values: Tensor, filters: Tensor, tiling: Tiling) -> Tensor:
     # Filters of no value stand at both ends of each row.
     around = values.new_zeros(rows, columns + 2 * (width - 1), out_maps, batch)
     around.narrow(1, width - 1, columns).copy_(values)
-    fields = _fields(around, width, 1)
+    fields = _fields(around, width, 1).transpose(2, 3).unbind()
     image = values.new_empty(*tiling.size, filters.shape[5], batch)
     lines = image.unbind()
-    for row, weights in enumerate(_turned(filters, tiling.size[1]).flatten(3, 4).unbind()):
-        field = fields[row].transpose(1, 2)
+    turned = _turned(filters, tiling.size[1]).flatten(3, 4).transpose(3, 4)
+    for row, (field, weights) in enumerate(zip(fields, turned.unbind(), strict=True)):
         for at, part in enumerate(weights.unbind()):
             is_first = row == 0 or at == height - 1
-            _put_product(lines[row + at], part.transpose(1, 2), field, adds=not is_first)
+            _put_product(lines[row + at], part, field, adds=not is_first)
     return image
 
 
 def filters_of(image: Tensor, values: Tensor, tiling: Tiling) -> Tensor:
     """(row, column, out_map, kernel row, kernel column, map)."""
     (rows, columns, out_maps, _), (height, width), maps = values.shape, tiling.kernel, image.shape[2]
-    fields = _fields(image, width, tiling.stride[1])
+    fields = _fields(image, width, tiling.stride[1]).unbind()
     found = image.new_empty(rows, height, columns, out_maps, width * maps)
     for row, (y, weights) in enumerate(zip(values.unbind(), found.unbind(), strict=True)):
         for at, part in enumerate(weights.unbind()):
@@ -59,10 +57,10 @@ def filters_of(image: Tensor, values: Tensor, tiling: Tiling) -> Tensor:
     return found.permute(0, 2, 3, 1, 4).reshape(rows, columns, out_maps, height, width, maps)
 
 
-def _fields(image: Tensor, width: int, stride: int) -> Sequence[Tensor]:
-    """Of each row of the image, what `width` neighbours show: (column, batch, neighbour and map). Views."""
+def _fields(image: Tensor, width: int, stride: int) -> Tensor:
+    """What `width` neighbours in a row of the image show: (row, column, batch, neighbour and map). A view."""
     maps = image.shape[2]
-    return image.flatten(1, 2).unfold(1, width * maps, stride * maps).unbind()
+    return image.flatten(1, 2).unfold(1, width * maps, stride * maps)
 
 
 def _put_product(into: Tensor, left: Tensor, right: Tensor, adds: bool) -> None:

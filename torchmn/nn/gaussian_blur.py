@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 import torch
@@ -49,16 +50,22 @@ class _Blurred(torch.autograd.Function):
 
 
 def _blurred(x: Tensor, blur: Blur) -> Tensor:
-    for dim in (0, 1):
-        x = _along(x, dim, blur.weights[dim], blur.before[dim], blur.size[dim])
-    return x
+    height, width, *rest = x.shape
+    down, across = (
+        _matrix(blur.weights[dim], blur.before[dim], blur.size[dim], x.shape[dim], x.dtype, x.device) for dim in (0, 1)
+    )
+    rows = torch.mm(down, x.reshape(height, -1)).view(blur.size[0], width, -1)
+    return torch.bmm(across.expand(blur.size[0], -1, -1), rows).view(*blur.size, *rest)
 
 
-def _along(x: Tensor, dim: int, weights: tuple[float, ...], before: int, size: int) -> Tensor:
-    y = x.new_zeros(*x.shape[:dim], size, *x.shape[dim + 1 :])
+# Two products with matrices of mostly zeros are fewer calls than additions of shifted images, and calls are what a
+# small map costs.
+@lru_cache(maxsize=256)
+def _matrix(
+    weights: tuple[float, ...], before: int, outputs: int, inputs: int, dtype: torch.dtype, device: torch.device
+) -> Tensor:
+    """(outputs, inputs): the weights of each output's window along one dim."""
+    matrix = torch.zeros(outputs, inputs, dtype=torch.float64, device="cpu")
     for at, weight in enumerate(weights):
-        shift = before + at
-        first, last = max(0, -shift), min(size, x.shape[dim] - shift)
-        if first < last:
-            y.narrow(dim, first, last - first).add_(x.narrow(dim, first + shift, last - first), alpha=weight)
-    return y
+        matrix.diagonal(before + at).fill_(weight)
+    return matrix.to(device, dtype)

@@ -14,7 +14,7 @@ from torchmn.nn.halo_layer import HaloLayer
 from torchmn.nn.pair import Size, pair
 from torchmn.nn.parts.part import Part
 from torchmn.nn.plain_tensors import plain_tensors
-from torchmn.nn.window_sums import Windows, spread_over_windows, window_sums
+from torchmn.nn.window_sums import Windows, room_for_spreading, spread_of, spread_over_windows, window_sums
 
 
 class L2Pool2d(HaloLayer):
@@ -87,5 +87,6 @@ class _Pool(torch.autograd.Function):
             norms = pixels(y)
             slopes = g / norms.masked_fill(norms == 0, torch.inf)
             return from_pixels(image * spread_over_windows(slopes, ctx.windows)), None, None
-        slopes = torch.div(g, torch.threshold(pixels(y), 0.0, torch.inf))
-        return from_pixels(spread_over_windows(slopes, ctx.windows).mul_(image)), None, None
+        field, slopes = room_for_spreading(g, ctx.windows)
+        torch.div(g, torch.threshold(pixels(y), 0.0, torch.inf), out=slopes)
+        return from_pixels(spread_of(field, ctx.windows).mul_(image)), None, None

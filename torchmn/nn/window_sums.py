@@ -70,16 +70,27 @@ def _sums(image: Tensor, windows: Windows) -> Tensor:
 
 
 def _spread(sums: Tensor, windows: Windows) -> Tensor:
+    field, inside = room_for_spreading(sums, windows)
+    inside.copy_(sums)
+    return spread_of(field, windows)
+
+
+def room_for_spreading(like: Tensor, windows: Windows) -> tuple[Tensor, Tensor]:
+    """The room that `spread_of` takes, and the view of it to write values of the shape of `like` into."""
+    before = [k - 1 for k in windows.kernel]
+    size = windows.size[0] + before[0], windows.size[1] + before[1]
+    field = _zeros_in_order_of(like, (*size, *like.shape[2:]))
+    rows, columns = (
+        slice(start, start + (count - 1) * stride + 1, stride)
+        for start, count, stride in zip(before, like.shape[:2], windows.stride, strict=True)
+    )
+    return field, field[rows, columns]
+
+
+def spread_of(field: Tensor, windows: Windows) -> Tensor:
+    """`spread_over_windows` of the values that were written into a field of `room_for_spreading`. No autograd."""
     # With zeros around, the windows in which a pixel lies are a window, too: the one that ends where theirs begin.
-    around = [k - 1 for k in windows.kernel]
-    wide = Windows((windows.size[0] + around[0], windows.size[1] + around[1]), windows.kernel, (1, 1))
-    field = _zeros_in_order_of(sums, (*wide.size, *sums.shape[2:]))
-    first = [
-        slice(before, before + (count - 1) * stride + 1, stride)
-        for before, count, stride in zip(around, sums.shape[:2], windows.stride, strict=True)
-    ]
-    field[first[0], first[1]] = sums
-    return _sums(field, wide)
+    return _sums(field, Windows((field.shape[0], field.shape[1]), windows.kernel, (1, 1)))
 
 
 def _zeros_in_order_of(x: Tensor, shape: tuple[int, ...]) -> Tensor:
