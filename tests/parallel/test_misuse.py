@@ -91,17 +91,17 @@ def test_a_layer_of_a_model_on_tiles_is_not_called_alone():
     torchmn.run_threads(work, 2)
 
 
-def test_a_tensor_made_on_a_fixed_device_is_answered_with_the_way_out():
-    class Ramp(nn.Module):
+def test_a_parameter_that_no_module_knows_is_answered_with_the_way_out():
+    class Hidden(nn.Module):
         def __init__(self):
             super().__init__()
-            self.c = nn.Conv2d(1, 2, 3, padding=1)
+            self.c, self.scales = nn.Conv2d(1, 2, 3, padding=1), [nn.Parameter(torch.ones(8))]
 
         def forward(self, x):
-            return self.c(x) + torch.arange(x.shape[-1])
+            return self.c(x) * self.scales[0]
 
     def work(comm):
-        with pytest.raises(ParallelizeError, match=r"device=x.device"):
-            torchmn.parallelize(Ramp(), comm, "halopar", input_shape=(1, 8, 8))
+        with pytest.raises(ParallelizeError, match=r"nn\.ParameterList"):
+            torchmn.parallelize(Hidden(), comm, "halopar", input_shape=(1, 8, 8))
 
     torchmn.run_threads(work, 2)

@@ -12,12 +12,15 @@ from torch.func import functional_call
 from torchmn.errors import ParallelizeError, TorchMNError
 from torchmn.nn.parts.roles import Recorder, recording
 from torchmn.nn.slices import SlicedModule
+from torchmn.parallel.changed_views import ChangedViews
+from torchmn.parallel.without_values import ConstantsWithoutValues, attributes_kept
 
 
 def dry_run(model: nn.Module, forward: Callable[..., Any], inputs: Sequence[Any], kwargs: dict[str, Any]) -> Recorder:
     """What the parameters of `model` meet when `forward` computes `inputs`, which are on the device "meta".
 
-    Parameters and buffers are replaced by ones without values while it runs, so nothing is changed or communicated.
+    Parameters and buffers are replaced by ones without values while it runs, so nothing is changed or communicated;
+    what forward keeps in attributes is forgotten.
     """
     parameters = {name: _without_values(p) for name, p in model.named_parameters()}
     buffers = {name: _copied(b) for name, b in model.named_buffers()}
@@ -30,7 +33,7 @@ def dry_run(model: nn.Module, forward: Callable[..., Any], inputs: Sequence[Any]
     recorder = Recorder(parameters.items(), slices)
     holder = _Holder(model, forward)
     tensors = {f"model.{name}": x for name, x in (*parameters.items(), *buffers.items())}
-    with recording(recorder):
+    with attributes_kept(model), ConstantsWithoutValues(), ChangedViews(), recording(recorder):
         functional_call(holder, tensors, tuple(inputs), kwargs, tie_weights=True)
     return recorder
 
@@ -72,7 +75,8 @@ def explained(error: BaseException) -> TorchMNError:
     if isinstance(error, TorchMNError):
         return error
     hint = (
-        "It makes a tensor on a fixed device: write torch.arange(..., device=x.device), or torch.ones_like(x)."
+        "It learns a tensor that is no parameter of it: keep layers in nn.ModuleList, tensors in nn.ParameterList, and "
+        "no Python list."
         if "device meta" in str(error)
         else "Its forward may look at values (if x.sum() > 0, .item()), or expect another input_shape."
     )

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
@@ -45,11 +46,67 @@ def test_weights_that_are_computed_from_the_image(function, mode, grid):
     assert_parity(Behind(function), IMAGE, grid, mode=mode)
 
 
-REFUSED: dict[str, tuple[Callable[[Tensor], Any], str]] = {
-    "pairs of rows": (lambda x: x.unsqueeze(2) * x.unsqueeze(3), "side by side"),
+def coordinates(x: Tensor) -> Tensor:
+    rows, columns = (torch.linspace(-1, 1, extent, dtype=x.dtype) for extent in x.shape[-2:])
+    return torch.cat([x, torch.stack(torch.meshgrid(rows, columns, indexing="ij")).expand(len(x), -1, -1, -1)], 1)
+
+
+BLUR = torch.ones(4, 1, 3, 3, dtype=torch.float64) / 9
+CONSTANTS: dict[str, Callable[[Tensor], Any]] = {
+    "standardised": lambda x: (x - torch.tensor([0.1, 0.2, 0.3, 0.4]).view(1, 4, 1, 1)) / torch.full((4, 1, 1), 0.3),
+    "coordinates": coordinates,
+    "a kernel that nobody registered": lambda x: F.conv2d(x, BLUR, padding=1, groups=4) * BLUR[:, 0, :1, :1],
+    "where": lambda x: torch.where(x > 0, x, torch.zeros(1, dtype=x.dtype)),
 }
 
 
+@pytest.mark.parametrize(("mode", "grid"), [("halopar", (2, 2)), ("modelpar", (1, 3))])
+@pytest.mark.parametrize("function", CONSTANTS.values(), ids=CONSTANTS)
+def test_constants_need_not_be_on_the_device_of_the_run_without_values(function, mode, grid):
+    assert_parity(Behind(function), IMAGE, grid, mode=mode)
+
+
+class Remembers(nn.Module):
+    """Keeps what it makes for an image of one shape, in an attribute and in a buffer, and counts its calls."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.calls = nn.Conv2d(3, 4, 3), 0
+        self.ramp: Tensor | None = None
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.calls += 1
+        if self.ramp is None or self.ramp.shape[-2:] != x.shape[-2:]:
+            self.ramp = torch.arange(float(x.shape[2] * x.shape[3]), device=x.device).view(x.shape[-2:])
+            self.register_buffer("columns", torch.arange(float(x.shape[3]), device=x.device), persistent=False)
+        return self.conv(x + self.ramp * 0.1 + self.columns) * self.calls
+
+
+@pytest.mark.parametrize("mode", ["halopar", "modelpar"])
+def test_what_a_model_keeps_has_values(mode):
+    assert_parity(Remembers(), IMAGE, (2, 2), mode=mode)
+
+
+def zeroed(x: Tensor) -> Tensor:
+    x[:, :, 2:5].zero_()
+    return x
+
+
+def raised(x: Tensor) -> Tensor:
+    middle = x.narrow(3, 2, 3)[:, :2]
+    middle += 1
+    return x.sum() + middle.sum()
+
+
+REFUSED: dict[str, tuple[Callable[[Tensor], Any], str]] = {
+    "pairs of rows": (lambda x: x.unsqueeze(2) * x.unsqueeze(3), "side by side"),
+    "rows of x in place": (zeroed, "changes a slice"),
+    "a slice of columns in place": (raised, "changes a slice"),
+    "torch.tensor": (lambda x: torch.tensor(x) * 2, r"torch\.tensor"),
+}
+
+
+@pytest.mark.filterwarnings("ignore:To copy construct")
 @pytest.mark.parametrize(("function", "words"), REFUSED.values(), ids=REFUSED)
 def test_what_would_be_wrong_is_refused(function, words):
     def body(comm):
@@ -57,3 +114,18 @@ def test_what_would_be_wrong_is_refused(function, words):
             parallelize(Behind(function), ProcessGrid(comm, height=2, width=2), "halopar", input_shape=IMAGE[1:])
 
     torchmn.run_threads(body, 4)
+
+
+@pytest.mark.parametrize("function", [zeroed, raised])
+def test_a_slice_of_cut_channels_is_not_changed_in_place(function):
+    def body(comm):
+        with pytest.raises(ParallelizeError, match="changes a slice"):
+            parallelize(Behind(function), comm, "modelpar", input_shape=IMAGE[1:])
+
+    torchmn.run_threads(body, 2)
+
+
+def test_a_slice_may_be_changed_where_it_alone_is_used_on():
+    assert_parity(Behind(lambda x: x[:, :, 1:-1].add_(1).relu_() + 1), IMAGE, (2, 2))
+    assert_parity(Behind(lambda x: F.pad(x, (0, 0, 0, 0)).mul_(2) + x), IMAGE, (2, 2))
+    assert_parity(Behind(lambda x: x.narrow(1, 1, 2).mul_(2)), IMAGE, (1, 2), mode="modelpar")

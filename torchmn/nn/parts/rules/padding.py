@@ -54,6 +54,8 @@ def moved(x: Part, ranges: Sequence[range], mode: str = "constant", fill: float 
     buffer = fetch(x, plans, fill)
     if any(indices.step > 1 for indices in ranges):
         buffer = buffer[(..., *(slice(None, None, indices.step) for indices in ranges))]
+    if buffer.untyped_storage().data_ptr() == local(x).untyped_storage().data_ptr():
+        buffer = buffer.clone()  # some ranks need nothing but their own: who changes the result must not change x there
     return wrap(buffer, output_layout(layout, extents))
 
 

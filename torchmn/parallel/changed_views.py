@@ -1,0 +1,75 @@
+"""Views that are changed in place: on parts, some of what torch calls a view is a copy."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+from torch.utils import _pytree as pytree
+
+from torchmn.nn.parts.part import Part, local
+from torchmn.nn.parts.refusals import refuse
+from torchmn.nn.parts.rules.registry import names
+
+_VIEWS = names(
+    "__getitem__ narrow select unbind chunk split split_with_sizes tensor_split squeeze unsqueeze view view_as reshape "
+    "flatten unflatten transpose swapaxes swapdims permute movedim moveaxis expand expand_as"
+)
+_LOOKS = {"__get__", "size", "dim", "numel", "is_floating_point", "__len__", "__hash__"}
+
+
+class ChangedViews(TorchFunctionMode):
+    """Refuses, in a run without values, a model that changes such a copy in place and then uses what it was taken from.
+
+    On one rank `x[:, :, :2].zero_()` changes x. The rows of a cut image are fetched from the ranks that have them, so
+    here it would change what was fetched, and x would silently stay as it was.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._copies: dict[int, Tensor] = {}  # by the copy's memory: what it was taken from
+        self._outdated: dict[int, str] = {}  # by memory: what should have changed it
+        self._alive: list[Any] = []  # so that no memory is given to another tensor meanwhile
+
+    def __torch_function__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
+        kwargs = kwargs or {}
+        name = getattr(func, "__name__", "")
+        if name in _LOOKS:
+            return func(*args, **kwargs)
+        tensors = [x for x in pytree.tree_leaves((args, kwargs)) if isinstance(x, Tensor)]
+        for x in tensors if self._outdated else ():
+            if _memory(x) in self._outdated:
+                refuse(
+                    f"{self._outdated[_memory(x)]!r} changes a slice or view of a cut tensor in place, and the tensor "
+                    "is used again. On ranks the slice is a copy. Compute a new tensor instead, with torch.where or cat"
+                )
+        if _changes(name, kwargs) and tensors:
+            self._note_change(name, tensors[0])
+        result = func(*args, **kwargs)
+        if name in _VIEWS and tensors and isinstance(tensors[0], Part):
+            for view in pytree.tree_leaves(result):
+                if isinstance(view, Tensor) and _memory(view) != _memory(tensors[0]):
+                    self._copies[_memory(view)] = tensors[0]
+                    self._alive.append(view)
+        return result
+
+    def _note_change(self, name: str, x: Tensor) -> None:
+        source = self._copies.get(_memory(x))
+        while source is not None:
+            self._outdated[_memory(source)] = name
+            source = self._copies.get(_memory(source))
+
+
+def _memory(x: Tensor) -> int:
+    plain = local(x) if isinstance(x, Part) else x
+    return plain.untyped_storage()._cdata
+
+
+def _changes(name: str, kwargs: dict) -> bool:
+    """Whether a function changes its first argument."""
+    if name in ("requires_grad_", "detach_"):
+        return False
+    in_place = name.endswith("_") and not name.endswith("__")
+    operator = name.startswith("__i") and name.endswith("__") and name not in ("__invert__", "__init__", "__index__")
+    return in_place or operator or name == "__setitem__" or bool(kwargs.get("inplace"))
