@@ -12,73 +12,32 @@ import torch
 from torch import Tensor, nn
 
 from torchmn.errors import ExperimentError
-from torchmn.nn.slices import SlicedModule
+from torchmn.parallel.whole_state import WholeOptimizer, gathered, slices_of
 
 
-class GlobalOptimizer:
-    """An optimizer seen with global tensors, and its parameters by their names."""
+class NamedOptimizer(WholeOptimizer):
+    """An optimizer whose state dict is that of the serial one, and names its parameters: others' are refused."""
 
     def __init__(self, optimizer: torch.optim.Optimizer, model: nn.Module):
-        self.optimizer = optimizer
-        self.owners = owners(model)
+        super().__init__(optimizer, slices_of([model]))
+        names = {id(parameter): name for name, parameter in model.named_parameters()}
+        self._names = [[names[id(parameter)] for parameter in group["params"]] for group in optimizer.param_groups]
 
     def state_dict(self) -> dict[str, Any]:
-        """Every rank must call it."""
-        groups, state = [], {}
-        for group in self.optimizer.param_groups:
-            names = [self._name(parameter) for parameter in group["params"]]
-            groups.append({**{key: value for key, value in group.items() if key != "params"}, "names": names})
-            for name, parameter in zip(names, group["params"], strict=True):
-                kept = self.optimizer.state.get(parameter, {})
-                state[name] = {key: self._whole(parameter, value) for key, value in sorted(kept.items())}
-        return {"groups": groups, "state": state}
+        return {**super().state_dict(), "names": self._names}
 
-    def load_state_dict(self, saved: Mapping[str, Any]) -> None:
-        names = [[self._name(p) for p in group["params"]] for group in self.optimizer.param_groups]
-        if [list(group["names"]) for group in saved["groups"]] != names:
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        if state.get("names") != self._names:
             raise ExperimentError("the checkpoint's optimizer has other parameters than the experiment's")
-        numbers = iter(range(sum(map(len, names))))
-        groups, state = [], {}
-        for group, own in zip(saved["groups"], self.optimizer.param_groups, strict=True):
-            places = [next(numbers) for _ in own["params"]]
-            groups.append({**{key: value for key, value in group.items() if key != "names"}, "params": places})
-            for place, name, parameter in zip(places, group["names"], own["params"], strict=True):
-                kept = saved["state"].get(name) or {}
-                if kept:
-                    state[place] = {key: self._part(parameter, value) for key, value in kept.items()}
-        self.optimizer.load_state_dict({"state": state, "param_groups": groups})
-
-    def _name(self, parameter: Tensor) -> str:
-        return self.owners[id(parameter)][0]
-
-    def _whole(self, parameter: Tensor, value: Any) -> Any:
-        """The global tensor of a value that belongs to a parameter and has its shape, such as a momentum."""
-        _, module, name = self.owners[id(parameter)]
-        if isinstance(module, SlicedModule) and isinstance(value, Tensor) and value.shape == parameter.shape:
-            return module.gathered(name, value)
-        return value
-
-    def _part(self, parameter: Tensor, value: Any) -> Any:
-        _, module, name = self.owners[id(parameter)]
-        if isinstance(module, SlicedModule) and isinstance(value, Tensor) and value.dim() == parameter.dim() > 0:
-            return module.sliced(name, value)
-        return value
-
-
-def owners(model: nn.Module) -> dict[int, tuple[str, nn.Module, str]]:
-    """Of each parameter, by its id: its full name, the module that holds it, and its name there."""
-    found = {}
-    for prefix, module in model.named_modules():
-        for name, parameter in module.named_parameters(recurse=False):
-            found.setdefault(id(parameter), (f"{prefix}.{name}" if prefix else name, module, name))
-    return found
+        super().load_state_dict({key: value for key, value in state.items() if key != "names"})
 
 
 def global_gradients(model: nn.Module) -> dict[str, Tensor]:
     """The gradients of all parameters, with global tensors; every rank must call it."""
+    slices = slices_of([model])
     found = {}
-    for name, module, own in owners(model).values():
-        gradient = module._parameters[own].grad  # type: ignore[union-attr]
-        if gradient is not None:
-            found[name] = module.gathered(own, gradient) if isinstance(module, SlicedModule) else gradient
+    for name, parameter in model.named_parameters():
+        if parameter.grad is not None:
+            owner = slices.get(id(parameter))
+            found[name] = parameter.grad if owner is None else gathered(owner, parameter.grad)
     return found

@@ -11,7 +11,7 @@ from torchmn.experiment.clock import Clock
 from torchmn.experiment.evaluation import evaluate
 from torchmn.experiment.pretraining import Position, pretrain, pretrainer_of
 from torchmn.experiment.session import Session
-from torchmn.experiment.state import GlobalOptimizer
+from torchmn.experiment.state import NamedOptimizer
 from torchmn.parallel.whole_state import WholeModel
 from torchmn.training import Logger
 from torchmn.training.checkpoint import MultiNodeCheckpointer
@@ -119,4 +119,4 @@ class Trainer:
 
     def _state(self) -> dict[str, Any]:
         model, optimizer = self.session.placed.model, self.session.optimizer
-        return {"model": WholeModel(model), "optimizer": GlobalOptimizer(optimizer, model)}
+        return {"model": WholeModel(model), "optimizer": NamedOptimizer(optimizer, model)}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
@@ -13,15 +13,17 @@ from torchmn.nn.parts.roles import replicas_of
 from torchmn.nn.slices import SlicedModule
 from torchmn.parallel.state import full_state_dict
 
+Owner = tuple[SlicedModule, str]  # who holds a slice, and by which name
+
 
 def seen_whole(objects: Mapping[str, Any]) -> dict[str, Any]:
     """`objects`, the parallel models and their optimizers among them wrapped so that their state is the serial one."""
     models = [obj for obj in objects.values() if isinstance(obj, nn.Module) and hasattr(obj, "parallelism")]
-    owners = {id(p): owner for model in models for p, owner in _owners(model)}
+    owners = slices_of(models)
     return {name: _seen_whole(name, obj, models, owners) for name, obj in objects.items()}
 
 
-def _seen_whole(name: str, obj: Any, models: list[nn.Module], owners: dict[int, tuple[SlicedModule, str]]) -> Any:
+def _seen_whole(name: str, obj: Any, models: list[nn.Module], owners: dict[int, Owner]) -> Any:
     if any(obj is model for model in models):
         return WholeModel(obj)
     groups = getattr(obj, "param_groups", None)
@@ -52,16 +54,19 @@ class WholeModel:
 
 
 class WholeOptimizer:
-    """An optimizer whose state dict is that of the serial one; every rank must call its methods."""
+    """An optimizer whose state dict is that of the serial one; every rank must call its methods.
 
-    def __init__(self, optimizer: torch.optim.Optimizer, owners: dict[int, tuple[SlicedModule, str]]):
+    `owners`: of the slices that it steps, see `slices_of`.
+    """
+
+    def __init__(self, optimizer: torch.optim.Optimizer, owners: dict[int, Owner]):
         self._optimizer, self._owners = optimizer, owners
 
     def state_dict(self) -> dict[str, Any]:
-        return self._changed(self._optimizer.state_dict(), _gathered)
+        return self._changed(self._optimizer.state_dict(), gathered)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self._optimizer.load_state_dict(self._changed(state, _sliced))
+        self._optimizer.load_state_dict(self._changed(state, sliced))
 
     def _changed(self, saved: Mapping[str, Any], change: Any) -> dict[str, Any]:
         """The state dict, with every tensor of a sliced parameter changed; those of the others as they are."""
@@ -73,27 +78,29 @@ class WholeOptimizer:
         return {**saved, "state": state}
 
 
-def _gathered(owner: tuple[SlicedModule, str], value: Any) -> Any:
+def gathered(owner: Owner, value: Any) -> Any:
+    """The global tensor of a value that goes with a slice and has its shape, as a momentum; others as they are."""
     module, name = owner
     mine = module._parameters[name]
     assert mine is not None
-    # A momentum has the shape of its parameter; a count of steps has none.
     return module.gathered(name, value) if isinstance(value, Tensor) and value.shape == mine.shape else value
 
 
-def _sliced(owner: tuple[SlicedModule, str], value: Any) -> Any:
+def sliced(owner: Owner, value: Any) -> Any:
+    """This rank's part of a global tensor that goes with a slice; others, as a count of steps, as they are."""
     module, name = owner
     mine = module._parameters[name]
     assert mine is not None
     return module.sliced(name, value) if isinstance(value, Tensor) and value.dim() == mine.dim() > 0 else value
 
 
-def _owners(model: nn.Module) -> list[tuple[nn.Parameter, tuple[SlicedModule, str]]]:
-    """Every slice of the model, with the module that holds it and its name there."""
-    return [
-        (parameter, (module, name))
+def slices_of(models: Iterable[nn.Module]) -> dict[int, Owner]:
+    """Every parameter that is a slice, by its id: the module that holds it and its name there."""
+    return {
+        id(parameter): (module, name)
+        for model in models
         for module in model.modules()
         if isinstance(module, SlicedModule)
         for name, parameter in module.named_parameters(recurse=False)
         if name in module.cut_parameters
-    ]
+    }
