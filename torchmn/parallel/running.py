@@ -22,6 +22,7 @@ from torchmn.nn.parts.layout import Layout, Samples, forward_of, image_layout
 from torchmn.nn.parts.moving import part_of, whole
 from torchmn.nn.parts.part import Part, local, wrap
 from torchmn.nn.parts.roles import OWN, SUMMED, WHOLE
+from torchmn.nn.parts.wide import Widths, found_widths, mark_widths
 from torchmn.nn.slices import SlicedModule
 from torchmn.parallel.dry_run import dry_run, explained
 from torchmn.parallel.guard import guard
@@ -42,6 +43,7 @@ class Parallelism:
     output: str = "whole"
     input_shape: tuple[int, ...] | None = None  # of one sample, if the user gave it
     roles: dict[str, str] = field(default_factory=dict)
+    widths: dict[str, Widths] = field(default_factory=dict)  # by weight, how wide a run of convolutions fetches
     _checked: set[Any] = field(default_factory=set)
     _tiled: set[Any] = field(default_factory=set)  # shapes of which ranks were seen to hold different tiles
     _layouts: dict[Any, Layout] = field(default_factory=dict)
@@ -50,6 +52,7 @@ class Parallelism:
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Parallelism:
         copied = Parallelism(self.grid, self.mode, self.cuts_images, self.output, self.input_shape, dict(self.roles))
+        copied.widths = {name: dict(widths) for name, widths in self.widths.items()}
         memo[id(self)] = copied
         return copied
 
@@ -78,7 +81,7 @@ class Parallelism:
                     result = type(model).forward(model, *args, **kwargs)
             else:
                 result = type(model).forward(model, *args, **kwargs)
-        leave = whole if self.output == "whole" else local
+        leave = whole if self.output == "whole" else _tile
         return leave(result) if isinstance(result, Part) else pytree.tree_map_only(Part, leave, result)
 
     def _compare(self, model: nn.Module, inputs: list[Tensor]) -> None:
@@ -199,6 +202,10 @@ class Parallelism:
                 f"the parameters {', '.join(changed)} are used in another way than the model was parallelized for. "
                 "Pass parallelize(..., input_shape=...) with the shape of these inputs."
             )
+        for name, widths in found_widths(recorder.runs).items():
+            # What the first run found stays: evaluation may see other runs, but any width is right.
+            self.widths[name] = widths | self.widths.get(name, {})
+            mark_widths(model.get_parameter(name), self.widths[name])
         new = found.keys() - self.roles.keys()  # training may use others than evaluation
         self.roles |= found
         self.mark(model, new)
@@ -234,6 +241,8 @@ class Parallelism:
                 roles.mark_summed(parameter, self.grid.tile_count)
             roles.mark_known(parameter)
         for name, parameter in model.named_parameters():
+            if name in self.widths:
+                mark_widths(parameter, self.widths[name])
             if self.grid.comm.size > 1 and not (self.roles.get(name) == OWN and self.grid.replicas.size == 1):
                 guard(parameter)
         self._marked = weakref.ref(model)
@@ -279,6 +288,12 @@ def whole_shape(grid: ProcessGrid, shapes: list[tuple[int, ...]]) -> tuple[int, 
             f"for an input {tuple(shape)}: balanced, larger tiles first. torchmn.data.scatter_regions cuts them so."
         )
     return tuple(shape)
+
+
+def _tile(x: Part) -> Tensor:
+    """The plain tensor that a Part holds, in memory of its own: users may view it in another shape."""
+    tile = local(x)
+    return tile if torch.ops.aten.is_non_overlapping_and_dense(tile) else tile.clone()
 
 
 def _only_tensors(args: tuple, kwargs: dict[str, Any]) -> bool:

@@ -33,6 +33,7 @@ class Recorder(TorchFunctionMode):
         self._owners = owners or {}  # of slices, by the id of the parameter: the module that knows it is one
         self.with_parts: set[str] = set()
         self.with_whole: set[str] = set()
+        self.runs: list[Any] = []  # of convolutions that can share a halo exchange, see wide.py
         self.inside = False  # a layer that computes on plain tensors what belongs to its part
 
     def __torch_function__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
@@ -54,6 +55,10 @@ class Recorder(TorchFunctionMode):
         """A parameter meets a Part directly."""
         if id(x) in self._names:
             self.with_parts.add(self._names[id(x)])
+
+    def name_of(self, x: Tensor) -> str | None:
+        """What the model calls a parameter; None for any other tensor."""
+        return self._names.get(id(x))
 
     @property
     def used_both_ways(self) -> set[str]:

@@ -24,6 +24,7 @@ from torchmn.nn.parts.moving import entering, gathered, whole
 from torchmn.nn.parts.part import Part, local, wrap
 from torchmn.nn.parts.refusals import refuse
 from torchmn.nn.parts.rules.registry import rule
+from torchmn.nn.parts.wide import Reach, Wide, fetch_wide, wide_of, wide_part
 
 
 def per_dim(value: int | Sequence[int], dims: int) -> tuple[int, ...]:
@@ -53,6 +54,7 @@ class _Prepared(NamedTuple):
     plans: list[DimPlan]
     plan: HaloPlan | None  # of this rank's tile
     result: Layout
+    reach: Reach | None  # in cut dims, where it can run on wide tiles: it keeps the size, with torch's own padding
 
 
 def _prepared(
@@ -96,7 +98,21 @@ def _prepare(
     else:
         plans = plans_for_needs(layout, extents, lambda number, outputs: _covering(windows[number], outputs))
         result = output_layout(layout, extents, weight[1] * groups)
-    return _Prepared(windows, plans, plan_of_tile(x, plans), result)
+    plan = plan_of_tile(x, plans)
+    reach = _reach(layout, result, windows) if groups is None and plan is not None else None
+    return _Prepared(windows, plans, plan, result, reach)
+
+
+def _reach(layout: Layout, result: Layout, windows: Sequence[Window]) -> Reach | None:
+    reach = []
+    for dim, window in enumerate(windows, start=2):
+        low, high = window.padding
+        is_cut = layout.cuts[dim] is not None
+        keeps_tiles = window.stride == 1 and low + high == window.span - 1 and layout.cuts[dim] == result.cuts[dim]
+        if low != high or (is_cut and not keeps_tiles):
+            return None
+        reach.append(low if is_cut else 0)
+    return tuple(reach)
 
 
 def _padding(padding: Any, number: int, dims: int, kernel: int, dilation: int) -> tuple[int, int]:
@@ -127,12 +143,27 @@ def convolution(
         return function(image, weight, bias, stride, padding, dilation, groups)
     work = _prepared(x, weight, stride, padding, dilation, 0, None)
     stride, dilation = per_dim(stride, dims), per_dim(dilation, dims)
+    wide = _wide_enough(x, weight, work.reach)
     weight, bias = _entering(weight, bias, x)
+    if wide is not None and work.reach is not None:
+        around = tuple(window.padding[0] for window in work.windows)
+        convolved = function(wide.tensor, weight, bias, stride, around, dilation, groups)
+        return wide_part(convolved, work.result, wide.width, wide.after(work.reach), wide.run)
     mine = local(x)
     if work.plan is not None and not mine.is_meta:
         convolved = halo_convolution(mine, weight, bias, work.plan, x.layout_.grid.tiles, stride, dilation, groups)
         return wrap(convolved, work.result)
     return _of_buffer(x, weight, bias, work, lambda buffer: function(buffer, weight, bias, stride, 0, dilation, groups))
+
+
+def _wide_enough(x: Part, weight: Tensor, reach: Reach | None) -> Wide | None:
+    """The tile with enough around it for a kernel's reach: remembered, or fetched for a run that begins here."""
+    if reach is None:
+        return None
+    wide = wide_of(x)
+    if wide is not None and wide.covers(reach) and any(wide.margin):
+        return wide
+    return fetch_wide(x, weight, reach) if any(reach) else None
 
 
 def _entering(weight: Tensor, bias: Tensor | None, x: Part) -> tuple[Tensor, Tensor | None]:

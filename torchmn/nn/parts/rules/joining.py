@@ -11,6 +11,7 @@ from torchmn.nn.parts.moving import cut_like, entering, whole
 from torchmn.nn.parts.part import Part, local, wrap
 from torchmn.nn.parts.refusals import refuse
 from torchmn.nn.parts.rules.registry import rule
+from torchmn.nn.parts.wide import smallest_margin, wide_part, wides_of
 
 
 @rule("cat", "concat", "concatenate")
@@ -31,15 +32,19 @@ def cat(tensors: Sequence[Tensor], dim: int = 0) -> Tensor:
             a != b for at, (a, b) in enumerate(zip(shape, layout.shape, strict=True)) if at != dim
         ):
             refuse(f"cat along dim {dim} of shapes {shapes} that do not fit")
+    shape = list(layout.shape)
+    shape[dim] = sum(s[dim] for s in shapes)
+    result = layout.with_dims(tuple(shape), layout.cuts)
+    wides = wides_of(tensors) if dim == 1 else None
+    if wides is not None and any(margin := smallest_margin(wides)):
+        return wide_part(torch.cat([wide.tensor for wide in wides], 1), result, wides[0].width, margin, wides[0].run)
     pieces = [
         local(x)
         if isinstance(x, Part)
         else cut_like(entering(x, layout), layout, {d: d for d in range(x.dim()) if d != dim})
         for x in tensors
     ]
-    shape = list(layout.shape)
-    shape[dim] = sum(s[dim] for s in shapes)
-    return wrap(torch.cat(pieces, dim), layout.with_dims(tuple(shape), layout.cuts))
+    return wrap(torch.cat(pieces, dim), result)
 
 
 @rule("stack")

@@ -61,7 +61,7 @@ def _told(function: Any, *args: Any, **kwargs: Any) -> Any:
 _TOLD_BY_THE_VALUES = names(
     "dim ndimension ndim dtype device requires_grad grad_fn is_leaf is_cuda is_cpu is_meta layout is_sparse "
     "is_quantized is_mkldnn is_nested is_floating_point is_complex is_signed is_contiguous itemsize element_size "
-    "retain_grad register_hook requires_grad_ _version get_device is_inference output_nr has_names __hash__ "
+    "requires_grad_ _version get_device is_inference output_nr has_names __hash__ "
     "is_conj is_neg name grad_dtype retains_grad is_xpu is_mps data_ptr stride"
 )
 for _name in _TOLD_BY_THE_VALUES:
@@ -75,9 +75,20 @@ def _kept(function: Any, x: Part, *args: Any, **kwargs: Any) -> Any:
 
 
 _SAME_ELEMENTS = names(
-    "detach clone contiguous to float double half bfloat16 bool int long short char byte type cpu cuda data grad "
-    "detach_ alias"
+    "detach clone contiguous to float double half bfloat16 bool int long short char byte type cpu cuda grad detach_ "
+    "alias"
 )
 for _name in _SAME_ELEMENTS:
     for _function in functions_named(_name):
         RULES[_function] = partial(_kept, _function)
+
+
+def _tile_alone(function: Any, x: Part, *args: Any, **kwargs: Any) -> Any:
+    """Whoever watches the tile's gradient, or may write to it unseen, makes it the only thing that is computed with."""
+    x.wide = None
+    return _kept(function, x, *args, **kwargs) if function in _DATA else function(x, *args, **kwargs)
+
+
+_DATA = functions_named("data")
+for _function in (*functions_named("retain_grad"), *functions_named("register_hook"), *_DATA):
+    RULES[_function] = partial(_tile_alone, _function)

@@ -15,6 +15,7 @@ from torchmn.nn.parts.moving import cut_like, entering, whole
 from torchmn.nn.parts.part import RULES, Part, wrap
 from torchmn.nn.parts.refusals import refuse
 from torchmn.nn.parts.rules.registry import functions_named, names, rule
+from torchmn.nn.parts.wide import smallest_margin, wide_part, wides_of
 
 ACTIVATIONS = names(
     "relu relu6 elu selu celu leaky_relu gelu silu mish sigmoid tanh softplus softsign tanhshrink softshrink "
@@ -34,6 +35,18 @@ OPERATORS = names(
     "__rpow__ __mod__ __floordiv__ __rfloordiv__ __neg__ __abs__ __invert__ __and__ __or__ __xor__ __eq__ __ne__ "
     "__lt__ __le__ __gt__ __ge__ __pos__ __rmod__"
 )
+# Finite with a finite slope wherever its argument is finite: so in rows around a tile whose values are not right, and
+# whose gradient is zero, no zero is ever multiplied by infinity.
+TAME_ALONE = names(
+    "relu relu6 elu selu celu leaky_relu gelu silu mish sigmoid tanh softplus softsign tanhshrink softshrink "
+    "hardshrink hardtanh hardsigmoid hardswish logsigmoid threshold neg negative abs absolute square sin cos erf clamp "
+    "clip clamp_min clamp_max positive add sub subtract mul multiply rsub __neg__ __pos__ __abs__ __add__ __radd__ "
+    "__sub__ __rsub__ __mul__ __rmul__ __iadd__ __isub__ __imul__"
+)
+TAME_TOGETHER = names(
+    "add sub subtract mul multiply maximum minimum __add__ __radd__ __sub__ __rsub__ __mul__ __rmul__ __iadd__ "
+    "__isub__ __imul__"
+)
 IN_PLACE = names("__iadd__ __isub__ __imul__ __itruediv__ __idiv__ __ipow__ fill_ zero_ __iand__ __ior__")
 
 
@@ -41,8 +54,16 @@ def pointwise(function: Any, in_place: bool, *args: Any, **kwargs: Any) -> Any:
     """The rule: bring all operands to one layout and compute on what this rank holds."""
     tensors = [x for x in (*args, *kwargs.values()) if isinstance(x, Tensor)]
     if len(tensors) == 1 and args and args[0] is tensors[0]:  # activations, mostly
+        if args[0].wide is not None and function in _TAME_ALONE:
+            done = _on_wide(function, in_place, args, kwargs, 1)
+            if done is not None:
+                return done
         result = function(*args, **kwargs)
         return args[0] if in_place else wrap(result, args[0].layout_)
+    if len(tensors) == 2 and function in _TAME_TOGETHER:
+        done = _on_wide(function, in_place, args, kwargs, 2)
+        if done is not None:
+            return done
     parts = [x for x in tensors if isinstance(x, Part)]
     others = [x for x in tensors if not isinstance(x, Part)]
     if in_place and not (args and isinstance(args[0], Part)):
@@ -61,6 +82,21 @@ def pointwise(function: Any, in_place: bool, *args: Any, **kwargs: Any) -> Any:
             refuse(f"{function.__name__!r} in place: {args[0].layout_} can not become {layout}")
     result = function(*operands, **kwargs)
     return args[0] if in_place else wrap(result, layout)
+
+
+def _on_wide(function: Any, in_place: bool, args: Sequence[Any], kwargs: dict, operands: int) -> Part | None:
+    """The same for what lies around the tiles of the first `operands` arguments; None if they do not remember it."""
+    wides = wides_of(args[:operands])
+    if wides is None or any(x.layout_.shape != args[0].layout_.shape for x in args[1:operands]):
+        return None
+    margin, first = smallest_margin(wides), wides[0]
+    if not in_place and not any(margin):  # of no use any more; and a result of the tile alone is a tensor of its own
+        return None
+    result = function(*[wide.tensor for wide in wides], *args[operands:], **kwargs)
+    if in_place:
+        args[0].wide = first._replace(margin=margin, version=first.tensor._version)
+        return args[0]
+    return wide_part(result, args[0].layout_, first.width, margin, first.run)
 
 
 def operand(x: Any, layout: Layout) -> Any:
@@ -110,7 +146,15 @@ def _is_spread(x: Part, shape: Sequence[int]) -> bool:
     return any(x.layout_.shape[dim] == 1 and shape[dim + behind] != 1 for dim in x.layout_.cut_dims)
 
 
+_TAME_ALONE: set[Any] = set()
+_TAME_TOGETHER: set[Any] = set()
+
+
 def _register() -> None:
+    for tame, named in ((_TAME_ALONE, TAME_ALONE), (_TAME_TOGETHER, TAME_TOGETHER)):
+        for name in named:
+            tame.update(functions_named(name))
+            tame.update(functions_named(f"{name}_"))
     for name in (*ACTIVATIONS, *ARITHMETIC, *OPERATORS):
         for function in functions_named(name):
             RULES[function] = partial(_with_flag, function)
