@@ -37,7 +37,6 @@ _COPIED_BYTES = 512 << 10  # up to this a copy is cheaper than asking whether th
 _HEADER = wire.PREFIX
 _IN_OUTBOX = 1 << 40  # larger than any tag: the payload lies in the sender's outbox, in the slot above this number
 _COPY_BYTES_PER_SECOND = 10e9  # how long to look for a "ready": about as long as the copy would take
-_SHARED_SUM_BYTES = 1 << 20  # measured: below, MPI is faster
 _OPERATIONS = {"sum": MPI.SUM, "max": MPI.MAX, "min": MPI.MIN, "prod": MPI.PROD}
 _DATATYPES = {
     torch.float32: MPI.FLOAT,
@@ -352,7 +351,7 @@ class MPICommunicator(Communicator):
         return dtype in _DATATYPES and not reductions.may_lose_nan(dtype, op)
 
     def _allreduce_(self, source: Tensor, x: Tensor, op: str, scale: float = 1.0) -> None:
-        large = op == "sum" and x.nbytes >= _SHARED_SUM_BYTES and x.dtype in shared_sum.DTYPES
+        large = op == "sum" and x.nbytes >= shared_sum.least_bytes(self.size) and x.dtype in shared_sum.DTYPES
         if large and x.is_cpu and self.inter_size == 1 < self.size:
             if self._shared_sum is None:
                 self._shared_sum = SharedSum(self._collective)
