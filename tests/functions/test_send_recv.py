@@ -17,7 +17,7 @@ def around(comm):
 
 
 def numbers(*shape, seed=0, dtype=torch.float64):
-    return torch.randn(*shape, dtype=dtype, generator=torch.Generator().manual_seed(seed))
+    return torch.randn(shape, dtype=dtype, generator=torch.Generator().manual_seed(seed))
 
 
 def leaf(*shape, seed=0, dtype=torch.float64):
@@ -312,18 +312,20 @@ def test_an_evaluation_without_no_grad_between_two_training_steps_is_harmless(co
 
 @ranks(2)
 def test_the_sender_may_change_its_tensor_at_once_and_the_receiver_its_own(comm):
-    x = leaf(3)
-    if comm.rank == 0:
-        h = x * 2
-        phi = F.send(h, comm, 1)
-        h.detach().zero_()
-        phi.backward()
-        assert torch.equal(x.grad, torch.full((3,), 4.0, dtype=torch.float64))
-    else:
-        received = F.recv(comm, 0)
-        received.mul_(2)
-        assert torch.equal(received, x * 4)
-        received.sum().backward()
+    for shape in ((3,), (2, 3), (), (0, 2), (300, 400)):  # a received tensor of several dims must be no view either
+        x = leaf(*shape)
+        if comm.rank == 0:
+            h = x * 2
+            phi = F.send((h, h), comm, 1)
+            h.detach().zero_()
+            phi.backward()
+            assert torch.equal(x.grad, torch.full(shape, 8.0, dtype=torch.float64))
+        else:
+            received = F.recv(comm, 0)
+            for y in received:
+                y.mul_(2)
+                assert torch.equal(y, x * 4)
+            sum(received).sum().backward()
 
 
 @ranks(2)

@@ -175,7 +175,8 @@ def tensor_in(buffer: bytes | bytearray, start: int, nbytes: int, spec: TensorSp
         return spec.empty()
     copy = buffer[start : start + nbytes]
     flat = torch.frombuffer(copy if isinstance(copy, bytearray) else bytearray(copy), dtype=spec.dtype)
-    return flat if len(spec.shape) == 1 else flat.view(spec.shape)
+    # Resized, not a view: autograd forbids to change in place what a node of ours returns as a view of something else.
+    return flat if len(spec.shape) == 1 else flat.resize_(spec.shape)
 
 
 def as_bytes(x: Tensor) -> Tensor:
