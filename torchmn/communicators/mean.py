@@ -22,24 +22,41 @@ BUCKET_BYTES = 64 << 20
 def mean_in_place(
     comm: Communicator, tensors: Sequence[Tensor], share: float | None, wire_dtype: torch.dtype | None
 ) -> None:
-    """Replace tensors, of which all ranks have the same, by their means, in which this rank counts `share`.
+    """Replace tensors, of which all ranks have the same, by their means; `share` as for `means`."""
+    for x, mean in zip(tensors, means(comm, tensors, share, wire_dtype), strict=True):
+        if mean is not x:
+            x.detach().copy_(mean)
+
+
+def means(
+    comm: Communicator, tensors: Sequence[Tensor], share: float | None, wire_dtype: torch.dtype | None
+) -> list[Tensor]:
+    """The means of tensors, of which all ranks have the same, and in which this rank counts `share`.
 
     None: all ranks count the same. All ranks must know that, or none: a share that happens to be 1 / size says nothing
     of the others', and a rank that takes another way than they do gets another result.
 
-    Large ones are reduced where they lie, the others together through one flat buffer per dtype.
+    Large ones are reduced where they lie, the others together in one flat buffer per dtype: their means are views of
+    it. But one that lies in another order, or belongs to a graph, gets its mean where it is.
     """
-    small = []
+    small, in_buffer = [], {}
     for x in tensors:
-        x = x.detach()
         if x.nbytes >= LARGE_BYTES and x.is_contiguous():
-            _mean_flat(comm, x.view(-1), share, wire_dtype)
+            _mean_flat(comm, x.detach().view(-1), share, wire_dtype)
         else:
             small.append(x)
     for bucket in buckets(small):
-        flat = torch.cat([x.reshape(-1) for x in bucket])
+        flat = torch.cat([x.detach().reshape(-1) for x in bucket])
         _mean_flat(comm, flat, share, wire_dtype)
-        unpack(flat, bucket)
+        start = 0
+        for x in bucket:
+            mean = flat[start : start + x.numel()].view(x.shape)
+            start += x.numel()
+            if x.is_contiguous() and not x.requires_grad:
+                in_buffer[id(x)] = mean
+            else:
+                x.detach().copy_(mean)
+    return [in_buffer.get(id(x), x) for x in tensors]
 
 
 def _mean_flat(comm: Communicator, flat: Tensor, share: float | None, wire_dtype: torch.dtype | None) -> None:

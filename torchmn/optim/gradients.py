@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from torchmn.communicators.base import Communicator
-from torchmn.communicators.mean import mean_in_place
+from torchmn.communicators.mean import means
 from torchmn.communicators.watchdog import Wait, ranks_text
 from torchmn.errors import MismatchError
 from torchmn.nn.parts.roles import replicas_of
@@ -141,9 +141,9 @@ def take_mean(
 ) -> None:
     """Replace every gradient by its weighted mean over ranks: of a rank's own slice, over those that have the same."""
     with Wait(comm, "gradient mean"):
-        dense: dict[Communicator, list[Tensor]] = {comm: []}
+        dense: dict[Communicator, dict[int, Tensor]] = {comm: {}}  # by place
         equal = agreement.equal  # which all ranks know
-        for grad, kind in zip(grads, agreement.kinds, strict=True):
+        for place, (grad, kind) in enumerate(zip(grads, agreement.kinds, strict=True)):
             among = replicas_of(grad.parameter) or comm
             if kind == SPARSE:
                 share = agreement.share * comm.size / among.size
@@ -152,8 +152,9 @@ def take_mean(
                 if grad.value is None or agreement.share == 0:
                     # With no samples the mean loss of a rank is 0/0: its gradient must not count, nor its NaNs.
                     grad.value = torch.zeros_like(grad.parameter)
-                dense.setdefault(among, []).append(grad.value)
+                dense.setdefault(among, {})[place] = grad.value
         for among, values in dense.items():
             if among.size > 1 and values:
                 share = None if equal else agreement.share * comm.size / among.size
-                mean_in_place(among, values, share, wire_dtype)
+                for place, mean in zip(values, means(among, list(values.values()), share, wire_dtype), strict=True):
+                    grads[place].value = mean

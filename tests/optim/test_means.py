@@ -1,0 +1,46 @@
+"""Where the means of gradients lie: small ones in one buffer, others where they were."""
+
+from __future__ import annotations
+
+import torch
+
+import torchmn
+from tests.worlds import ranks
+from torchmn.communicators.mean import LARGE_BYTES, means
+
+
+@ranks(2, 3, on="threads")
+def test_means_of_small_gradients_are_views_of_one_buffer_and_others_stay_where_they_lie(comm):
+    middle = (comm.size - 1) / 2
+    small = [torch.full((3, 2), float(comm.rank)), torch.full((), 10.0 * comm.rank), torch.empty(0)]
+    large = torch.full((LARGE_BYTES // 4,), float(comm.rank))
+    turned = torch.full((5, 4), float(comm.rank)).t()
+    in_graph = torch.full((4,), float(comm.rank), requires_grad=True)
+    found = means(comm, [small[0], large, turned, small[1], in_graph, small[2]], None, None)
+    expected = [middle, middle, middle, 10 * middle, middle, 0.0]
+    for mean, number in zip(found, expected, strict=True):
+        assert (mean == number).all()
+    assert found[1] is large and found[2] is turned and found[4] is in_graph
+    assert found[0].untyped_storage().data_ptr() == found[3].untyped_storage().data_ptr()
+    assert found[5].shape == (0,)
+    assert (small[0] == comm.rank).all()  # a small one is not written to
+
+
+@ranks(2, on="threads")
+def test_gradients_in_one_buffer_are_added_to_and_zeroed_as_any_others(comm):
+    model = torch.nn.Linear(3, 2, dtype=torch.float64)
+    optimizer = torchmn.create_multi_node_optimizer(torch.optim.SGD(model.parameters(), lr=0.5), comm, model=model)
+    alone = torch.nn.Linear(3, 2, dtype=torch.float64)
+    alone.load_state_dict(model.state_dict())
+    plain = torch.optim.SGD(alone.parameters(), lr=0.5)
+    batches = torch.linspace(-1, 1, 4 * comm.size * 3, dtype=torch.float64).view(4, comm.size, 3)
+    for step, batch in enumerate(batches):
+        if step != 2:  # in the third step, gradients add to the means of the second
+            optimizer.zero_grad(set_to_none=step == 3)
+            plain.zero_grad()
+        model(batch[comm.rank]).square().sum().backward()
+        (sum(alone(x).square().sum() for x in batch) / comm.size).backward()
+        optimizer.step()
+        plain.step()
+    for mine, expected in zip(model.parameters(), alone.parameters(), strict=True):
+        torch.testing.assert_close(mine, expected, rtol=0, atol=1e-12)
