@@ -171,7 +171,8 @@ def _convolved(buffer: Tensor, weight: Tensor, bias: Tensor | None, settings: Se
     nothing = buffer.sum() * weight.sum() + (0 if bias is None else bias.sum())  # second derivatives hang on it too
     dims = zip(buffer.shape[2:], weight.shape[2:], settings.stride, settings.dilation, strict=True)
     image = [max(0, (extent - dilation * (kernel - 1) - 1) // stride + 1) for extent, kernel, stride, dilation in dims]
-    return nothing.expand(buffer.shape[0], weight.shape[0], *image)
+    # No view: autograd lets nobody change one that was made inside of a function, and ReLU(inplace=True) may follow.
+    return nothing.expand(buffer.shape[0], weight.shape[0], *image).clone()
 
 
 def _convolution(

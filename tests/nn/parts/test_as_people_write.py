@@ -125,6 +125,14 @@ def test_a_slice_of_cut_channels_is_not_changed_in_place(function):
     torchmn.run_threads(body, 2)
 
 
+def test_a_rank_without_outputs_may_be_followed_by_a_change_in_place():
+    """One column of outputs for three ranks."""
+    net = nn.Sequential(
+        nn.Conv2d(3, 4, 3, 2, 1, dilation=3), nn.ReLU(inplace=True), nn.MaxPool2d((2, 1)), nn.ReLU6(True)
+    )
+    assert_parity(net, (2, 3, 12, 5), (2, 3))
+
+
 def test_a_slice_may_be_changed_where_it_alone_is_used_on():
     assert_parity(Behind(lambda x: x[:, :, 1:-1].add_(1).relu_() + 1), IMAGE, (2, 2))
     assert_parity(Behind(lambda x: F.pad(x, (0, 0, 0, 0)).mul_(2) + x), IMAGE, (2, 2))

@@ -49,9 +49,14 @@ def test_micro_batches_and_tiles_have_their_parts_of_one_mask(grid):
     assert_parity(net, IMAGE, grid)
 
 
-@pytest.mark.parametrize(
-    "layer", [nn.Identity(), nn.AdaptiveAvgPool2d(4), nn.Upsample(scale_factor=2), nn.MaxPool2d(2)]
-)
+LAYERS = [
+    *(nn.Identity(), nn.AdaptiveAvgPool2d(4), nn.Upsample(scale_factor=2), nn.MaxPool2d(2)),
+    *(nn.InstanceNorm2d(6, affine=True), nn.GroupNorm(2, 6), nn.LayerNorm([6, 7, 5]), nn.BatchNorm2d(6)),
+    *(nn.AdaptiveMaxPool2d(4), nn.ChannelShuffle(2), nn.CircularPad2d(1)),
+]
+
+
+@pytest.mark.parametrize("layer", LAYERS)
 def test_masks_of_channels_last_images(layer):
     x = numbers(IMAGE).contiguous(memory_format=torch.channels_last)
     net = nn.Sequential(nn.Conv2d(4, 6, 3, padding=1), layer, nn.Dropout(0.4)).double()

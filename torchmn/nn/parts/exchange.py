@@ -134,7 +134,7 @@ def nothing(shape: Sequence[int], *sources: Tensor | None) -> Tensor:
     zero = first.sum() * 0
     for x in rest:
         zero = zero * x.sum() + x.sum() * 0
-    return zero.expand(tuple(shape))
+    return zero.expand(tuple(shape)).clone()  # memory of its own: ReLU(inplace=True) may follow
 
 
 def in_memory_as(result: Tensor, x: Tensor) -> Tensor:

@@ -126,7 +126,7 @@ def _maximum(dims: int, x: Part, output_size: Any, return_indices: bool) -> Any:
         chosen = (values == best) & (order == first) | values.isnan()
     shares = torch.where(chosen, values, values.new_zeros(()))
     # A rank without a part must take part in the backward of the others.
-    return sum_of_parts(shares + mine.narrow(0, 0, 0).sum(), comm)
+    return in_memory_as(sum_of_parts(shares + mine.narrow(0, 0, 0).sum(), comm), mine)
 
 
 def _sizes(layout: Layout, output_size: Any) -> list[int]:

@@ -12,6 +12,7 @@ from torch import Tensor
 from torchmn.communicators.base import Communicator
 from torchmn.nn.batch_norm import normalize_over_ranks, track_statistics
 from torchmn.nn.moments import Moments, local_moments, union
+from torchmn.nn.parts.exchange import in_memory_as
 from torchmn.nn.parts.moving import cut_like, entering, gathered, whole
 from torchmn.nn.parts.part import Part, local, wrap
 from torchmn.nn.parts.refusals import refuse
@@ -105,7 +106,8 @@ def group_norm(
         ),
     )
     normal: Any = _standardized(grouped, list(range(2, len(layout.shape) + 1)), eps)
-    return _scaled_channels(wrap(local(normal).flatten(1, 2), layout), weight, bias).to(x.dtype)
+    normal = in_memory_as(local(normal).flatten(1, 2), local(x))
+    return _scaled_channels(wrap(normal, layout), weight, bias).to(x.dtype)
 
 
 def _scaled_channels(x: Part, weight: Tensor | None, bias: Tensor | None) -> Tensor:
@@ -146,7 +148,8 @@ def instance_norm(
     variance = distance.square().mean(list(dims), keepdim=True)
     if running_mean is not None and running_var is not None:
         _track_instances(x, mean, variance, running_mean, running_var, momentum)
-    return _scaled_channels(distance * torch.rsqrt(variance + eps), weight, bias).to(x.dtype)  # type: ignore[arg-type]
+    normal = wrap(local(distance * torch.rsqrt(variance + eps)).contiguous(), layout)  # as torch's: dropout may follow
+    return _scaled_channels(normal, weight, bias).to(x.dtype)
 
 
 @torch.no_grad()
@@ -182,7 +185,7 @@ def layer_norm(
         weight = None if weight is None else entering(weight, layout)
         bias = None if bias is None else entering(bias, layout)
         return wrap(F.layer_norm(local(x), tuple(normalized_shape), weight, bias, eps), layout)
-    result = local(_standardized(x, list(range(first, len(layout.shape))), eps))
+    result = local(_standardized(x, list(range(first, len(layout.shape))), eps)).contiguous()
     if weight is not None:
         result = result * cut_like(entering(weight, layout), layout, behind)
     if bias is not None:

@@ -34,7 +34,8 @@ def pad(x: Part, pad: Sequence[int], mode: str = "constant", value: float | None
     if mode not in _MODES:
         refuse(f"padding mode {mode!r} is not known")
     ranges = [range(-low, layout.shape[behind + number] + high) for number, (low, high) in enumerate(around)]
-    return moved(x, ranges, mode, value or 0.0)
+    padded = moved(x, ranges, mode, value or 0.0)
+    return padded.contiguous() if mode == "circular" else padded  # as torch's: dropout draws in the order of memory
 
 
 def moved(x: Part, ranges: Sequence[range], mode: str = "constant", fill: float = 0.0) -> Part:

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from torchmn.nn.parts.exchange import in_memory_as
 from torchmn.nn.parts.layout import AnyCut, FlatCut, Layout
 from torchmn.nn.parts.moving import whole
 from torchmn.nn.parts.part import Part, local, wrap
@@ -118,7 +119,7 @@ def channel_shuffle(x: Part, groups: int) -> Tensor:
     if layout.cuts[1] is not None:
         refuse(f"channel_shuffle expects channels in dim 1, which is cut in {layout}")
     channels = torch.arange(layout.shape[1]).view(groups, -1).T.reshape(-1)
-    return wrap(local(x).index_select(1, channels.to(x.device)), layout)
+    return wrap(in_memory_as(local(x).index_select(1, channels.to(x.device)), local(x)), layout)
 
 
 def _reshaped(x: Part, shape: tuple[int, ...]) -> Tensor:
