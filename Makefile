@@ -13,6 +13,8 @@ TORCH_CPU_INDEX := https://download.pytorch.org/whl/cpu
 # Ranks share the machine's cores: one thread each, or they take turns waiting for one another.
 export OMP_NUM_THREADS ?= 1
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
+# Tests and jobs are hundreds of processes that import the same modules: they are compiled once.
+unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
 .PHONY: help demo test check format bench clean

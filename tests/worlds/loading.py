@@ -3,26 +3,40 @@
 from __future__ import annotations
 
 import ast
+import contextlib
 import importlib.machinery
 import importlib.util
+import marshal
 import sys
 from collections.abc import Callable
 from types import CodeType, ModuleType
 from typing import Any
 
+import pytest
 from _pytest.assertion.rewrite import rewrite_asserts
+
+# Beside Python's own byte code, which holds the plain asserts; as Python's, it is kept where that is allowed.
+CACHE = f"pytest{pytest.__version__.replace('.', '')}"
 
 
 class AssertionRewriter(importlib.machinery.SourceFileLoader):
     """Loads a module whose failing asserts show the values they compared."""
 
     def get_code(self, fullname: str) -> CodeType:
-        # From the source every time: the byte code that Python caches beside it holds the plain asserts.
         path = self.get_filename(fullname)
         source = self.get_data(path)
+        key = importlib.util.source_hash(source)
+        cache = importlib.util.cache_from_source(path, optimization=CACHE)
+        with contextlib.suppress(OSError, EOFError, ValueError):
+            kept = self.get_data(cache)
+            if kept.startswith(key):
+                return marshal.loads(kept[len(key) :])
         tree = ast.parse(source, filename=path)
         rewrite_asserts(tree, source, path)
-        return compile(tree, path, "exec", dont_inherit=True)
+        code = compile(tree, path, "exec", dont_inherit=True)
+        if not sys.dont_write_bytecode:
+            self.set_data(cache, key + marshal.dumps(code))
+        return code
 
 
 def load_test_module(name: str, path: str) -> ModuleType:
