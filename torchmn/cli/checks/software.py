@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import platform
-import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -21,6 +20,7 @@ from torchmn.cli.launch.mpi_installation import (
     library_environment,
     loaded_library,
 )
+from torchmn.cli.launch.other_python import lines_printed_by
 from torchmn.communicators.launchers import cleared
 from torchmn.errors import LaunchError
 
@@ -83,19 +83,9 @@ def gpu(facts: dict[str, Any]) -> Finding:
 def torch_facts() -> dict[str, Any]:
     """What torch says of itself, or an `error`."""
     try:
-        result = subprocess.run(
-            [sys.executable, "-c", ASK_TORCH],
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            timeout=120,
-            env=cleared(),
-        )
-        return json.loads(result.stdout.splitlines()[-1])
-    except subprocess.TimeoutExpired:
-        return {"error": "no answer within 120 s"}
-    except (IndexError, json.JSONDecodeError):
-        return {"error": (result.stderr.strip().splitlines() or [f"exit status {result.returncode}"])[-1]}
+        return json.loads(lines_printed_by(ASK_TORCH, cleared(), seconds=120)[-1])
+    except LaunchError as error:
+        return {"error": str(error)}
 
 
 class MPI:

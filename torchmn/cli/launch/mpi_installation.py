@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from torchmn.cli.launch.other_python import lines_printed_by
 from torchmn.communicators.launchers import cleared
 from torchmn.errors import LaunchError
 
@@ -135,20 +136,9 @@ class LoadedLibrary:
 def loaded_library(environ: Mapping[str, str]) -> LoadedLibrary:
     """The library that mpi4py loads in a process with this environment; LaunchError where it can not."""
     try:
-        result = subprocess.run(
-            [sys.executable, "-c", ASK_MPI4PY],
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            timeout=60,
-            env=dict(environ),
-        )
-    except subprocess.TimeoutExpired as error:
-        raise LaunchError("mpi4py did not load within 60 s") from error
-    if result.returncode:
-        reason = result.stderr.strip().splitlines() or [f"exit status {result.returncode}"]
-        raise LaunchError(f"mpi4py can not load an MPI library ({reason[-1]})")
-    version, path, description, *_ = result.stdout.splitlines()
+        version, path, description, *_ = lines_printed_by(ASK_MPI4PY, environ, seconds=60)
+    except LaunchError as error:
+        raise LaunchError(f"mpi4py can not load an MPI library ({error})") from error
     return LoadedLibrary(version, path, " ".join(description.partition(",")[0].split()))
 
 
