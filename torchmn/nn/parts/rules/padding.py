@@ -35,7 +35,9 @@ def pad(x: Part, pad: Sequence[int], mode: str = "constant", value: float | None
         refuse(f"padding mode {mode!r} is not known")
     ranges = [range(-low, layout.shape[behind + number] + high) for number, (low, high) in enumerate(around)]
     padded = moved(x, ranges, mode, value or 0.0)
-    return padded.contiguous() if mode == "circular" else padded  # as torch's: dropout draws in the order of memory
+    if mode == "circular":  # contiguous as torch's: dropout draws in the order of memory
+        return wrap(local(padded).contiguous(), padded.layout_)
+    return padded
 
 
 def moved(x: Part, ranges: Sequence[range], mode: str = "constant", fill: float = 0.0) -> Part:
