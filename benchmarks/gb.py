@@ -4,16 +4,22 @@
 
 MNIST configuration with its own batch of 100 images, float32.
   one        the whole step on one rank with one thread, the other rank asleep
-  ours       the image cut into two tiles: each rank its own filters
+  ours       halopar, the image cut into two tiles: each rank its own filters
+  copies     datapar: a copy of the model on each rank, half of the images each, gradients summed
+  apart      a plain model on each rank at the same time, half of the images each, and nothing exchanged at all: what
+             these two cores can do with half of the work
   position   a loop over output positions: the patch of all images times the position's filters, written into the output
   stacked    the same, with all products put together at the end
-Loops are timed on rank 0 alone, forward and backward by autograd, to the gradients of images and filters. Steps of
-pretraining are those of `pretrain` without `progress=`: costs are summed over ranks at the end of an epoch.
+Contenders take turns; a turn is as long as its slowest rank. `quickest` compares the quickest turns: where the speed of
+a machine varies, two ranks meet a slow moment twice as often as one. Loops are timed on rank 0 alone, forward and
+backward by autograd, to the gradients of images and filters. Steps of pretraining are those of `pretrain` without
+`progress=`: costs are summed over ranks at the end of an epoch. Steps of fine-tuning are those of `fine_tune`.
 """
 
 from __future__ import annotations
 
 import argparse
+import time
 from collections.abc import Callable
 
 import side_by_side
@@ -23,7 +29,7 @@ from torch import Tensor
 
 import torchmn
 from torchmn.models import MNIST, SparseAutoencoder
-from torchmn.models.fine_tuning import classification_cost
+from torchmn.models.fine_tuning import fine_tuning_step
 from torchmn.models.placement import Placement
 from torchmn.models.pretraining import pretraining_step, stack_inputs
 from torchmn.nn import LocalFilter2d
@@ -33,17 +39,9 @@ WORLD = MPI.COMM_WORLD
 
 def fine_tuning(model: SparseAutoencoder, x: Tensor, labels: Tensor) -> Callable[[], object]:
     """A step of the whole network: forward, backward, update, renormalisation."""
-    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
     placement = Placement(model, model.in_shape)
-    whole = placement.optimizer(model, optimizer)
-
-    def step() -> None:
-        whole.zero_grad()
-        classification_cost(model(x), labels).backward()
-        whole.step(weight=len(labels))
-        model.unit_norm_()
-
-    return step
+    optimizer = placement.optimizer(model, torch.optim.SGD(model.parameters(), lr=1e-3))
+    return lambda: fine_tuning_step(model, optimizer, placement.part(x), labels)
 
 
 def pretraining(model: SparseAutoencoder, x: Tensor, number: int) -> Callable[[], object]:
@@ -60,24 +58,59 @@ def pretraining(model: SparseAutoencoder, x: Tensor, number: int) -> Callable[[]
 def race_ranks(comm: torchmn.Communicator, rounds: int) -> str:
     torch.manual_seed(0)
     whole, labels = torch.rand(100, 1, 28, 28), torch.randint(10, (100,))
-    grid = torchmn.ProcessGrid(comm, height=comm.size)
     plain: SparseAutoencoder = MNIST.model()
-    parallel: SparseAutoencoder = torchmn.parallelize(plain, grid, "halopar")  # type: ignore[assignment]
-    tile = whole.tensor_split(comm.size, dim=2)[comm.rank].contiguous()
-    makers: dict[str, Callable[[SparseAutoencoder, Tensor], Callable[[], object]]] = {
-        "fine-tuning": lambda model, x: fine_tuning(model, x, labels),
-        **{f"pretraining, stack {n}": lambda model, x, n=n: pretraining(model, x, n) for n in range(3)},
-    }
+    tiled: SparseAutoencoder = torchmn.parallelize(plain, _grid(comm, "height"), "halopar")  # type: ignore[assignment]
+    copied: SparseAutoencoder = torchmn.parallelize(plain, _grid(comm, "data"), "datapar")  # type: ignore[assignment]
+    tile, half, half_labels = (
+        part.tensor_split(comm.size, dim=dim)[comm.rank].contiguous()
+        for part, dim in ((whole, 2), (whole, 0), (labels, 0))
+    )
     rows = []
-    for name, make in makers.items():
-        contenders = {"one": side_by_side.alone(make(plain, whole)), "ours": make(parallel, tile)}
-        seconds = side_by_side.take_turns(contenders, iterations=3, rounds=rounds, barrier=WORLD.Barrier)
-        slowest = {who: comm.allreduce(torch.tensor(value), "max").item() for who, value in seconds.items()}
-        times = (f"{slowest[who] * 1e3:.1f}" for who in contenders)
-        rows.append([name, *times, f"{slowest['one'] / slowest['ours']:.2f}"])
-    counts = [sum(p.numel() for p in model.parameters()) for model in (plain, parallel)]
+    for name, make in _steps().items():
+        contenders = {
+            "one": side_by_side.alone(make(plain, whole, labels)),
+            "ours": make(tiled, tile, labels),
+            "copies": make(copied, half, half_labels),
+            "apart": make(plain, half, half_labels),
+        }
+        turns = {who: comm.allreduce(times, "max") for who, times in _turns(contenders, rounds).items()}
+        medians = {who: times.median().item() for who, times in turns.items()}
+        ratios = [f"{medians['one'] / medians[who]:.2f}" for who in ("ours", "copies", "apart")]
+        quickest = [f"{(turns['one'].min() / turns[who].min()).item():.2f}" for who in ("ours", "copies", "apart")]
+        rows.append([name, *(f"{medians[who] * 1e3:.1f}" for who in contenders), *ratios, " / ".join(quickest)])
+    counts = [sum(p.numel() for p in model.parameters()) for model in (plain, tiled)]
     share = f"parameters: {counts[0]}, of which rank 0 holds {counts[1]}: {counts[1] / counts[0]:.2f}"
-    return side_by_side.table(["step", "one ms", "ours ms", "one/ours"], rows) + "\n\n" + share
+    header = ["step", "one ms", "ours ms", "copies ms", "apart ms", "one/ours", "one/copies", "one/apart", "quickest"]
+    return side_by_side.table(header, rows) + "\n\n" + share
+
+
+def _grid(comm: torchmn.Communicator, axis: str) -> torchmn.ProcessGrid:
+    return torchmn.ProcessGrid(comm, **{axis: comm.size})
+
+
+def _steps() -> dict[str, Callable[[SparseAutoencoder, Tensor, Tensor], Callable[[], object]]]:
+    stacks = range(len(MNIST.kernel))
+    return {
+        "fine-tuning": fine_tuning,
+        **{f"pretraining, stack {n}": lambda model, x, _, n=n: pretraining(model, x, n) for n in stacks},
+    }
+
+
+def _turns(contenders: side_by_side.Contenders, rounds: int) -> dict[str, Tensor]:
+    """The seconds of each turn of each contender on this rank, after one turn to warm up."""
+    times: dict[str, list[float]] = {name: [] for name in contenders}
+
+    def timed(name: str) -> Callable[[], None]:
+        def run() -> None:
+            start = time.perf_counter()
+            contenders[name]()
+            times[name].append(time.perf_counter() - start)
+
+        return run
+
+    side_by_side.take_turns({name: timed(name) for name in contenders}, 1, rounds, WORLD.Barrier)
+    # Two steps in a turn: one to bring the contender's data into the caches, and after the barrier the one that counts.
+    return {name: torch.tensor(values[3::2], dtype=torch.float64) for name, values in times.items()}
 
 
 def by_position(layer: LocalFilter2d, x: Tensor) -> Tensor:
@@ -139,13 +172,13 @@ def _race_loops(layer: LocalFilter2d, batch: int, rounds: int) -> list[str]:
 
 def main() -> None:
     arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    arguments.add_argument("--rounds", type=int, default=7)
+    arguments.add_argument("--rounds", type=int, default=25)
     options = arguments.parse_args()
     torch.set_num_threads(1)
     with torchmn.create_communicator("mpi") as comm:
         report = race_ranks(comm, options.rounds)
         loops: list[str] = []
-        side_by_side.alone(lambda: loops.append(race_loops(min(options.rounds, 2))))()
+        side_by_side.alone(lambda: loops.append(race_loops(min(options.rounds, 3))))()
         if comm.rank == 0:
             version = MPI.Get_library_version().splitlines()[0]
             print(f"Run of {side_by_side.environment(version)}, {comm.size} ranks\n")

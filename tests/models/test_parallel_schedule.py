@@ -50,7 +50,7 @@ def model_of(name: str, tied: bool = True) -> SparseAutoencoder:
 
 
 def batches_of(name: str) -> LabelledBatches:
-    return digits(500, 100, 1 if name == "published" else 2)
+    return digits(500, 250, every=1) if name == "published" else digits(100, 50, every=2)
 
 
 def train(model: SparseAutoencoder, batches) -> list[float]:

@@ -74,7 +74,7 @@ def fine_tune(
         classifier_only = epoch < initial_epochs
         total, images, at = 0.0, 0.0, -1
         for at, (x, labels) in enumerate(batches):
-            mine = _step(model, optimizer, placement.part(x), labels, classifier_only)
+            mine = fine_tuning_step(model, optimizer, placement.part(x), labels, classifier_only)
             here = torch.tensor([mine * len(labels), len(labels)], dtype=torch.float64)
             cost_sum, count = placement.sum_over_copies(here).tolist()
             total, images = total + cost_sum, images + count
@@ -96,7 +96,13 @@ def _optimizer(model: SparseAutoencoder, learning_rate: float) -> torch.optim.SG
     return torch.optim.SGD([{"params": [model.classifier.weight]}, {"params": filters}], lr=learning_rate)
 
 
-def _step(model, optimizer, x: Tensor, labels: Tensor, classifier_only: bool) -> float:
+def fine_tuning_step(
+    model: SparseAutoencoder, optimizer: Any, x: Tensor, labels: Tensor, classifier_only: bool = False
+) -> float:
+    """One update from `placement.part(images)`; gives the cost per image of this rank's batch before it.
+
+    optimizer: one of `placement.optimizer`
+    """
     optimizer.zero_grad()
     with torch.set_grad_enabled(not classifier_only):
         features = model.features(x)

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from torchmn.geometry import DimPlan, HaloPlan, Interval, all_owned
 from torchmn.models.sparse_autoencoder import Stack
-from torchmn.nn.batch_last import from_pixels, halo_of, pixels, sum_of_halos
+from torchmn.nn.batch_last import from_pixels, halo_of, pixels, start_halo_of, start_sum_of_halos
 from torchmn.nn.l2_pool import L2Pool2d
 from torchmn.nn.local_filter import by_pixel, from_by_pixel
 from torchmn.nn.receptive_fields import decoded, filters_of, outputs
@@ -25,6 +25,8 @@ from torchmn.nn.window_sums import Windows, spread_over_windows, window_sums
 
 Pair = tuple[int, int]
 Box = tuple[slice, slice]
+
+EVERYTHING: Box = slice(None), slice(None)
 
 
 def has_closed_form(stack: Stack) -> bool:
@@ -54,43 +56,41 @@ def gradients(stack: Stack, x: Tensor, sparsity: float) -> Gradients:
     image = pixels(x)
     tiling = Tiling((x.shape[2], x.shape[3]), filters.kernel, filters.stride)
     y = outputs(image, encoder, tiling)
-    image_hat = decoded(y, decoder, tiling)
     if isinstance(filters, TiledLocalFilter2d):
-        plan, comm = filters.array.plan, filters.grid.tiles
-        own_hat = pixels(sum_of_halos(from_pixels(image_hat), plan, comm))
-        own_error = own_hat.sub_(image[_own(plan)])
-        error = pixels(halo_of(from_pixels(own_error), plan, comm))
+        # Each message travels while something else is computed, and is there before the next one leaves.
+        plan, grid = filters.array.plan, filters.grid
+        around, counted = _windows_that_touch(filters.out_size, grid.parts_of(2), grid.place_of(2), stack.pool.kernel)
+        seen = start_halo_of(from_pixels(y), around, grid.tiles)
+        image_hat = decoded(y, decoder, tiling)
+        y_around = pixels(seen())
+        completed = start_sum_of_halos(from_pixels(image_hat), plan, grid.tiles)
+        total, slopes = _pooling(stack.pool, y_around, _own(around), counted)
+        own_error = pixels(completed()).sub_(image[_own(plan)])
+        error = pixels(halo_of(from_pixels(own_error), plan, grid.tiles))
     else:
-        own_error = error = image_hat.sub_(image)
-    total, slopes = _pooling(stack, y)
+        own_error = error = decoded(y, decoder, tiling).sub_(image)
+        total, slopes = _pooling(stack.pool, y, EVERYTHING, EVERYTHING)
     y_gradient = outputs(error, decoder, tiling).add_(slopes, alpha=sparsity)
     return Gradients(
-        own_error.square().sum() / 2,
+        torch.dot(own_error.reshape(-1), own_error.reshape(-1)) / 2,
         total,
         from_by_pixel(filters_of(error, y, tiling)),
         from_by_pixel(filters_of(image, y_gradient, tiling)),
     )
 
 
-def _pooling(stack: Stack, y: Tensor) -> tuple[Tensor, Tensor]:
+def _pooling(pool: L2Pool2d, y: Tensor, mine: Box, counted: Box) -> tuple[Tensor, Tensor]:
     """The sum of this rank's pooled values, and the gradient of the sum of everybody's.
 
-    y: (height, width, map, batch), this rank's outputs of the filters
+    y: (height, width, map, batch), the filters' outputs that all pooled values see which this rank's reach
+    mine, counted: which of them are this rank's outputs, and which pooled values are its own
     """
-    filters, pool = stack.filter, stack.pool
-    mine: Box = slice(0, y.shape[0]), slice(0, y.shape[1])
-    counted: Box = slice(None), slice(None)
-    seen = y
-    if isinstance(filters, TiledLocalFilter2d):
-        grid = filters.grid
-        plan, counted = _windows_that_touch(filters.out_size, grid.parts_of(2), grid.place_of(2), pool.kernel)
-        mine = _own(plan)
-        seen = pixels(halo_of(from_pixels(y), plan, grid.tiles))
-    windows = Windows((seen.shape[0], seen.shape[1]), pool.kernel, pool.stride)
-    norms = window_sums(seen * seen, windows).add_(pool.eps).sqrt_()
+    windows = Windows((y.shape[0], y.shape[1]), pool.kernel, pool.stride)
+    squares = window_sums(y * y, windows)
+    norms = (squares.add_(pool.eps) if pool.eps else squares).sqrt_()
     total = norms[counted].sum()
     inverse = torch.threshold_(norms, 0.0, torch.inf).reciprocal_()
-    return total, seen[mine] * spread_over_windows(inverse, windows)[mine]
+    return total, y[mine] * spread_over_windows(inverse, windows)[mine]
 
 
 @lru_cache(maxsize=256)

@@ -8,14 +8,20 @@ images in this order, and in torch's own otherwise.
 
 from __future__ import annotations
 
-from functools import lru_cache
+from collections.abc import Callable
+from functools import lru_cache, partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from torchmn.communicators.base import Communicator
-from torchmn.functions.halo_exchange import halo_exchange, halo_scatter_add
+from torchmn.functions.halo_exchange import (
+    halo_exchange,
+    halo_scatter_add,
+    start_halo_exchange,
+    start_halo_scatter_add,
+)
 from torchmn.geometry import DimPlan, HaloPlan, Interval
 
 
@@ -36,7 +42,7 @@ def is_batch_last(x: Tensor) -> bool:
 
 def batch_last(x: Tensor) -> Tensor:
     """(height, width, map, batch) from (batch, map, height, width), in memory of that order; no copy if it is there."""
-    return _BatchLast.apply(x)  # type: ignore[return-value]
+    return pixels(x) if is_batch_last(x) else _BatchLast.apply(x)  # type: ignore[return-value]
 
 
 def batch_first(image: Tensor) -> Tensor:
@@ -74,6 +80,22 @@ def sum_of_halos(buffer: Tensor, plan: HaloPlan, comm: Communicator) -> Tensor:
     return from_pixels(halo_scatter_add(pixels(buffer), every, comm))
 
 
+def start_halo_of(x: Tensor, plan: HaloPlan, comm: Communicator) -> Callable[[], Tensor]:
+    """`halo_of` on its way: compute what needs no halo, then call the result. No autograd."""
+    if x.shape[0] == 0:
+        return partial(halo_of, x, plan, comm)
+    started = start_halo_exchange(pixels(x), _over_all_dims(plan, x.shape[1], x.shape[0]), comm)
+    return lambda: from_pixels(started.finish())
+
+
+def start_sum_of_halos(buffer: Tensor, plan: HaloPlan, comm: Communicator) -> Callable[[], Tensor]:
+    """`sum_of_halos` on its way. No autograd."""
+    if buffer.shape[0] == 0:
+        return partial(sum_of_halos, buffer, plan, comm)
+    started = start_halo_scatter_add(pixels(buffer), _over_all_dims(plan, buffer.shape[1], buffer.shape[0]), comm)
+    return lambda: from_pixels(started.finish())
+
+
 def _without_values(x: Tensor, size: tuple[int, ...]) -> Tensor:
     return x.new_empty((*x.shape[:2], *size)) + x.sum()
 
@@ -90,16 +112,13 @@ def _over_all_dims(plan: HaloPlan, maps: int, batch: int) -> HaloPlan:
 class _BatchLast(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor) -> Tensor:
-        ctx.is_there = is_batch_last(x)
-        if ctx.is_there:
-            return pixels(x)
         batch, *sizes = x.shape
         by_map = x.reshape(batch, x.shape[1:].numel()).t().contiguous().view(*sizes, batch)
         return by_map.permute(1, 2, 0, 3).contiguous()
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> Tensor:
-        return from_pixels(gradients[0]) if ctx.is_there else batch_first(gradients[0])
+        return batch_first(gradients[0])
 
 
 class _BatchFirst(torch.autograd.Function):
