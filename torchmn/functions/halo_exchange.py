@@ -27,6 +27,8 @@ def halo_exchange(x: Tensor, plan: HaloPlan, comm: Communicator, fill: float = 0
     check_part(x, plan, comm, plan.owned_shape, "this rank's part")
     if plan.is_identity:
         return x
+    if not (x.requires_grad and torch.is_grad_enabled()):  # images, mostly: no graph, so no node
+        return HaloGathering(x, plan, comm, fill, False).finish()
     return _Gather.apply(x, plan, comm, fill)  # type: ignore[no-any-return]
 
 

@@ -51,10 +51,13 @@ def _without_rule(func: Any, args: tuple, kwargs: dict) -> Any:
 
 
 _SPELLINGS = {"axis": "dim", "keepdims": "keepdim", "self": "input"}
+_CHANGED_WORDS = {*_SPELLINGS, "out"}
 
 
 def _spelled_alike(func: Any, args: tuple, kwargs: dict) -> tuple[tuple, dict]:
     """Arguments as rules know them: numpy's words are torch's too, and the first may be given by its name."""
+    if args and _CHANGED_WORDS.isdisjoint(kwargs):
+        return args, kwargs
     if func not in part.RULES and func not in part.COMPOSED:
         return args, kwargs
     kwargs = {_SPELLINGS.get(name, name): value for name, value in kwargs.items()}
