@@ -17,6 +17,14 @@ Contenders = Mapping[str, Callable[[], object]]
 
 def take_turns(contenders: Contenders, iterations: int, rounds: int, barrier: Callable[[], None]) -> dict[str, float]:
     """Seconds per iteration of each contender: the median over `rounds` turns of `iterations` each."""
+    times = times_in_turns(contenders, iterations, rounds, barrier)
+    return {name: statistics.median(values) for name, values in times.items()}
+
+
+def times_in_turns(
+    contenders: Contenders, iterations: int, rounds: int, barrier: Callable[[], None]
+) -> dict[str, list[float]]:
+    """Seconds per iteration of each contender in each turn."""
     times: dict[str, list[float]] = {name: [] for name in contenders}
     names = list(contenders)
     for turn in range(rounds + 1):
@@ -31,7 +39,7 @@ def take_turns(contenders: Contenders, iterations: int, rounds: int, barrier: Ca
                 run()
             if turn:  # the first turn warms up
                 times[name].append((time.perf_counter() - start) / iterations)
-    return {name: statistics.median(values) for name, values in times.items()}
+    return times
 
 
 def alone(step: Callable[[], object], threads: int = 1) -> Callable[[], None]:
