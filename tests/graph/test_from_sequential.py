@@ -128,6 +128,13 @@ def test_a_wrong_balance_on_one_rank_is_an_error_on_all(comm, balance, words):
     assert_refused(comm, lambda: MultiNodeChainList.from_sequential(model_of(2), comm, mine), words, kind=ArgumentError)
 
 
+@ranks(2, 3, on="threads")
+def test_a_sample_that_does_not_fit_is_an_error_on_every_rank(comm):
+    sample = torch.ones(2, 99) if comm.rank == 0 else None
+    call = lambda: MultiNodeChainList.from_sequential(model_of(2), comm, "time", sample=sample)  # noqa: E731
+    assert_refused(comm, call, "rank 0", "the layers raised on sample: RuntimeError", kind=ArgumentError)
+
+
 @ranks(3, on="threads")
 def test_fewer_layers_than_ranks_and_what_is_no_sequential(comm):
     refused = (

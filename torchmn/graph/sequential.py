@@ -15,7 +15,7 @@ from torch import nn
 from torchmn.communicators.base import Communicator
 from torchmn.communicators.checks import describe
 from torchmn.communicators.watchdog import Wait
-from torchmn.errors import GraphError, nearest
+from torchmn.errors import ArgumentError, GraphError, nearest
 from torchmn.graph.payload import flatten, restore
 
 _REPEATS = 3
@@ -54,12 +54,27 @@ def layers_per_rank(
         comm._meet(_OPERATION, problem, ("layers", "balance"), (layers, said))
     if not isinstance(balance, str):
         counts = comm.bcast_obj(tuple(balance))
+    elif balance == "time":
+        counts = balanced(_measured_on_rank_0(model, comm, sample), comm.size)
     else:
-        costs = None
-        if comm.rank == 0:
-            costs = seconds(model, sample) if balance == "time" else parameters(model)
-        counts = balanced(comm.bcast_obj(costs), comm.size)
+        counts = balanced(comm.bcast_obj(parameters(model)), comm.size)
     return counts
+
+
+def _measured_on_rank_0(model: nn.Sequential, comm: Communicator, sample: Any) -> list[float]:
+    """The seconds of each layer; what a layer raises is an error on every rank."""
+    costs, problem, cause = None, None, None
+    if comm.rank == 0:
+        try:
+            costs = seconds(model, sample)
+        except Exception as error:  # a sample that does not fit, or whatever else a layer may raise
+            problem, cause = f"balance='time': the layers raised on sample: {type(error).__name__}: {error}", error
+    try:
+        with Wait(comm, _OPERATION):
+            comm._meet(_OPERATION, problem)
+    except ArgumentError as error:
+        raise error from cause
+    return comm.bcast_obj(costs)
 
 
 def _problem(model: Any, comm: Communicator, balance: Any, sample: Any) -> str | None:
