@@ -19,6 +19,7 @@ import psutil
 import pytest
 
 from tests.worlds.launch import LABEL, OPENMPI_PREFIX, ROOT, clean_environment, labelled
+from tests.worlds.warm_start.servers import warm_environment
 
 # Every way in which `torchmn run` starts ranks: its arguments, and its environment.
 TRANSPORTS = {
@@ -54,10 +55,14 @@ class Result:
 class Command:
     """A running torchmn command."""
 
-    def __init__(self, arguments: list[str], directory: Path, env: dict[str, str], python: str, **streams):
+    def __init__(
+        self, arguments: list[str], directory: Path, env: dict[str, str], python: str, warm: bool = False, **streams
+    ):
         self.directory, self.label = directory, uuid.uuid4().hex
         # TMPDIR: what a killed launcher can not remove goes with the test's own directory.
         surroundings = {"PYTHONPATH": str(ROOT), "TMPDIR": str(directory)}
+        if warm:
+            surroundings |= warm_environment([str(ROOT)])
         # Files, not pipes: a process left behind would keep a pipe open, and us waiting for its end.
         with (directory / "out").open("wb") as out, (directory / "err").open("wb") as err:
             self.process = subprocess.Popen(
@@ -110,11 +115,14 @@ class Command:
 
 @contextmanager
 def started(
-    *arguments: str, env: dict[str, str] | None = None, python: str = sys.executable, **streams
+    *arguments: str, env: dict[str, str] | None = None, python: str = sys.executable, **options
 ) -> Iterator[Command]:
-    """The command while it runs; killed with all that it started when the block is left."""
+    """The command while it runs; killed with all that it started when the block is left.
+
+    `options`: its streams, or `warm=True` where the test is about numbers (tests/worlds/warm_start), not processes.
+    """
     with tempfile.TemporaryDirectory(prefix="torchmn-cli-") as directory:
-        command = Command(list(arguments), Path(directory), env or {}, python, **streams)
+        command = Command(list(arguments), Path(directory), env or {}, python, **options)
         try:
             yield command
         finally:

@@ -174,7 +174,7 @@ def test_what_can_not_be_is_said_once_in_one_line_before_anything_starts(argumen
 def test_a_mode_that_the_model_can_not_do_names_those_that_it_can(tmp_path):
     text = TEXT.replace("    - linear: 4", "    - reshape: [15, 5]\n    - lstm: {units: 3}\n    - linear: 4")
     file = written(tmp_path, text)
-    result = torchmn("train", file, "-n", "2", "--transport", "gloo", "--halopar")
+    result = torchmn("train", file, "-n", "2", "--transport", "gloo", "--halopar", warm=True)
     assert result.status == 2 and "Traceback" not in result.err
     assert (
         "halopar is not possible" in result.err and "--datapar" in result.err and result.err.count("not possible") == 1

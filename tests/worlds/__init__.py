@@ -14,6 +14,6 @@ a fresh job instead, for tests in which processes die.
 """
 
 from tests.worlds.jobs import JobResult, run_job
-from tests.worlds.marks import every_world, every_world_of_several, ranks
+from tests.worlds.marks import every_small_world, every_world, every_world_of_several, ranks
 
-__all__ = ["JobResult", "every_world", "every_world_of_several", "ranks", "run_job"]
+__all__ = ["JobResult", "every_small_world", "every_world", "every_world_of_several", "ranks", "run_job"]

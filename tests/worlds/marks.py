@@ -47,6 +47,11 @@ def every_world(body: TestBody) -> TestBody:
     return ranks(1, 2, 3, 4)(ranks(6, 9, 16, on="threads")(body))
 
 
+def every_small_world(body: TestBody) -> TestBody:
+    """Runs a test at 1 to 4 ranks on every transport, and at 6 as threads: for long ones, of what travels."""
+    return ranks(1, 2, 3, 4)(ranks(6, on="threads")(body))
+
+
 def every_world_of_several(body: TestBody) -> TestBody:
     """Runs a test as `every_world` does, but never alone: for messages between two ranks."""
     return ranks(2, 3, 4)(ranks(6, 9, 16, on="threads")(body))

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from tests.worlds import every_world, ranks
+from tests.worlds import every_small_world, every_world, ranks
 from tests.worlds.data import (
     COMPLEX,
     EVERY_DTYPE,
@@ -25,7 +25,7 @@ from tests.worlds.data import (
 REDUCED = (*FLOATS, torch.float8_e4m3fn, torch.float8_e5m2, *SIGNED, *UNSIGNED, *COMPLEX, torch.bool)
 
 
-@every_world
+@every_small_world
 @ranks(2, on="openmpi")
 def test_every_dtype_is_moved_bit_by_bit(comm):
     everyone = range(comm.size)
@@ -61,7 +61,7 @@ def operations(dtype: torch.dtype) -> tuple[str, ...]:
     return "sum", "max", "min", "prod"
 
 
-@every_world
+@every_small_world
 @ranks(2, on="openmpi")
 def test_every_dtype_is_reduced_as_numpy_reduces_it(comm):
     everyone = range(comm.size)

@@ -4,7 +4,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from tests.worlds import every_world, ranks
+from tests.worlds import every_small_world, every_world, ranks
 from tests.worlds.data import assert_close, assert_same, assert_same_tuple, bits, filled, numbers, tensor
 
 # 1001 divides no element size: pieces must still end between elements. 8 is one element of float64.
@@ -17,7 +17,7 @@ def lengths(limit: int) -> tuple[int, ...]:
     return most, most + 1, 3 * most + 2
 
 
-@every_world
+@every_small_world
 @ranks(3, on="openmpi")
 def test_moves_above_the_limit_arrive_whole(comm):
     everyone = range(comm.size)
@@ -37,7 +37,7 @@ def test_moves_above_the_limit_arrive_whole(comm):
             assert_same_tuple(comm.alltoall(rows), columns)
 
 
-@every_world
+@every_small_world
 @ranks(3, on="openmpi")
 def test_reductions_above_the_limit_are_right(comm):
     for limit in LIMITS:

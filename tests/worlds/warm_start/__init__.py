@@ -7,5 +7,5 @@ go on by itself (`at_start/sitecustomize.py`): it lets a server fork, and the fo
 started, which passes signals on and ends as the fork ends.
 
 Two servers, because ranks must not be too much alike: those of even and those of odd number order sets differently.
-`TORCHMN_TEST_WARM_START=0` starts every process from nothing, as tests/cli always does.
+`TORCHMN_TEST_WARM_START=0` starts every process from nothing, as tests/cli does where it is about processes.
 """
