@@ -136,6 +136,11 @@ def test_across_processes(comm):
     check(comm, "halopar", {"height": 2, "width": comm.size // 2}, name="published")
 
 
+@ranks(2, on="gloo")
+def test_across_processes_without_mpi(comm):
+    check(comm, "halopar", {"height": 2})
+
+
 @ranks(2, on="threads")
 def test_tiles_are_taken_as_whole_images_are(comm):
     grid = ProcessGrid(comm, width=2)
