@@ -22,7 +22,7 @@ import torchmn
 from torchmn.graph import MultiNodeChainList
 
 MICROBATCHES = (1, 2, 4, 8)
-BATCH, WIDTH, LAYERS = 2048, 384, 6
+BATCH, WIDTH, LAYERS = 2048, 384, 4
 
 
 def stage() -> nn.Sequential:
