@@ -9,6 +9,7 @@ from hashlib import blake2b
 from typing import Any
 from zlib import crc32
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
@@ -65,6 +66,8 @@ class Parallelism:
         if self._frozen:
             self._mark_unfrozen()
         inputs = _tensors(args, kwargs)
+        if len(inputs) < len(args) + len(kwargs) and self.cuts_images:
+            _check_others(args, kwargs)
         self._compare(model, inputs)
         samples, batch = self._samples(model, inputs)
         if _only_tensors(args, kwargs):  # pytree is slow, and most models have one input
@@ -304,6 +307,17 @@ def _tensors(args: tuple, kwargs: dict[str, Any]) -> list[Tensor]:
     if _only_tensors(args, kwargs):
         return list(args)
     return [x for x in pytree.tree_leaves((args, kwargs)) if isinstance(x, Tensor)]
+
+
+def _check_others(args: tuple, kwargs: dict[str, Any]) -> None:
+    """An error if an image is where it can not be seen: the model would take a tile for the whole."""
+    for x in pytree.tree_leaves((args, kwargs)):
+        hidden = [value for value in getattr(x, "__dict__", {}).values() if isinstance(value, Tensor | np.ndarray)]
+        if isinstance(x, np.ndarray) or (hidden and not isinstance(x, Tensor)):
+            raise ParallelizeError(
+                f"forward of a parallel model: expected images as tensors, alone or in tuples, lists and dicts, got "
+                f"{type(x).__name__}, in which they can not be seen and cut"
+            )
 
 
 def _without_values(x: Tensor) -> Tensor:

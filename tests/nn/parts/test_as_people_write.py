@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -121,6 +122,36 @@ def test_a_slice_of_cut_channels_is_not_changed_in_place(function):
     def body(comm):
         with pytest.raises(ParallelizeError, match="changes a slice"):
             parallelize(Behind(function), comm, "modelpar", input_shape=IMAGE[1:])
+
+    torchmn.run_threads(body, 2)
+
+
+FLATTENED: dict[str, Callable[[Tensor], Any]] = {
+    "normalised": lambda x: F.batch_norm(x.flatten(1), None, None, training=True),
+    "softmax": lambda x: x.flatten(1).softmax(1),
+    "joined": lambda x: torch.cat([x.flatten(1), x.mean((2, 3))], 1),
+}
+
+
+@pytest.mark.parametrize("function", FLATTENED.values(), ids=FLATTENED)
+def test_channels_that_are_flattened_are_vectors_under_modelpar(function):
+    assert_parity(Behind(function), IMAGE, (1, 2), mode="modelpar")
+
+
+def test_one_column_is_flattened_with_its_rows():
+    net = nn.Sequential(nn.Conv2d(3, 4, (1, 8)), nn.Flatten(), nn.Linear(36, 3))
+    assert_parity(net, IMAGE, (2, 3))
+
+
+def test_an_image_in_an_object_is_refused():
+    class OfBatch(nn.Conv2d):
+        def forward(self, batch: Any) -> Tensor:  # type: ignore[override]
+            return super().forward(batch.image)
+
+    def body(comm):
+        model = parallelize(OfBatch(3, 4, 3), ProcessGrid(comm, height=2), "halopar")
+        with pytest.raises(ParallelizeError, match="can not be seen and cut"):
+            model(SimpleNamespace(image=torch.zeros(2, 3, 4, 8)))
 
     torchmn.run_threads(body, 2)
 

@@ -45,6 +45,14 @@ def test_reductions_of_a_line_and_of_a_volume():
     assert_parity(lambda x: [x.mean((2, 3, 4)), x.amax((2, 3, 4)), x.sum(1)], (2, 3, 3, 4, 5), (2, 1, 2))
 
 
+def test_the_gradient_of_a_deviation_of_equal_elements_is_zero():
+    assert_parity(lambda x: (x * 0).std((1, 2, 3)) + x.std((2, 3)).sum(1), IMAGE)
+
+
+def test_the_largest_integer_is_an_integer():
+    assert_parity(lambda x: [x.argmax(1).amax((1, 2)), x.argmax(1).max(), (x > 0).amin((2, 3))], (2, 4, 2, 5), (3, 2))
+
+
 def test_a_whole_result_is_used_with_parts_again():
     assert_parity(lambda x: (x - x.amin((2, 3), keepdim=True)) / x.std((2, 3), keepdim=True) * x.sum().sigmoid(), IMAGE)
 

@@ -139,7 +139,8 @@ class Layout:
     @cached_property
     def is_tile(self) -> bool:
         """Whether an image is cut, flattened or not; else a vector is (or nothing)."""
-        return any(isinstance(cut, FlatCut) or (cut is not None and cut.axis != "vector") for cut in self.cuts)
+        cuts = [part for cut in self.cuts for part in (cut.cuts if isinstance(cut, FlatCut) else (cut,))]
+        return any(cut is not None and cut.axis != "vector" for cut in cuts)
 
     def with_dims(self, shape: tuple[int, ...], cuts: tuple[AnyCut, ...]) -> Layout:
         return replace(self, shape=tuple(shape), cuts=tuple(cuts))

@@ -77,12 +77,23 @@ def _extreme(function: str, x: Part, dim: Dims = None, keepdim: bool = False) ->
     sign = 1 if function == "amax" else -1
     with torch.no_grad():
         shape = tuple(1 if d in dims else extent for d, extent in enumerate(mine.shape))
-        best = torch_function(mine, dims, keepdim=True) if mine.numel() else mine.new_full(shape, -sign * torch.inf)
+        best = torch_function(mine, dims, keepdim=True) if mine.numel() else mine.new_full(shape, _beyond(mine, sign))
         best = comm.allreduce(best, "max" if sign > 0 else "min")
         chosen = mine == best
         count = comm.allreduce(chosen.sum(dims, keepdim=True).to(mine.dtype))
+    if not mine.is_floating_point():  # no gradient, and no division
+        return best if keepdim else best.squeeze(dims)
     share = torch.where(chosen, mine, mine.new_zeros(())) / count
     return sum_of_parts(share.sum(dims, keepdim=keepdim), comm)
+
+
+def _beyond(x: Tensor, sign: int) -> float:
+    """What no element of the dtype of `x` is below (sign 1) or above (-1)."""
+    if x.is_floating_point():
+        return -sign * torch.inf
+    if x.dtype == torch.bool:
+        return sign < 0
+    return torch.iinfo(x.dtype).min if sign > 0 else torch.iinfo(x.dtype).max
 
 
 for _name in ("amax", "amin"):
@@ -134,7 +145,10 @@ def variance(
 
 @composed("std")
 def deviation(x: Part, *args: Any, **kwargs: Any) -> Tensor:
-    return variance(x, *args, **kwargs).sqrt()
+    """Its gradient where all elements are equal is zero, as torch's is."""
+    squared = variance(x, *args, **kwargs)
+    nothing = squared == 0
+    return squared.masked_fill(nothing, 1.0).sqrt().masked_fill(nothing, 0.0)
 
 
 @composed("var_mean")

@@ -172,6 +172,8 @@ def _run(layout: Layout, old: list[int], new: list[int]) -> tuple[list[int], lis
             right *= made[-1]
         else:
             break
+    while old and not new:  # dims of one index, at the end
+        run.append(old.pop(0))
     return run, made
 
 
