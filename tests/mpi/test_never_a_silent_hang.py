@@ -122,6 +122,18 @@ def test_a_message_that_was_lost_before_the_end_is_an_error_at_the_end() -> None
     assert "rank 1 was gone before it received a message, tag 9" in result.output
 
 
+def test_a_message_to_a_rank_that_has_left_is_an_error_that_names_it() -> None:
+    body = """
+pid = comm.bcast_obj(os.getpid(), 1)
+if comm.rank == 0:
+    while os.path.exists(f"/proc/{pid}"): pass
+    comm.send(torch.ones(1 << 20), 1, tag=9)
+"""
+    result = job(body, n=2, transport="gloo", TORCHMN_TIMEOUT="40")
+    assert result.returncode != 0
+    assert "PeerError: rank 1 was gone before it received a message, tag 9" in result.output
+
+
 @pytest.mark.parametrize("transport", PROCESSES)
 def test_messages_still_on_their_way_at_the_end_are_delivered(transport: str) -> None:
     body = """

@@ -48,6 +48,10 @@ def _core(error: RuntimeError) -> str:
     return str(error).partition("] ")[2].partition(". This is")[0] or str(error)
 
 
+def _gone(dest: int, tag: int, error: RuntimeError) -> PeerError:
+    return PeerError(f"rank {dest} was gone before it received a message, tag {tag} ({_core(error)})")
+
+
 class _Deliveries:
     """Sends on their way, whose memory must live until they have ended.
 
@@ -79,9 +83,7 @@ class _Deliveries:
                 for work in works:
                     work.wait()
             except RuntimeError as error:
-                self._failure = PeerError(
-                    f"rank {dest} was gone before it received a message, tag {tag} ({_core(error)})"
-                )
+                self._failure = _gone(dest, tag, error)
             del sent, works, buffers
             self.pending.popleft()
             self._queue.task_done()
@@ -144,10 +146,13 @@ class ProcessGroupCommunicator(Communicator):
             encoded = torch.cat([encoded, *(wire.as_bytes(x) for x in tensors)])
             follow = []
         block[: encoded.numel()] = encoded
-        works.append(self._gloo.send([block], dest, _STREAM))
-        for piece in self._pieces(follow):
-            group, peer = self._route(piece, self.rank, dest)
-            works.append(group.send([piece], peer, _PAYLOAD))
+        try:
+            works.append(self._gloo.send([block], dest, _STREAM))
+            for piece in self._pieces(follow):
+                group, peer = self._route(piece, self.rank, dest)
+                works.append(group.send([piece], peer, _PAYLOAD))
+        except RuntimeError as error:
+            raise _gone(dest, tag, error) from None
         self._deliveries.add(dest, tag, works, (block, follow))
 
     def _take(self, source: int, tag: int) -> Message:
