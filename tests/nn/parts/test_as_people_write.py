@@ -156,6 +156,17 @@ def test_an_image_in_an_object_is_refused():
     torchmn.run_threads(body, 2)
 
 
+def hooked(x: Tensor) -> Tensor:
+    if x.requires_grad:
+        x.register_hook(lambda gradient: gradient / gradient.norm() + gradient.mean((2, 3), keepdim=True))
+    return x * x
+
+
+@pytest.mark.parametrize("mode", ["halopar", "modelpar"])
+def test_a_hook_sees_the_gradient_of_the_whole_image(mode):
+    assert_parity(Behind(hooked), IMAGE, (2, 2), mode=mode)
+
+
 def test_a_rank_without_outputs_may_be_followed_by_a_change_in_place():
     """One column of outputs for three ranks."""
     net = nn.Sequential(

@@ -90,5 +90,17 @@ def _tile_alone(function: Any, x: Part, *args: Any, **kwargs: Any) -> Any:
 
 
 _DATA = functions_named("data")
-for _function in (*functions_named("retain_grad"), *functions_named("register_hook"), *_DATA):
+for _function in (*functions_named("retain_grad"), *_DATA):
     RULES[_function] = partial(_tile_alone, _function)
+
+
+@rule("register_hook")
+def register_hook(x: Part, hook: Any) -> Any:
+    """The hook gets the gradient as a part, too: its norm is that of the whole gradient."""
+    layout, x.wide = x.layout_, None
+
+    def of_part(gradient: Tensor) -> Tensor | None:
+        result = hook(wrap(gradient, layout))
+        return local(result) if isinstance(result, Part) else result
+
+    return Tensor.register_hook(x, of_part)
