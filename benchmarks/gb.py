@@ -58,14 +58,15 @@ def pretraining(model: SparseAutoencoder, x: Tensor, number: int) -> Callable[[]
 def race_ranks(comm: torchmn.Communicator, rounds: int) -> str:
     torch.manual_seed(0)
     whole, labels = torch.rand(100, 1, 28, 28), torch.randint(10, (100,))
+    rows, copies = torchmn.ProcessGrid(comm, height=comm.size), torchmn.ProcessGrid(comm, data=comm.size)
     plain: SparseAutoencoder = MNIST.model()
-    tiled: SparseAutoencoder = torchmn.parallelize(plain, _grid(comm, "height"), "halopar")  # type: ignore[assignment]
-    copied: SparseAutoencoder = torchmn.parallelize(plain, _grid(comm, "data"), "datapar")  # type: ignore[assignment]
+    tiled: SparseAutoencoder = torchmn.parallelize(plain, rows, "halopar")  # type: ignore[assignment]
+    copied: SparseAutoencoder = torchmn.parallelize(plain, copies, "datapar")  # type: ignore[assignment]
     tile, half, half_labels = (
         part.tensor_split(comm.size, dim=dim)[comm.rank].contiguous()
         for part, dim in ((whole, 2), (whole, 0), (labels, 0))
     )
-    rows = []
+    table = []
     for name, make in _steps().items():
         contenders = {
             "one": side_by_side.alone(make(plain, whole, labels)),
@@ -77,15 +78,11 @@ def race_ranks(comm: torchmn.Communicator, rounds: int) -> str:
         medians = {who: times.median().item() for who, times in turns.items()}
         ratios = [f"{medians['one'] / medians[who]:.2f}" for who in ("ours", "copies", "apart")]
         quickest = [f"{(turns['one'].min() / turns[who].min()).item():.2f}" for who in ("ours", "copies", "apart")]
-        rows.append([name, *(f"{medians[who] * 1e3:.1f}" for who in contenders), *ratios, " / ".join(quickest)])
+        table.append([name, *(f"{medians[who] * 1e3:.1f}" for who in contenders), *ratios, " / ".join(quickest)])
     counts = [sum(p.numel() for p in model.parameters()) for model in (plain, tiled)]
     share = f"parameters: {counts[0]}, of which rank 0 holds {counts[1]}: {counts[1] / counts[0]:.2f}"
     header = ["step", "one ms", "ours ms", "copies ms", "apart ms", "one/ours", "one/copies", "one/apart", "quickest"]
-    return side_by_side.table(header, rows) + "\n\n" + share
-
-
-def _grid(comm: torchmn.Communicator, axis: str) -> torchmn.ProcessGrid:
-    return torchmn.ProcessGrid(comm, **{axis: comm.size})
+    return side_by_side.table(header, table) + "\n\n" + share
 
 
 def _steps() -> dict[str, Callable[[SparseAutoencoder, Tensor, Tensor], Callable[[], object]]]:

@@ -122,6 +122,14 @@ def test_filters_start_with_norm_1_and_in_different_directions():
     assert len(torch.unique(weight, dim=0)) == len(weight)
 
 
+def test_a_seed_gives_filters_drawn_in_the_order_of_the_dims():
+    torch.manual_seed(3)
+    layer = LocalFilter2d(2, 3, 2, 1, 4)
+    torch.manual_seed(3)
+    drawn = torch.empty(layer.weight.shape).uniform_(-0.1, 0.1)
+    assert_close(layer.weight.detach(), drawn / drawn.flatten(3).norm(dim=3)[..., None, None, None])
+
+
 def test_unit_norm_scales_every_filter_to_norm_1_and_leaves_zeros():
     layer = layer_of(3, 1, 6, tied=False)
     with torch.no_grad():

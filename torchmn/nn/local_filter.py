@@ -109,7 +109,8 @@ class LocalFilter2d(nn.Module):
     @torch.no_grad()
     def reset_parameters(self) -> None:
         """Random filters of norm 1; the decoder a copy of them; bias 0."""
-        self.weight.uniform_(-0.1, 0.1)
+        # Drawn in the order of the dims, not in that in memory: a seed means the same filters in either.
+        self.weight.copy_(torch.empty_like(self.weight, memory_format=torch.contiguous_format).uniform_(-0.1, 0.1))
         unit_norm_(self.weight)
         if self.decoder_weight is not None:
             self.decoder_weight.copy_(self.weight)
