@@ -70,6 +70,8 @@ def test_constants_need_not_be_on_the_device_of_the_run_without_values(function,
 class Remembers(nn.Module):
     """Keeps what it makes for an image of one shape, in an attribute and in a buffer, and counts its calls."""
 
+    columns: Tensor
+
     def __init__(self) -> None:
         super().__init__()
         self.conv, self.calls = nn.Conv2d(3, 4, 3), 0
