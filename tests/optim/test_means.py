@@ -12,7 +12,7 @@ from torchmn.communicators.mean import LARGE_BYTES, means
 @ranks(2, 3, on="threads")
 def test_means_of_small_gradients_are_views_of_one_buffer_and_others_stay_where_they_lie(comm):
     middle = (comm.size - 1) / 2
-    small = [torch.full((3, 2), float(comm.rank)), torch.full((), 10.0 * comm.rank), torch.empty(0)]
+    small = [torch.full((3, 2), float(comm.rank)), torch.full((), 10.0 * comm.rank), torch.empty(0, 5)]
     large = torch.full((LARGE_BYTES // 4,), float(comm.rank))
     turned = torch.full((5, 4), float(comm.rank)).t()
     in_graph = torch.full((4,), float(comm.rank), requires_grad=True)
@@ -22,7 +22,7 @@ def test_means_of_small_gradients_are_views_of_one_buffer_and_others_stay_where_
         assert (mean == number).all()
     assert found[1] is large and found[2] is turned and found[4] is in_graph
     assert found[0].untyped_storage().data_ptr() == found[3].untyped_storage().data_ptr()
-    assert found[5].shape == (0,)
+    assert found[5].shape == (0, 5)
     assert (small[0] == comm.rank).all()  # a small one is not written to
 
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
+from torch._utils import _flatten_dense_tensors, _unflatten_dense_tensors  # one call each, whatever the number
 
 from torchmn.communicators import reductions
 
@@ -43,19 +44,17 @@ def means(
     for x in tensors:
         if x.nbytes >= LARGE_BYTES and x.is_contiguous():
             _mean_flat(comm, x.detach().view(-1), share, wire_dtype)
-        else:
+        elif x.numel():
             small.append(x)
     for bucket in buckets(small):
-        flat = torch.cat([x.detach().reshape(-1) for x in bucket])
-        _mean_flat(comm, flat, share, wire_dtype)
-        start = 0
-        for x in bucket:
-            mean = flat[start : start + x.numel()].view(x.shape)
-            start += x.numel()
-            if x.is_contiguous() and not x.requires_grad:
-                in_buffer[id(x)] = mean
-            else:
-                x.detach().copy_(mean)
+        with torch.no_grad():
+            flat = _flatten_dense_tensors(bucket)
+            _mean_flat(comm, flat, share, wire_dtype)
+            for x, mean in zip(bucket, _unflatten_dense_tensors(flat, bucket), strict=True):
+                if x.is_contiguous() and not x.requires_grad:
+                    in_buffer[id(x)] = mean
+                else:
+                    x.detach().copy_(mean)
     return [in_buffer.get(id(x), x) for x in tensors]
 
 
