@@ -9,7 +9,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.worlds.launch import Launch
+import pytest
+
+from tests.worlds.launch import Launch, NoLauncher, launcher
 
 # How long the ranks may still run after their launcher ended before they count as left behind.
 LAST_BREATH = 2.0
@@ -45,8 +47,12 @@ def run_job(
 
     `transport`: mpi, openmpi, gloo (the environment torchrun gives), or solo. Nothing of the job outlives
     this call: at the time-out every process is killed, and what a finished job left behind is reported and
-    killed too.
+    killed too. Where the transport's launcher is not installed, the test is skipped.
     """
+    try:
+        launcher(transport, n)
+    except NoLauncher as error:
+        pytest.skip(str(error))
     with tempfile.TemporaryDirectory(prefix="torchmn-job-") as directory:
         path = script if isinstance(script, Path) else Path(directory) / "script.py"
         if isinstance(script, str):
