@@ -145,24 +145,26 @@ def test_parameters_added_later_become_rank_0s_and_are_trained(comm) -> None:
     assert extra.tolist() == [-(comm.size - 1) / 2] * 2
 
 
-@ranks(2, **SMALL)
-def test_a_parameter_that_is_unfrozen_becomes_rank_0s(comm) -> None:
+def with_an_unfrozen_weight(comm):
+    """A model whose first weight is unfrozen, with other values on each rank, and an optimizer that saw it frozen."""
     model = make_model()
     model[0].weight.requires_grad_(False)
     optimizer = create_multi_node_optimizer(torch.optim.SGD(model.parameters(), lr=0.1), comm)
     model[0].weight.data.fill_(comm.rank)
     model[0].weight.requires_grad_(True)
+    return model, optimizer
+
+
+@ranks(2, **SMALL)
+def test_a_parameter_that_is_unfrozen_becomes_rank_0s(comm) -> None:
+    model, optimizer = with_an_unfrozen_weight(comm)
     optimizer.step()
     assert (model[0].weight == 0).all()
 
 
 @ranks(2, on="threads")
 def test_a_parameter_that_is_unfrozen_before_a_group_is_added_becomes_rank_0s(comm) -> None:
-    model = make_model()
-    model[0].weight.requires_grad_(False)
-    optimizer = create_multi_node_optimizer(torch.optim.SGD(model.parameters(), lr=0.1), comm)
-    model[0].weight.data.fill_(comm.rank)
-    model[0].weight.requires_grad_(True)
+    model, optimizer = with_an_unfrozen_weight(comm)
     optimizer.add_param_group({"params": [torch.nn.Parameter(torch.zeros(1))]})
     optimizer.step()
     assert (model[0].weight == 0).all()

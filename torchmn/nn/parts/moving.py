@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import lru_cache
+from typing import TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -12,6 +13,8 @@ from torchmn.functions.replicated import enter_parts, part_of_whole, whole_of_pa
 from torchmn.nn.parts import roles
 from torchmn.nn.parts.layout import FlatCut, Layout
 from torchmn.nn.parts.part import Part, local, wrap
+
+Given = TypeVar("Given", bound=Tensor | None)
 
 
 def whole(x: Part) -> Tensor:
@@ -22,9 +25,9 @@ def whole(x: Part) -> Tensor:
     return whole_of_parts(local(x), layout.grid.tiles, _gather(layout), _take(layout))
 
 
-def gathered(x: Tensor | None) -> Tensor | None:
+def gathered(x: Given) -> Given:
     """`x`, whole: a weight that a model computes from cut values is needed on all ranks."""
-    return whole(x) if isinstance(x, Part) else x
+    return whole(x) if isinstance(x, Part) else x  # type: ignore[return-value]
 
 
 def part_of(x: Tensor, layout: Layout) -> Part:
@@ -41,7 +44,7 @@ def entering(x: Tensor, layout: Layout) -> Tensor:
     sums it together with all others; anything else is summed in backward.
     """
     if not isinstance(x, nn.Parameter):
-        return enter_parts(whole(x) if isinstance(x, Part) else x, layout.grid.tiles)
+        return enter_parts(gathered(x), layout.grid.tiles)
     recorder = roles.recorder()
     if recorder is not None:
         recorder.note_part_use(x)

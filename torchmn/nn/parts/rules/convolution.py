@@ -135,7 +135,7 @@ def convolution(
     dilation: Any = 1,
     groups: int = 1,
 ) -> Tensor:
-    weight, bias = gathered(weight), gathered(bias)  # type: ignore[assignment]
+    weight, bias = gathered(weight), gathered(bias)
     dims = weight.dim() - 2
     function = (F.conv1d, F.conv2d, F.conv3d)[dims - 1]
     image = checked_image(x, dims, f"conv{dims}d")
@@ -192,7 +192,7 @@ def transposed_convolution(
     groups: int = 1,
     dilation: Any = 1,
 ) -> Tensor:
-    weight, bias = gathered(weight), gathered(bias)  # type: ignore[assignment]
+    weight, bias = gathered(weight), gathered(bias)
     dims = weight.dim() - 2
     function = (F.conv_transpose1d, F.conv_transpose2d, F.conv_transpose3d)[dims - 1]
     image = checked_image(x, dims, f"conv_transpose{dims}d")

@@ -15,7 +15,7 @@ from torchmn.nn.parts.rules.registry import rule
 @rule("linear")
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """With a weight that every rank holds whole. `nn.VectorLinear` holds only this rank's columns of it."""
-    weight, bias = gathered(weight), gathered(bias)  # type: ignore[assignment]
+    weight, bias = gathered(weight), gathered(bias)
     if not isinstance(x, Part):
         return F.linear(x, weight, bias)
     layout = x.layout_
