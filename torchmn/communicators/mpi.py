@@ -1,9 +1,6 @@
 """The MPI transport: mpi4py on MPICH, Open MPI, Intel MPI, ...
 
-A small message is one MPI message: header and payload together, received into a buffer that is always large
-enough. A larger payload follows its header, straight into the receiver's tensors. `send` must not wait, and its
-caller may change the tensor at once: so a payload is copied, best of all into memory that the receiver shares, unless
-it is large and the receiver says at once, with an empty "ready" message, that it is waiting.
+`mpi_messages` sends from one rank to another; here is what all ranks do together.
 """
 
 from __future__ import annotations
@@ -11,32 +8,23 @@ from __future__ import annotations
 from array import array
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
-from time import perf_counter, sleep
-from typing import Any
 
 import torch
 from mpi4py import MPI
 from torch import Tensor
 
-from torchmn.communicators import reductions, shared_sum, wire
+from torchmn.communicators import reductions, shared_sum
 from torchmn.communicators.base import Communicator
 from torchmn.communicators.buffers import scale_
 from torchmn.communicators.direct_meeting import CARRIED_BYTES, MOST_RANKS, DirectMeeting
 from torchmn.communicators.mpi_library import reads_gpu_memory
-from torchmn.communicators.outbox import FILLS_WHILE_READ, SLOT_BYTES, Outbox
+from torchmn.communicators.mpi_messages import MPIMessages, memory
+from torchmn.communicators.outbox import Outbox
 from torchmn.communicators.settings import Settings
 from torchmn.communicators.shared_sum import SharedSum
 from torchmn.communicators.transport import Exchange
-from torchmn.communicators.watchdog import Wait, Watch
-from torchmn.communicators.wire import Header, Kind, Layout, Message, TensorSpec
+from torchmn.communicators.watchdog import Watch
 
-INLINE_BYTES = 68 << 10  # 64 KB and its header
-_QUICK_BYTES = 64 << 10
-_COPIED_BYTES = 512 << 10  # up to this a copy is cheaper than asking whether the receiver is ready
-_HEADER = wire.PREFIX
-_IN_OUTBOX = 1 << 40  # larger than any tag: the payload lies in the sender's outbox, in the slot above this number
-_COPY_BYTES_PER_SECOND = 10e9  # how long to look for a "ready": about as long as the copy would take
 _OPERATIONS = {"sum": MPI.SUM, "max": MPI.MAX, "min": MPI.MIN, "prod": MPI.PROD}
 _DATATYPES = {
     torch.float32: MPI.FLOAT,
@@ -52,33 +40,6 @@ _DATATYPES = {
     torch.complex64: MPI.C_FLOAT_COMPLEX,
     torch.complex128: MPI.C_DOUBLE_COMPLEX,
 }
-
-
-def _memory(x: Tensor) -> Any:
-    """The memory of a contiguous tensor, for MPI to read or write."""
-    if x.is_cuda:
-        torch.cuda.current_stream(x.device).synchronize()  # MPI knows nothing of streams
-    return MPI.memory.fromaddress(x.data_ptr(), x.nbytes)
-
-
-@lru_cache(maxsize=4096)
-def _tail_of(dtype: torch.dtype, shape: torch.Size, wants_gradient: bool) -> tuple[bytes, int]:
-    """What a header says of one tensor, and its size; b"" for a dtype that can not travel."""
-    if dtype not in wire.DTYPE_CODES:
-        return b"", 0
-    layout = Layout.of((TensorSpec(dtype, shape, wants_gradient=wants_gradient),))
-    return layout.encoded, layout.nbytes
-
-
-@dataclass
-class _Undelivered:
-    """A send that has not ended: its buffers must live until it has."""
-
-    dest: int
-    tag: int | None  # None in an exchange
-    requests: list[MPI.Request]
-    buffers: Any
-    slot: int | None = None  # of the outbox
 
 
 @dataclass
@@ -100,7 +61,7 @@ class _Requests:
             self.comm._keep(peer, None, [send], x)
 
 
-class MPICommunicator(Communicator):
+class MPICommunicator(MPIMessages):
     """Ranks that an MPI launcher started."""
 
     def __init__(
@@ -114,196 +75,14 @@ class MPICommunicator(Communicator):
         outbox: Outbox,
     ):
         # Two communicators, so that a user's messages never meet those of a collective operation.
-        self._p2p = point_to_point
         self._collective = point_to_point.Dup()
-        super().__init__(point_to_point.rank, hosts, watch, world_ranks, name, settings)
+        super().__init__(point_to_point, hosts, watch, world_ranks, name, settings, outbox)
         self.reads_gpu_memory = reads_gpu_memory()
-        # A third of the tags each: the users', payloads that follow a header, "ready" messages.
-        self.tag_limit = ((MPI.COMM_WORLD.Get_attr(MPI.TAG_UB) or 32767) + 1) // 3
-        self._outbox = outbox
-        self._sent = [0] * self.size
-        self._pending: list[_Undelivered] = []
         self._meeting = DirectMeeting(self._collective) if 1 < self.size <= MOST_RANKS else None
         self.carried_bytes = CARRIED_BYTES if self._meeting else 0
         self._number = array("q", (0, 0))
         self._number_buffer = [self._number, 2, MPI.INT64_T]
         self._shared_sum: SharedSum | None = None  # made by the first sum that is large enough
-        self._inboxes: list[bytearray] = []
-        self._nothing = [bytearray(1), 0, MPI.BYTE]
-
-    # -- point to point ----------------------------------------------------------------------------------------
-
-    def _send_at_once(self, x: Tensor, dest: int, tag: int, edge: int = 0, wants_gradient: bool = False) -> bool:
-        """Send one contiguous tensor of the host, the common case, in as few steps as Python allows.
-
-        False, and nothing is sent, if it is not that: then `_post` does it.
-        """
-        if x.layout is not torch.strided or not (x.is_cpu and x.is_contiguous()) or x.is_conj() or x.is_neg():
-            return False
-        tail, nbytes = _tail_of(x.dtype, x.shape, wants_gradient)
-        words = 4 + len(tail) // 8
-        if not tail or nbytes > self.settings.max_message_bytes:
-            return False
-        if nbytes > _QUICK_BYTES:
-            if self._send_by_outbox(x, nbytes, tail, dest, tag, edge):
-                return True
-            self._release_delivered()
-            number = self._next_number(dest)
-            header = _HEADER.pack(words, Kind.TENSOR, edge, -number) + tail
-            self._send_asking(x, nbytes, header, dest, tag, number)
-            return True
-        header = _HEADER.pack(words, Kind.TENSOR, edge, 0) + tail
-        data = header + _memory(x) if nbytes else header
-        request = self._p2p.Isend([data, MPI.BYTE], dest, tag)
-        if self._pending:  # only now: the receiver may be waiting
-            self._release_delivered()
-        if not request.Test():
-            self._pending.append(_Undelivered(dest, tag, [request], data))
-        return True
-
-    def _send_by_outbox(self, x: Tensor, nbytes: int, tail: bytes, dest: int, tag: int, edge: int) -> bool:
-        """Send through this host's shared memory; False if the receiver is elsewhere or there is no free slot."""
-        if nbytes > SLOT_BYTES or not self._outbox.reaches(self._world_ranks[dest]):
-            return False
-        slot = self._outbox.claim()
-        if slot is None:
-            return False
-        header = _HEADER.pack(4 + len(tail) // 8, Kind.TENSOR, edge, _IN_OUTBOX + slot) + tail
-        if FILLS_WHILE_READ:
-            request = self._p2p.Isend([header, MPI.BYTE], dest, tag)
-            self._outbox.fill(slot, x.data_ptr(), nbytes)
-        else:
-            self._outbox.fill(slot, x.data_ptr(), nbytes)
-            request = self._p2p.Isend([header, MPI.BYTE], dest, tag)
-        request.Test()
-        self._release_delivered()
-        self._pending.append(_Undelivered(dest, tag, [request], header, slot))
-        return True
-
-    def _send_asking(self, x: Tensor, nbytes: int, header: bytes, dest: int, tag: int, number: int) -> None:
-        """Send the header; then `x` as it lies if the receiver is ready for it, else a copy."""
-        ready = self._p2p.Irecv(self._nothing, dest, 2 * self.tag_limit + number)
-        requests = [self._p2p.Isend([header, MPI.BYTE], dest, tag)]
-        if self._becomes_ready(ready, nbytes):
-            with Wait(self, "send", dest, tag):
-                self._p2p.Send([_memory(x), MPI.BYTE], dest, self.tag_limit + number)
-                requests[0].Wait()
-            return
-        copy = x.detach().clone()
-        requests += [ready, self._p2p.Isend([_memory(copy), MPI.BYTE], dest, self.tag_limit + number)]
-        self._keep(dest, tag, requests, (header, copy))
-
-    def _next_number(self, dest: int) -> int:
-        self._sent[dest] += 1
-        return self._sent[dest] % (self.tag_limit - 1) + 1
-
-    def _post(self, message: Message, dest: int, tag: int) -> None:
-        if self._pending:
-            self._release_delivered()
-        header = Header(message.kind, message.edge, 0, message.layout())
-        encoded = header.encode()
-        if len(encoded) + header.layout.nbytes <= INLINE_BYTES and not message.on_gpu:
-            data = b"".join([encoded, *[wire.read_memory(x) for x in message.tensors]])
-            self._keep(dest, tag, [self._p2p.Isend([data, MPI.BYTE], dest, tag)], data)
-        else:
-            self._post_large(message, header, dest, tag)
-
-    def _post_large(self, message: Message, header: Header, dest: int, tag: int) -> None:
-        number = self._next_number(dest)
-        tensors, nbytes = list(message.tensors), header.layout.nbytes
-        if not message.private and nbytes <= _COPIED_BYTES:
-            tensors = [x.clone() for x in tensors]
-            message.private = True
-        asks = not message.private
-        # A negative number asks the receiver to say when it is ready.
-        encoded = Header(header.kind, header.edge, -number if asks else number, header.layout).encode()
-        first, long = encoded, []
-        if len(encoded) > INLINE_BYTES:  # thousands of tensors: the header itself follows, ahead of them
-            length = Layout.of((TensorSpec(torch.uint8, (len(encoded),)),))
-            first = Header(Kind.LONG, header.edge, number, length).encode()
-            long = [wire.from_bytes(encoded)]
-        ready = self._p2p.Irecv(self._nothing, dest, 2 * self.tag_limit + number) if asks else None
-        requests = [self._p2p.Isend([first, MPI.BYTE], dest, tag), *self._isend(long, dest, number)]
-        if ready is not None and self._becomes_ready(ready, nbytes):
-            with Wait(self, "send", dest, tag):
-                MPI.Request.Waitall(requests + self._isend(tensors, dest, number))
-            return
-        if ready is not None:
-            tensors = [x.clone() for x in tensors]
-            requests.append(ready)
-        self._keep(dest, tag, requests + self._isend(tensors, dest, number), (first, long, tensors))
-
-    def _isend(self, tensors: Sequence[Tensor], dest: int, number: int) -> list[MPI.Request]:
-        tag = self.tag_limit + number
-        return [self._p2p.Isend([_memory(piece), MPI.BYTE], dest, tag) for piece in self._pieces(tensors)]
-
-    def _pieces(self, tensors: Sequence[Tensor]) -> list[Tensor]:
-        limit = self.settings.max_message_bytes
-        return [piece for x in tensors for piece in wire.pieces(x.view(-1), limit)]
-
-    @staticmethod
-    def _becomes_ready(ready: MPI.Request, nbytes: int) -> bool:
-        deadline = perf_counter() + 100e-6 + nbytes / _COPY_BYTES_PER_SECOND
-        while not ready.Test():
-            if perf_counter() > deadline:
-                return False
-        return True
-
-    def _keep(self, dest: int, tag: int | None, requests: list[MPI.Request], buffers: Any) -> None:
-        if not MPI.Request.Testall(requests):
-            self._pending.append(_Undelivered(dest, tag, requests, buffers))
-
-    def _release_delivered(self) -> None:
-        self._pending = [send for send in self._pending if not self._has_ended(send)]
-
-    def _has_ended(self, send: _Undelivered) -> bool:
-        return MPI.Request.Testall(send.requests) and (send.slot is None or self._outbox.is_free(send.slot))
-
-    def _take(self, source: int, tag: int) -> Message:
-        inbox = self._inboxes.pop() if self._inboxes else bytearray(INLINE_BYTES)  # two threads may receive at once
-        self._p2p.Recv([inbox, MPI.BYTE], source, tag)
-        words, kind, edge, number = _HEADER.unpack_from(inbox)
-        if number == 0:
-            message = Layout.read(bytes(inbox[32 : 8 * words])).message_in(inbox, 8 * words, wire.KINDS[kind], edge)
-            self._inboxes.append(inbox)
-            return message
-        if number < 0 and kind != Kind.LONG:
-            # First of all, because the sender spins until it hears it; MPI keeps what comes before its room is there.
-            self._p2p.Send(self._nothing, source, 2 * self.tag_limit - number)
-        header, _ = Header.decode(inbox)
-        self._inboxes.append(inbox)
-        if number >= _IN_OUTBOX:
-            x = header.layout.specs[0].empty()
-            self._outbox.take(self._world_ranks[source], number - _IN_OUTBOX, x.data_ptr(), x.nbytes)
-            return header.message((x,))
-        if header.kind == Kind.LONG:
-            long = header.layout.specs[0].empty()
-            MPI.Request.Waitall(self._irecv([long], source, number))
-            header, _ = Header.decode(wire.to_bytes(long))
-            if header.number < 0:
-                self._p2p.Send(self._nothing, source, 2 * self.tag_limit + number)
-        tensors = [self._room(spec.shape, spec) for spec in header.layout.specs]
-        MPI.Request.Waitall(self._irecv(tensors, source, abs(number)))
-        return header.message(tensors)
-
-    def _has_arrived(self, source: int, tag: int) -> bool:
-        return self._p2p.Iprobe(source, tag)
-
-    def _irecv(self, tensors: Sequence[Tensor], source: int, number: int) -> list[MPI.Request]:
-        tag = self.tag_limit + number
-        return [self._p2p.Irecv([_memory(piece), MPI.BYTE], source, tag) for piece in self._pieces(tensors)]
-
-    def _undelivered(self) -> list[int]:
-        return [send.dest for send in self._pending]
-
-    def _flush(self) -> None:
-        while self._pending:
-            send = self._pending[0]
-            with Wait(self, "finalize (a message not yet received)", send.dest, send.tag):
-                MPI.Request.Waitall(send.requests)
-                while send.slot is not None and not self._outbox.is_free(send.slot):
-                    sleep(1e-3)
-            self._pending.pop(0)
 
     # -- collective operations ---------------------------------------------------------------------------------
 
@@ -313,8 +92,8 @@ class MPICommunicator(Communicator):
     def _start_exchange(self, outgoing: Mapping[int, Tensor], incoming: Mapping[int, Tensor]) -> Exchange:
         if self._pending:
             self._release_delivered()
-        receives = [self._collective.Irecv([_memory(x), MPI.BYTE], peer) for peer, x in incoming.items()]
-        sends = [self._collective.Isend([_memory(x), MPI.BYTE], peer) for peer, x in outgoing.items()]
+        receives = [self._collective.Irecv([memory(x), MPI.BYTE], peer) for peer, x in incoming.items()]
+        sends = [self._collective.Isend([memory(x), MPI.BYTE], peer) for peer, x in outgoing.items()]
         return _Requests(self, receives, sends, outgoing, incoming)
 
     def _same_everywhere(self, number: int) -> bool:
@@ -345,7 +124,7 @@ class MPICommunicator(Communicator):
         self._collective.Barrier()
 
     def _bcast_(self, flat: Tensor, root: int) -> None:
-        self._collective.Bcast([_memory(flat), MPI.BYTE], root)
+        self._collective.Bcast([memory(flat), MPI.BYTE], root)
 
     def _reduces(self, dtype: torch.dtype, op: str) -> bool:
         return dtype in _DATATYPES and not reductions.may_lose_nan(dtype, op)
@@ -360,16 +139,16 @@ class MPICommunicator(Communicator):
             if self._shared_sum.works:
                 self._shared_sum.sum_(source.view(-1), x.view(-1), scale)
                 return
-        given = MPI.IN_PLACE if source is x else [_memory(source), _DATATYPES[x.dtype]]
-        self._collective.Allreduce(given, [_memory(x), _DATATYPES[x.dtype]], _OPERATIONS[op])
+        given = MPI.IN_PLACE if source is x else [memory(source), _DATATYPES[x.dtype]]
+        self._collective.Allreduce(given, [memory(x), _DATATYPES[x.dtype]], _OPERATIONS[op])
         scale_(x, scale)
 
     def _allgather_(self, flat: Tensor, whole: Tensor, counts: Sequence[int]) -> None:
         sizes = [count * flat.element_size() for count in counts]
         if len(set(sizes)) == 1:
-            self._collective.Allgather([_memory(flat), MPI.BYTE], [_memory(whole), MPI.BYTE])
+            self._collective.Allgather([memory(flat), MPI.BYTE], [memory(whole), MPI.BYTE])
         else:
-            self._collective.Allgatherv([_memory(flat), MPI.BYTE], [_memory(whole), sizes, MPI.BYTE])
+            self._collective.Allgatherv([memory(flat), MPI.BYTE], [memory(whole), sizes, MPI.BYTE])
 
     def _subgroup(self, members_of: Mapping[int, list[int]], color: int | None, name: str) -> Communicator | None:
         if color is None:
