@@ -14,7 +14,7 @@ from torchmn.communicators.base import Communicator
 from torchmn.communicators.models import bcast_tensors
 from torchmn.errors import ArgumentError
 from torchmn.nn.parts.roles import replicas_of
-from torchmn.optim import gradients
+from torchmn.optim import fused, gradients
 from torchmn.optim.checks import check_model, check_slices
 from torchmn.optim.gradients import Gradient
 from torchmn.optim.wrapper import WrappedOptimizer
@@ -95,7 +95,7 @@ class MultiNodeOptimizer(WrappedOptimizer):
         if not self._synchronized:
             self._take_mean(weight)
         self._forget_synchronization()
-        return self.actual_optimizer.step()
+        return fused.update(self.actual_optimizer)
 
     def synchronize(self, weight: float | None = None) -> None:
         """Replace every gradient by its mean over ranks now; the next `step` does not do it again.
@@ -183,7 +183,7 @@ class MultiNodeOptimizer(WrappedOptimizer):
         if scale is not None:
             values = [grad.value for grad in self._gradients() if grad.value is not None]
             torch._foreach_mul_(values, float(scale.double().reciprocal()))
-        return self.actual_optimizer.step()
+        return fused.update(self.actual_optimizer)
 
     # -- what this rank knows ----------------------------------------------------------------------------------
 

@@ -1,0 +1,57 @@
+"""One pass over memory in place of ten: torch's fused update, where the user left the choice to torch.
+
+Neither `fused` nor `foreach` given means that torch chooses, and on a CPU it chooses the slowest: the fused Adam takes
+a quarter to a seventh of its time, the fused SGD a half to two thirds. The formula is the same; results differ in the
+last digit at most.
+
+torch's fused kernels for the CPU walk through the memory of parameter, gradient and state side by side, whatever their
+strides are: silently wrong where one of them lies in another order. So this looks before every step.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim import SGD, Adam, AdamW, Optimizer
+from torch.optim.optimizer import _global_optimizer_pre_hooks
+
+_KINDS = (SGD, Adam, AdamW)  # of a subclass nobody knows what it does with its groups
+_DTYPES = (torch.float32, torch.float64)
+
+
+def update(optimizer: Optimizer) -> Any:
+    """Let `optimizer` step, fused if it may be; its groups are afterwards what they were."""
+    known = type(optimizer) in _KINDS and not _has_hooks(optimizer)
+    fused = [group for group in optimizer.param_groups if known and _may_fuse(group, optimizer)]
+    for group in fused:
+        group["fused"] = True
+    try:
+        return optimizer.step()
+    finally:
+        for group in fused:
+            group["fused"] = None
+
+
+def _has_hooks(optimizer: Optimizer) -> bool:
+    """Whether somebody may put other gradients in place after we have looked."""
+    return bool(optimizer._optimizer_step_pre_hooks or _global_optimizer_pre_hooks)
+
+
+def _may_fuse(group: dict[str, Any], optimizer: Optimizer) -> bool:
+    if group.get("fused") is not None or group.get("foreach") is not None:
+        return False  # chosen by the user
+    if group.get("differentiable") or group.get("capturable") or isinstance(group["lr"], Tensor):
+        return False
+    return all(_in_order(p, optimizer.state) for p in group["params"] if p.grad is not None)
+
+
+def _in_order(parameter: Tensor, state: Any) -> bool:
+    """Whether parameter, gradient and state are on the CPU, of a dtype that is not rounded, and in plain order."""
+    values = state[parameter].values() if parameter in state else ()
+    together = [parameter, parameter.grad, *(x for x in values if isinstance(x, Tensor) and x.dim())]
+    return all(
+        x.layout is torch.strided and x.device.type == "cpu" and x.dtype in _DTYPES and x.is_contiguous()
+        for x in together
+    )
