@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import argparse
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import side_by_side
 import torch
@@ -93,7 +93,7 @@ def _steps() -> dict[str, Callable[[SparseAutoencoder, Tensor, Tensor], Callable
     }
 
 
-def _turns(contenders: side_by_side.Contenders, rounds: int) -> dict[str, Tensor]:
+def _turns(contenders: Mapping[str, Callable[[], object]], rounds: int) -> dict[str, Tensor]:
     """The seconds of each turn of each contender on this rank, after one turn to warm up."""
     times: dict[str, list[float]] = {name: [] for name in contenders}
 

@@ -11,8 +11,9 @@ from collections.abc import Callable, Mapping
 from datetime import date
 
 import torch
+from plain_process import Elsewhere
 
-Contenders = Mapping[str, Callable[[], object]]
+Contenders = Mapping[str, Callable[[], object] | Elsewhere]
 
 
 def take_turns(contenders: Contenders, iterations: int, rounds: int, barrier: Callable[[], None]) -> dict[str, float]:
@@ -31,33 +32,47 @@ def times_in_turns(
         # Another order each time, the same on all ranks: whoever runs after a heavy one finds the caches full of its
         # data and its threads still awake, and that must not always be the same one.
         for name in random.Random(turn).sample(names, len(names)):
-            run = contenders[name]
-            run()
-            barrier()
-            start = time.perf_counter()
-            for _ in range(iterations):
-                run()
+            seconds = _turn(contenders[name], iterations, barrier)
             if turn:  # the first turn warms up
-                times[name].append((time.perf_counter() - start) / iterations)
+                times[name].append(seconds)
     return times
+
+
+def _turn(contender: Callable[[], object] | Elsewhere, iterations: int, barrier: Callable[[], None]) -> float:
+    if isinstance(contender, Elsewhere):
+        barrier()
+        seconds = contender.turn(iterations)
+        _sleep_until_all_are_here()
+        return seconds
+    contender()
+    barrier()
+    start = time.perf_counter()
+    for _ in range(iterations):
+        contender()
+    return (time.perf_counter() - start) / iterations
 
 
 def alone(step: Callable[[], object], threads: int = 1) -> Callable[[], None]:
     """The step on rank 0 only; the other ranks sleep meanwhile, as if they were not there."""
     from mpi4py import MPI
 
-    world = MPI.COMM_WORLD
-
     def run() -> None:
-        if world.rank == 0:
+        if MPI.COMM_WORLD.rank == 0:
             torch.set_num_threads(threads)
             step()
             torch.set_num_threads(1)
-        done = world.Ibarrier()
-        while not done.Test():
-            time.sleep(1e-4)
+        _sleep_until_all_are_here()
 
     return run
+
+
+def _sleep_until_all_are_here() -> None:
+    """A barrier that leaves the core to whoever still works; MPI's own keeps asking."""
+    from mpi4py import MPI
+
+    done = MPI.COMM_WORLD.Ibarrier()
+    while not done.Test():
+        time.sleep(1e-4)
 
 
 def environment(extra: str = "") -> str:
