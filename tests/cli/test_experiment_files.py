@@ -51,6 +51,9 @@ def test_convert_writes_our_format_and_names_what_is_left_out(tmp_path, capsys):
     assert load(new).model_dump() == load(OLD).model_dump()
     assert main(["convert", str(OLD)]) == 0
     assert yaml.safe_load(capsys.readouterr().out) == yaml.safe_load(new.read_text())
+    with pytest.raises(SystemExit):
+        main(["convert", str(OLD), str(tmp_path / "no" / "new.yaml")])
+    assert "new.yaml can not be written (No such file or directory)" in capsys.readouterr().err
     new.write_text(OLD.read_text().replace("ConvLayer", "ConvLyer"))
     assert main(["convert", str(new)]) == 2
     assert capsys.readouterr().err.startswith(

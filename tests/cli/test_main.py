@@ -52,6 +52,14 @@ def test_an_unknown_name_is_answered_with_the_nearest(arguments, words, capsys):
     assert [word for word in words if word not in message] == []
 
 
+def test_of_the_ranks_of_a_job_only_the_first_says_what_is_wrong_with_the_command_line(capsys, monkeypatch):
+    monkeypatch.setenv("PMI_SIZE", "2")
+    for rank in (0, 1):
+        monkeypatch.setenv("PMI_RANK", str(rank))
+        status, out, message = ended(capsys, "train", "x.yaml", "--halopr")
+        assert (status, out) == (2, "") and ("'--halopr'" in message) == (rank == 0)
+
+
 def test_the_command_starts_without_loading_torch_or_mpi():
     code = (
         "import sys, torchmn.cli.main, torchmn.cli.run, torchmn.cli.doctor\n"

@@ -43,7 +43,8 @@ def test_a_run_is_evaluated_and_its_predictions_are_those_metrics(tmp_path, caps
     run, file = str(tmp_path / "run"), str(tmp_path / "shapes.yaml")
     assert main(["evaluate", file, "--checkpoint", run, "--json"]) == 0
     values = json.loads(capsys.readouterr().out)
-    assert main(["predict", file, "--checkpoint", f"{run}/checkpoints", "--out", "p.npz"]) == 0
+    assert main(["predict", file, "--checkpoint", f"{run}/checkpoints", "--out", "p"]) == 0
+    assert "after step" in (said := capsys.readouterr().out) and said.endswith("p.npz\n")
     with np.load("p.npz") as predictions:
         assert float((predictions["predicted"] == predictions["targets"]).mean()) == values["accuracy"]
         assert predictions["outputs"].shape == (20, 4)
@@ -157,8 +158,9 @@ def test_an_old_file_is_explained_and_trained(capsys):
         (["train", "shapes.yaml", "--sample", "10"], "--sample 10: expected toy_images's sample to be a share"),
         (["train", "shapes.yaml", "--out", "shapes.yaml"], "--out "),
         (["train", "shapes.yaml", "--resume", "--out", "none"], "--resume: there is no run in"),
-        (["train", "shapes.yaml", "--data", "x", "--set", "dataset=cifar10"], "cifar10"),
+        (["train", "shapes.yaml", "--data", "x", "--set", "dataset=cifar10"], "--data x: "),
         (["evaluate", "shapes.yaml", "--checkpoint", "none"], "--checkpoint none: there are no checkpoints of"),
+        (["predict", "shapes.yaml", "--checkpoint", "none", "--out", "no/x.npz"], "--out no/x.npz: can not be written"),
         (["verify", "broken.yaml"], "broken.yaml:4:7: there is no layer 'cnov'"),
     ],
 )  # fmt: skip

@@ -42,9 +42,10 @@ def test_a_grid_is_as_given_or_as_square_as_can_be(mode, size, shape, given, exp
         ("halopar", 2, (4,), {}, "halopar cuts images, and a sample of shape (4,) is none"),
         ("halodatapar", 5, IMAGE, {}, "needs a number of ranks that is a product, as 4 = 2 x 2, and there are 5"),
         ("halopar", 4, IMAGE, {"height": 3}, "a grid of height 3 has 3 ranks, and there are 4"),
-        ("halopar", 4, IMAGE, {"data": 4}, "halopar has no axis data here"),
+        ("halopar", 4, IMAGE, {"data": 4}, "halopar has no axis data here, only height and width"),
         ("halopar", 2, (2, 50), {"height": 2}, "halopar has no axis height here"),
-        ("datapar", 2, IMAGE, {"width": 2}, "datapar has no axis width here"),
+        ("datapar", 2, IMAGE, {"width": 2}, "only data; with it go --modelpar or --halopar or --halodatapar"),
+        ("datapar", 2, (4,), {"width": 2}, "with it go --modelpar or --datapar --modelpar"),
         ("halopar", 30, IMAGE, {"width": 30}, "30 ranks along width can not share 28 rows"),
     ],
 )

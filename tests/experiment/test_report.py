@@ -134,6 +134,7 @@ def test_the_confusion_matrix_counts_each_sample_once():
 def test_charts_cover_their_numbers_and_leave_out_what_is_none():
     assert ticks(0.0, 1.0) == [0.0, 0.2, 0.4, 0.6, 0.8, 1.0] and ticks(3, 3) == [3]
     assert ticks(-7, 94)[0] <= -7 and ticks(-7, 94)[-1] >= 94
+    assert ticks(1, 3, whole=True) == [1, 2, 3] and ticks(0, 180, whole=True) == [0, 50, 100, 150, 200]
     chart = line_chart([Curve("a <b>", range(5000), [float(k) for k in range(4999)] + [float("nan")])], "x", "y")
     assert "a &lt;b&gt;" in chart and "nan" not in chart
     points = re.search(r'points="([^"]*)"', chart)

@@ -34,7 +34,10 @@ def main(arguments: Sequence[str]) -> int:
         return 0
     if Path(options.new).exists():
         parser.error(f"{options.new} is there already. Name another file.")
-    Path(options.new).write_text(text, encoding="utf-8")
+    try:
+        Path(options.new).write_text(text, encoding="utf-8")
+    except OSError as error:
+        parser.error(f"{options.new} can not be written ({error.strerror}).")
     print(f"wrote {options.new}")
     return 0
 

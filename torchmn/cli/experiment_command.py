@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from torchmn.cli.experiment_options import overrides, parallel_overrides
-from torchmn.cli.experiment_ranks import speaks, started_elsewhere
-from torchmn.cli.parser import Parser
+from torchmn.cli.experiment_ranks import started_elsewhere
+from torchmn.cli.parser import Parser, speaks
 from torchmn.errors import ExperimentError
 
 if TYPE_CHECKING:

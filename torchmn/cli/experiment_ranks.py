@@ -54,8 +54,3 @@ def started_by(options: argparse.Namespace) -> str:
         return ""
     starters = {"slurm": f"srun -n {launch.size} ", "torchrun": f"torchrun --nproc-per-node {launch.size} --no-python "}
     return starters.get(launch.name, f"mpiexec -n {launch.size} ")
-
-
-def speaks() -> bool:
-    """Whether this process is the one to print: rank 0, or the only one."""
-    return detect().rank == 0

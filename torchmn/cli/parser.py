@@ -6,6 +6,7 @@ import argparse
 from collections.abc import Callable, Sequence
 from typing import NoReturn
 
+from torchmn.communicators.launchers import detect
 from torchmn.errors import nearest
 
 
@@ -25,13 +26,19 @@ class Parser(argparse.ArgumentParser):
         return options
 
     def error(self, message: str) -> NoReturn:
-        """Ends the program with `message`."""
-        self.exit(2, f"{self.prog}: {message}\n`{self.prog} --help` shows what there is.\n")
+        """Ends the program with `message`; of the ranks of a job, whose command lines are the same, rank 0 says it."""
+        said = f"{self.prog}: {message}\n`{self.prog} --help` shows what there is.\n"
+        self.exit(2, said if speaks() else None)
 
     def takes_value(self, token: str) -> bool:
         """Whether `token` is an option whose value is the next word."""
         action = self._option_string_actions.get(token)
         return action is not None and action.nargs != 0
+
+
+def speaks() -> bool:
+    """Whether this process is the one to print: rank 0, or the only one."""
+    return detect().rank == 0
 
 
 def one_of(*names: str) -> Callable[[str], str]:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import argparse
+import os
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from torchmn.cli.experiment_command import run_command
 from torchmn.cli.experiment_options import add_file, add_modes, add_ranks, add_trained, add_values
 from torchmn.cli.parser import Parser
+from torchmn.errors import ExperimentError
 
 if TYPE_CHECKING:
     from torchmn.experiment import Experiment
@@ -34,13 +37,26 @@ def main(arguments: Sequence[str]) -> int:
 
 def _predict(options: argparse.Namespace, experiment: Experiment) -> int:
     from torchmn import create_communicator
-    from torchmn.experiment.run import open_trained, write_predictions
-    from torchmn.experiment.run_directory import run_of
+    from torchmn.experiment.run import on_rank_0, open_trained, write_predictions
 
     with create_communicator() as comm:
+        path = on_rank_0(comm, lambda: _file(options))
         session, step = open_trained(experiment, comm, options.checkpoint, options.split, options.data)
-        path = options.out or str(run_of(options.checkpoint).path / f"predictions-{options.split}.npz")
         write_predictions(session, options.split, path)
         if comm.rank == 0:
             print(f"{len(session.splits[options.split])} predictions after step {step}: {path}")
     return 0
+
+
+def _file(options: argparse.Namespace) -> str:
+    """Where the predictions go; an ExperimentError where that can not be, before anything is computed."""
+    from torchmn.experiment.run_directory import run_of
+
+    if options.out is None:
+        return str(run_of(options.checkpoint).path / f"predictions-{options.split}.npz")
+    path = Path(options.out).expanduser()
+    if path.suffix != ".npz":  # numpy would add it, without a word
+        path = path.with_name(f"{path.name}.npz")
+    if not os.access(path if path.exists() else path.parent, os.W_OK):
+        raise ExperimentError(f"--out {options.out}: can not be written; is {path.parent.resolve()} a directory?")
+    return str(path)

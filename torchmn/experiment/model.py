@@ -91,14 +91,15 @@ def _check_targets(target: str, shape: Shape, data: Arrays, where: str) -> None:
 def load_data(experiment: Experiment, folder: str | None) -> Splits:
     """The arrays of each split of the experiment's data set; `folder` is what --data says."""
     options = experiment.the_dataset()
+    where = options.where if folder is None else f"--data {folder}"
     try:
         splits = options.build(None if folder is None else Path(folder).expanduser(), experiment.seed)
         _check_splits(splits)
         return splits
     except DatasetError as error:
-        raise ExperimentError(f"{options.where}: {error}") from error
+        raise ExperimentError(f"{where}: {error}") from error
     except OSError as error:
-        raise ExperimentError(f"{options.where}: {options.kind}: {error}") from error
+        raise ExperimentError(f"{where}: {options.kind}: {error}") from error
 
 
 def _check_splits(splits: Splits) -> None:

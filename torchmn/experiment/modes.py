@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from math import prod
 
-from torchmn.errors import nearest
-
 TILE_AXES = ("depth", "height", "width")
 CUTS_IMAGES = ("halopar", "halodatapar")
+MODES = ("datapar", "modelpar", "halopar", "halodatapar", "hybrid")
+"""Each once: vecpar is another name of modelpar."""
 
 Sizes = dict[str, int]
 Shape = tuple[int, ...]
@@ -17,16 +17,24 @@ class Unfit(ValueError):
     """A mode that does not work on so many ranks, or with such samples."""
 
 
+def flag_of(mode: str) -> str:
+    """How a command line says it."""
+    return "--datapar --modelpar" if mode == "hybrid" else f"--{mode}"
+
+
 def grid_for(mode: str, size: int, shape: Shape, given: Sizes) -> Sizes:
     """How many ranks stand along each axis (data, depth, height, width): as `given`, or as squarely as can be.
 
     shape: of one sample. Raises Unfit where the mode has no grid of `size` ranks.
     """
-    if mode in CUTS_IMAGES and not 2 <= len(shape) <= 4:
+    if mode in CUTS_IMAGES and not _is_image(shape):
         raise Unfit(f"{mode} cuts images, and a sample of shape {shape} is none")
     unused = [axis for axis in given if given[axis] > 1 and axis not in _axes(mode, shape)]
     if unused:
-        raise Unfit(f"{mode} has no axis {unused[0]} here. {nearest(unused[0], _axes(mode, shape))}")
+        others = [flag_of(other) for other in MODES if unused[0] in _axes(other, shape)]
+        raise Unfit(
+            f"{mode} has no axis {unused[0]} here, only {' and '.join(_axes(mode, shape))}; with it go {_or(others)}"
+        )
     sizes = {axis: given.get(axis, 1) for axis in ("data", *TILE_AXES)}
     if given:
         if mode in ("hybrid", "halodatapar") and "data" not in given and size % prod(sizes.values()) == 0:
@@ -46,9 +54,15 @@ def grid_for(mode: str, size: int, shape: Shape, given: Sizes) -> Sizes:
     return sizes
 
 
+def _is_image(shape: Shape) -> bool:
+    return 2 <= len(shape) <= 4  # maps, and one to three dims
+
+
 def _axes(mode: str, shape: Shape) -> tuple[str, ...]:
     if mode == "datapar":
         return ("data",)
+    if mode in CUTS_IMAGES and not _is_image(shape):
+        return ()
     tiles = TILE_AXES[4 - len(shape) :] if mode in CUTS_IMAGES else TILE_AXES
     return tiles if mode in ("halopar", "modelpar", "vecpar") else ("data", *tiles)
 

@@ -15,8 +15,8 @@ from torchmn.communicators.process_grid import ProcessGrid
 from torchmn.datasets.arrays import Region
 from torchmn.errors import ExperimentError, TorchMNError
 from torchmn.experiment import modes
-from torchmn.experiment.modes import Shape, Sizes, Unfit
-from torchmn.experiment.schema import MODES, Experiment, Parallel
+from torchmn.experiment.modes import MODES, Shape, Sizes, Unfit, flag_of
+from torchmn.experiment.schema import Experiment, Parallel
 from torchmn.geometry import owned
 from torchmn.optim import create_multi_node_optimizer
 from torchmn.parallel import parallelize
@@ -87,10 +87,8 @@ def check(experiment: Experiment, size: int, shape: Shape) -> None:
     except Unfit as error:
         if experiment.the_parallel().grid and fits(mode, size, shape):
             raise ExperimentError(f"{error}.") from None  # which says the grids that fit
-        fit = [mode for mode in MODES if mode != "vecpar" and fits(mode, size, shape)]
-        raise ExperimentError(
-            f"{str(error).rstrip('.')}. With {size} ranks these would: {', '.join(f'--{m}' for m in fit)}"
-        ) from None
+        fit = [flag_of(mode) for mode in MODES if fits(mode, size, shape)]
+        raise ExperimentError(f"{str(error).rstrip('.')}. With {size} ranks these would: {', '.join(fit)}") from None
 
 
 def fits(mode: str, size: int, shape: Shape) -> bool:
@@ -111,8 +109,8 @@ def place(model: nn.Module, comm: Communicator, experiment: Experiment, shape: S
     try:
         return place_in(model, comm, mode, sizes, shape)
     except TorchMNError as error:
-        others = [m for m in MODES if m not in (mode, "vecpar") and _works(model, comm, m, shape)]
-        would = f" These modes would: {', '.join(f'--{other}' for other in others)}." if others else ""
+        others = [flag_of(other) for other in MODES if other != mode and _works(model, comm, other, shape)]
+        would = f" These modes would: {', '.join(others)}." if others else ""
         raise ExperimentError(f"{mode} is not possible: {str(error).rstrip('.')}.{would}") from error
 
 

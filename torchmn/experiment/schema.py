@@ -9,7 +9,7 @@ import torch
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from torchmn.errors import ExperimentError
-from torchmn.experiment import activations, costs, initializers, layers, metrics, optimizers, registry
+from torchmn.experiment import activations, costs, initializers, layers, metrics, modes, optimizers, registry
 from torchmn.experiment import datasets as dataset_options
 from torchmn.experiment.autoencoder import Autoencoder
 from torchmn.experiment.datasets import DatasetOptions
@@ -34,7 +34,7 @@ KINDS = (activations, costs, dataset_options, initializers, layers, metrics, opt
 
 # Costs and metrics that take scores in another way than probabilities.
 NEED_TO_KNOW = ("cross_entropy", "binary_cross_entropy", "log_loss", "log_loss_sum")
-MODES = ("datapar", "modelpar", "vecpar", "halopar", "halodatapar", "hybrid")
+MODES = (*modes.MODES, "vecpar")
 MODELS = ("layers", "module", "autoencoder")
 AXES = ("data", "depth", "height", "width")
 

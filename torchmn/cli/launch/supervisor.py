@@ -180,7 +180,7 @@ class Supervisor:
         return as_shells_count(next((status for status in statuses if status), 0))
 
     def _say(self, text: str) -> None:
-        self.screen.lines(self.screen.err, [f"torchmn run: {text}".encode()])
+        self.screen.lines(self.screen.err, [f"torchmn: {text}".encode()])
 
 
 def as_shells_count(status: int) -> int:

@@ -23,14 +23,15 @@ class Curve:
 
 
 def line_chart(curves: Sequence[Curve], x_name: str, y_name: str) -> str:
-    """An SVG of curves over the same axes, with a legend; points that are not finite are left out."""
+    """An SVG of curves over steps or epochs, with a legend; points that are not finite are left out."""
     kept = [Curve(c.name, *_thinned(c), c.number) for c in curves]
     kept = [curve for curve in kept if curve.xs]
     if not kept:
         return "<p>nothing to draw yet</p>"
     xs, ys = [x for c in kept for x in c.xs], [y for c in kept for y in c.ys]
-    x_ticks, y_ticks = ticks(min(xs), max(xs)), ticks(min(ys), max(ys))
-    x_low, x_high = min(min(xs), x_ticks[0]), max(max(xs), x_ticks[-1])
+    x_low, x_high = min(xs), max(xs)
+    x_ticks = [tick for tick in ticks(x_low, x_high, whole=True) if x_low <= tick <= x_high]
+    y_ticks = ticks(min(ys), max(ys))
     y_low, y_high = min(min(ys), y_ticks[0]), max(max(ys), y_ticks[-1])
 
     def x_at(x: float) -> float:
@@ -68,12 +69,12 @@ def _thinned(curve: Curve) -> tuple[list[float], list[float]]:
     return [g[-1][0] for g in groups], [sum(y for _, y in g) / len(g) for g in groups]
 
 
-def ticks(low: float, high: float, count: int = 5) -> list[float]:
-    """Round numbers between two others, both ends covered."""
+def ticks(low: float, high: float, count: int = 5, whole: bool = False) -> list[float]:
+    """Round numbers between two others, both ends covered; `whole` ones for what can be counted."""
     span = high - low
     if span <= 0:
         return [low]
-    rough = span / count
+    rough = max(span / count, 1.0) if whole else span / count
     unit = 10 ** math.floor(math.log10(rough))
     step = next(unit * n for n in (1, 2, 5, 10) if unit * n >= rough)
     first, last = math.floor(low / step + 1e-9), math.ceil(high / step - 1e-9)

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 import platform
+import shlex
 import sys
 from datetime import datetime, timezone
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -20,7 +22,7 @@ def environment(comm: Communicator) -> dict[str, str]:
     kinds = sorted(set(comm.allgather_obj(type(comm).__name__.removesuffix("Communicator"))))
     return {
         "finished": datetime.now(timezone.utc).strftime("%Y-%m-%d %H:%M UTC"),
-        "command": " ".join(sys.argv),
+        "command": shlex.join([_program(sys.argv[0]), *sys.argv[1:]]),
         "ranks": f"{comm.size} over {', '.join(kinds)}",
         "hosts": ", ".join(f"{host} ({hosts.count(host)})" for host in dict.fromkeys(hosts)),
         "device": str(comm.device),
@@ -32,3 +34,8 @@ def environment(comm: Communicator) -> dict[str, str]:
         "python": platform.python_version(),
         "system": platform.platform(),
     }
+
+
+def _program(path: str) -> str:
+    """What a user would type: ranks that `torchmn train -n` started run the command's module."""
+    return "torchmn" if path.endswith(os.path.join("torchmn", "cli", "main.py")) else Path(path).name

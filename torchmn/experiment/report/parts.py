@@ -61,7 +61,8 @@ def model_table(serial: nn.Module, placed: Placed, shape: Shape) -> str:
         weights = sum(parameter.numel() for parameter in step.module.parameters(recurse=False))
         rows.append(
             f"<tr><th>{escape(step.name or type(step.module).__name__)}</th><td>{escape(_words(step.module))}</td>"
-            f"<td>{text(step.after)}</td><td class='num'>{weights or ''}</td><td>{_drawing(step, placed)}</td></tr>"
+            f"<td class='shape'>{text(step.after)}</td><td class='num'>{format(weights, ',') if weights else ''}</td>"
+            f"<td>{_drawing(step, placed)}</td></tr>"
         )
     head = "<tr><th>layer</th><th></th><th>gives</th><th>weights</th><th>parts</th></tr>"
     return f'<div class="scroll"><table class="model">{head}{"".join(rows)}</table></div>'

@@ -18,7 +18,8 @@ p { margin:.4rem 0; } small, .tick { color:var(--soft); }
 .numbers b { display:block; font-size:1.25rem; }
 figure { margin:0; } svg { max-width:100%; } figure svg { width:100%; height:auto; display:block; }
 .tick { font-size:12px; fill:var(--soft); } .grid { stroke:var(--line); } .tiles text { fill:var(--ink); }
-.curve { fill:none; stroke-width:2; } .curve.c0,.dot.c0 { stroke:var(--c0); } .curve.c1,.dot.c1 { stroke:var(--c1); }
+.curve { fill:none; stroke-width:2; } .curve.c2,.curve.c4 { stroke-dasharray:7 6; }
+.curve.c0,.dot.c0 { stroke:var(--c0); } .curve.c1,.dot.c1 { stroke:var(--c1); }
 .curve.c2,.dot.c2 { stroke:var(--c2); } .curve.c3,.dot.c3 { stroke:var(--c3); } .curve.c4,.dot.c4 { stroke:var(--c4); }
 .curve.c5,.dot.c5 { stroke:var(--c5); } .dot { fill:var(--card); stroke-width:2; }
 .key { margin-right:1rem; white-space:nowrap; }
@@ -30,6 +31,7 @@ figure { margin:0; } svg { max-width:100%; } figure svg { width:100%; height:aut
 table { border-collapse:collapse; } th, td { padding:.2rem .5rem; text-align:left; vertical-align:top; }
 td.num { text-align:right; font-variant-numeric:tabular-nums; } tr + tr > * { border-top:1px solid var(--line); }
 .scroll { overflow-x:auto; } .model th { font-weight:600; } .model td { font-size:.85rem; min-width:3.5rem; }
+.model .shape { white-space:nowrap; }
 .confusion td, .confusion th { text-align:center; padding:.15rem .4rem; font-size:.85rem; }
 .confusion .right { background:rgba(var(--good), calc(.75 * var(--share))); }
 .confusion .wrong { background:rgba(var(--bad), min(1, calc(4 * var(--share)))); }
