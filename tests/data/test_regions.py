@@ -2,6 +2,7 @@
 
 import pickle
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import pytest
@@ -167,6 +168,35 @@ def test_masks_are_cut_like_images(comm):
         assert torch.equal(image, images[5][region])
         if not isinstance(item, dict):
             assert torch.equal(item[1], masks[5][region])
+
+
+class Pair(NamedTuple):
+    name: str
+    image: torch.Tensor
+
+
+@ranks(2, on="threads")
+def test_places_count_from_the_end_too_and_named_tuples_stay(comm):
+    images, labels = images_and_labels()
+    grid, mine = ProcessGrid(comm, height=2), slice(0, 4) if comm.rank == 0 else slice(4, 7)
+    items = [Pair(str(number), image) for number, image in enumerate(images)]
+    item = scatter_regions(items, grid, cut=-1)[5]
+    assert item.name == "5" and torch.equal(item.image, images[5][:, mine])
+    assert torch.equal(scatter_regions((labels, images), grid, cut=(-1,))[5][1], images[5][:, mine])
+
+
+@ranks(2, on="threads")
+def test_what_is_cut_must_exist_and_be_the_same_on_every_rank(comm):
+    images, labels = images_and_labels()
+    grid = ProcessGrid(comm, height=2)
+    with pytest.raises(ArgumentError, match="expected items with an element 7 to cut"):
+        scatter_regions(Items(images, labels, tuple), grid, cut=(0, 7))
+    with pytest.raises(MismatchError, match=r"cut \(1,\)"):
+        scatter_regions((images, images), grid, cut=comm.rank)
+    with pytest.raises(MismatchError, match="dims 3"):
+        scatter_regions(images, grid, dims=2 + comm.rank)
+    with pytest.raises(ArgumentError, match="got a list of both"):
+        scatter_regions([images, labels], grid)
 
 
 @ranks(2, on="threads")

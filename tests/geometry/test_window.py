@@ -99,3 +99,18 @@ def test_no_outputs_need_nothing():
 def test_an_image_smaller_than_the_window_is_an_error_that_names_the_module_and_the_numbers():
     with pytest.raises(HaloError, match=r"^conv2 \(kernel 7, stride 1, padding 0\) has no output for an image of 6 "):
         Window(7).output_extent(6, name="conv2")
+
+
+def test_padding_may_be_one_number():
+    assert Window(3, padding=1) == Window(3, padding=(1, 1))  # type: ignore[arg-type]
+    assert Window(3, padding=-1).needed(Interval(0, 2), 8) == Interval(1, 5)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [(0,), (-1,), (3, 0), (3, -1), (3, 1, (0, 0), 0), (2.0,), (3, 1, (1,)), (3, 1, (1.5, 0)), (3, 1, None)],
+    ids=str,
+)
+def test_numbers_that_are_no_window_are_refused(settings):
+    with pytest.raises(HaloError, match="expected a window of whole numbers"):
+        Window(*settings)

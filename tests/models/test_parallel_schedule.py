@@ -229,3 +229,16 @@ def test_progress_may_be_told_on_one_rank_only(comm):
     other = parallelize(model_of("small"), ProcessGrid(comm, width=2), "halopar")
     silent = pretrain(other, digits(20, 10, 2), epochs=1)
     assert [c[0].total for c in costs] == pytest.approx([c[0].total for c in silent])
+
+
+@pytest.mark.parametrize("given", ["whole images", "tiles"])
+@ranks(2, on="threads")
+def test_ranks_that_share_images_but_shuffle_differently_are_told(comm, given):
+    grid = ProcessGrid(comm, height=2)
+    model = parallelize(model_of("small"), grid, "halopar")
+    images, labels = next(iter(batches_of("small")))
+    order = torch.arange(len(images)) if comm.rank == 0 else torch.arange(len(images)).flip(0)
+    mine = images[order] if given == "whole images" else images[order, :, 7 * comm.rank : 7 * comm.rank + 7]
+    for work in (pretrain, fine_tune, lambda model, batches: spot_check(model, batches)):
+        with pytest.raises(MismatchError, match="whole inputs"):
+            work(model, [(mine, labels[order])])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 from math import prod
 
 import pytest
@@ -11,6 +12,7 @@ import torchmn
 from tests.nn.parts.parity import assert_close
 from tests.parallel.training import PROBLEMS, Problem, tile_of
 from torchmn.communicators.process_grid import ProcessGrid
+from torchmn.errors import ArgumentError, ParallelizeError
 from torchmn.parallel import full_state_dict, parallelize
 
 PLACES = [
@@ -84,3 +86,34 @@ def test_a_state_dict_of_another_model_is_an_error():
             model.load_state_dict(wrong)
 
     torchmn.run_threads(body, 2)
+
+
+@pytest.mark.parametrize("mode", ["halopar", "modelpar"])
+def test_the_slices_of_another_rank_are_not_loaded(mode):
+    def body(comm):
+        _, model = on_grid(PROBLEMS["LeNet"], comm, mode, {"height": 2})
+        file = io.BytesIO()
+        torch.save(model.state_dict(), file)  # as a script does on rank 0, to load it on all
+        mine = torch.load(io.BytesIO(file.getvalue()))
+        theirs = torch.load(io.BytesIO(comm.bcast_obj(file.getvalue())))
+        expected = full_state_dict(model)
+        model.load_state_dict(mine)
+        same_state(full_state_dict(model), expected)
+        if comm.rank == 0:
+            model.load_state_dict(theirs)
+            return
+        with pytest.raises(
+            ParallelizeError, match=r"slices of tile rank 0 of 2, and this is tile rank 1 of 2.*full_state"
+        ):
+            model.load_state_dict(theirs)
+
+    torchmn.run_threads(body, 2, timeout=30)
+
+
+def test_a_parallel_model_is_not_pickled():
+    def body(comm):
+        _, model = on_grid(PROBLEMS["U-Net"], comm, "halopar", {"height": 2})
+        with pytest.raises(ArgumentError, match=r"can not be pickled. Save torchmn\.full_state_dict\(model\)"):
+            torch.save(model, io.BytesIO())
+
+    torchmn.run_threads(body, 2, timeout=30)

@@ -68,6 +68,12 @@ class ProcessGrid:
     def __deepcopy__(self, _: Any) -> ProcessGrid:
         return self  # a copy of a model talks to the same ranks
 
+    def __reduce__(self) -> Any:
+        raise ArgumentError(
+            "a ProcessGrid, and a parallel model with it, belongs to the ranks of its job and can not be pickled. Save "
+            "torchmn.full_state_dict(model), which loads into the plain model and into any other grid and mode"
+        )
+
     @property
     def tile_count(self) -> int:
         """Into how many tiles an image is cut."""

@@ -89,8 +89,9 @@ class Items:
 
     def image_shape(self) -> tuple[int, ...]:
         item = self.dataset[0]
-        image = _of(item, self.cut[0]) if isinstance(item, list | tuple | dict) else item
-        return tuple(_checked(image).shape)
+        images = [_of(item, key) for key in self.cut] if isinstance(item, list | tuple | dict) else [item]
+        shapes = [tuple(_checked(image).shape) for image in images]
+        return shapes[0]
 
     def tiles(self, region: Region, rows: Tensor | None) -> Tiles:
         """The items of `rows` (None: all), cut."""
@@ -110,7 +111,10 @@ class _Item:
             return {**item, **{key: self._tile(_of(item, key)) for key in self.cut}}
         if not isinstance(item, list | tuple):
             return self._tile(item)
-        values = [self._tile(value) if i in self.cut else value for i, value in enumerate(item)]
+        places = {key + len(item) if isinstance(key, int) and key < 0 else key for key in self.cut}
+        values = [self._tile(value) if i in places else value for i, value in enumerate(item)]
+        if hasattr(item, "_fields"):  # a named tuple
+            return type(item)(*values)
         return values if isinstance(item, list) else tuple(values)
 
     def _tile(self, image: Any) -> Any:
@@ -133,6 +137,8 @@ def source_of(dataset: Any, cut: Cut) -> Columns | Items:
         if len(set(lengths)) > 1:
             raise ArgumentError(f"expected images and labels of one length, got {lengths}")
         return Columns(dataset, _places(cut, len(dataset)), tuple)
+    if isinstance(dataset, list) and all(_is_array(x) for x in dataset) and len({len(x.shape) for x in dataset}) > 1:
+        raise ArgumentError("expected a tuple (images, labels), or a list of images, got a list of both")
     return Items(dataset, cut)
 
 
@@ -150,10 +156,9 @@ def _is_array(x: Any) -> bool:
 
 
 def _places(cut: Cut, columns: int) -> tuple[int, ...]:
-    places = tuple(place for place in cut if isinstance(place, int) and 0 <= place < columns)
-    if len(places) != len(cut):
+    if not all(isinstance(place, int) and -columns <= place < columns for place in cut):
         raise ArgumentError(f"expected cut to name places 0..{columns - 1} of an item, got {cut}")
-    return places
+    return tuple(int(place) % columns for place in cut)
 
 
 def _taken(x: Any, region: Region | None, rows: Tensor | None) -> Tiles:

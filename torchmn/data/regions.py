@@ -26,7 +26,7 @@ def scatter_regions(
     shuffle: bool = False,
     seed: int | None = None,
     drop_last: bool = False,
-    cut: Sequence[int | str] = (0,),
+    cut: int | str | Sequence[int | str] = (0,),
     dims: int | None = None,
 ) -> RegionDataset:
     """This rank's tile of every image, labels whole, as a map-style data set; every rank of the grid calls it.
@@ -48,10 +48,11 @@ def scatter_regions(
     """
     grid = checked_grid(grid, "scatter_regions")
     dims = dims or (3 if grid.sizes["depth"] > 1 else 2)
+    places = (cut,) if isinstance(cut, int | str) else tuple(cut)
     region, source, said, problem, kind = None, None, {}, None, ArgumentError
     try:
         region = Region(grid.axes_of(dims), grid.parts_of(dims), grid.place_of(dims))
-        source = source_of(dataset, tuple(cut))
+        source = source_of(dataset, places)
         said = {"items": len(source), "image": source.image_shape() if len(source) else ()}
         if said["items"]:
             region.intervals(said["image"])
@@ -61,6 +62,7 @@ def scatter_regions(
     except Exception as error:  # a user's data set may raise anything
         problem = f"the data set raised {type(error).__name__}: {error}"
     agreed = {**said, "batch_size": batch_size, "shuffle": bool(shuffle), "seed": seed, "drop_last": bool(drop_last)}
+    agreed |= {"cut": places, "dims": dims}
     try:
         meet(grid.comm, "scatter_regions", problem, {} if problem else agreed)
     except ArgumentError as error:

@@ -12,17 +12,34 @@ from torchmn.geometry.interval import Interval
 class Window:
     """Kernel, stride, padding (low, high), dilation of a convolution or a pool along one dim.
 
+    padding: an int stands for both ends; below zero, that much of the image is left out
     ceil_mode: a last window that is not full counts too, as in torch's pools
     transposed: of a transposed convolution; `output_padding` is only for these
     """
 
     kernel: int
     stride: int = 1
-    padding: tuple[int, int] = (0, 0)
+    padding: tuple[int, int] = (0, 0)  # made of an int where one is given
     dilation: int = 1
     ceil_mode: bool = False
     transposed: bool = False
     output_padding: int = 0
+
+    def __post_init__(self) -> None:
+        if isinstance(self.padding, int):
+            object.__setattr__(self, "padding", (self.padding, self.padding))
+        at_least_one = (self.kernel, self.stride, self.dilation)
+        if not (
+            all(isinstance(number, int) and number >= 1 for number in at_least_one)
+            and isinstance(self.padding, tuple)
+            and len(self.padding) == 2
+            and all(isinstance(number, int) for number in (*self.padding, self.output_padding))
+        ):
+            raise HaloError(
+                "expected a window of whole numbers, kernel, stride and dilation at least 1, padding (low, high), got "
+                f"kernel {self.kernel!r}, stride {self.stride!r}, padding {self.padding!r}, "
+                f"dilation {self.dilation!r}, output_padding {self.output_padding!r}"
+            )
 
     @property
     def span(self) -> int:

@@ -45,3 +45,9 @@ def iterator_problem(batches: Batches) -> str | None:
 def images_of(batch: Any) -> Tensor:
     """The images of a batch, which may have labels beside them."""
     return batch if isinstance(batch, Tensor) else batch[0]
+
+
+def labels_of(batch: Any) -> Tensor | None:
+    """The labels beside the images of a batch, if it has any."""
+    labels = None if isinstance(batch, Tensor) or len(batch) < 2 else batch[1]
+    return labels if isinstance(labels, Tensor) else None

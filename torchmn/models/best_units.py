@@ -37,7 +37,7 @@ def spot_check(model: SparseAutoencoder, batches: Batches) -> list[BestUnit]:
     each rank looks at the units of its own tile; all ranks must call it, and get the best of all.
     """
     placement = Placement(model, model.in_shape)
-    parts, labels = zip(*((model.features(placement.part(x)), y) for x, y in batches), strict=True)
+    parts, labels = zip(*((model.features(placement.part(x, y)), y) for x, y in batches), strict=True)
     corner, extents = _tile(parts[0])
     features = placement.of_all_copies(torch.cat([local(part).flatten(1) for part in parts]))
     areas = areas_under_curve(features, placement.of_all_copies(torch.cat(labels)))

@@ -74,7 +74,7 @@ def fine_tune(
         classifier_only = epoch < initial_epochs
         total, images, at = 0.0, 0.0, -1
         for at, (x, labels) in enumerate(batches):
-            mine = fine_tuning_step(model, optimizer, placement.part(x), labels, classifier_only)
+            mine = fine_tuning_step(model, optimizer, placement.part(x, labels), labels, classifier_only)
             here = torch.tensor([mine * len(labels), len(labels)], dtype=torch.float64)
             cost_sum, count = placement.sum_over_copies(here).tolist()
             total, images = total + cost_sum, images + count

@@ -27,22 +27,28 @@ class Placement:
         self.grid: ProcessGrid | None = parallelism.grid if parallelism else None
         self.cuts_images = bool(parallelism) and parallelism.cuts_images
         self.in_shape = in_shape
+        self._model, self._parallelism = model, parallelism
 
-    def part(self, images: Tensor) -> Tensor:
-        """`images`, whole or this rank's tiles of them, as the layers of the model take them."""
-        if not self.cuts_images or self.grid is None:
+    def part(self, images: Tensor, labels: Tensor | None = None) -> Tensor:
+        """`images`, whole or this rank's tiles of them, as the layers of the model take them.
+
+        Whole images, and labels, must be the same on all ranks that share images: an error on each if they are not.
+        """
+        if self.grid is None:
             return images
-        shape = (images.shape[0], *self.in_shape)
-        layout = image_layout(self.grid, shape, Samples(0, images.shape[0]))
-        if tuple(images.shape) == layout.local_shape():
+        layout = image_layout(self.grid, (images.shape[0], *self.in_shape), Samples(0, images.shape[0]))
+        is_tile = self.cuts_images and tuple(images.shape) == layout.local_shape()
+        if self.cuts_images and not is_tile and tuple(images.shape) != layout.shape:
+            raise ParallelizeError(
+                f"rank {self.grid.comm.rank} of {self.grid.comm.size}: expected this rank's tile "
+                f"{layout.local_shape()} of the images {layout.shape}, or all of them, got {tuple(images.shape)}. "
+                "torchmn.data.scatter_regions gives each rank its tile."
+            )
+        if not is_tile or labels is not None:
+            self._parallelism.compare_whole(self._model, [] if is_tile else [images], labels)
+        if is_tile:
             return wrap(images, layout)
-        if tuple(images.shape) == shape:
-            return part_of(images, layout)
-        raise ParallelizeError(
-            f"rank {self.grid.comm.rank} of {self.grid.comm.size}: expected this rank's tile {layout.local_shape()} of "
-            f"the images {shape}, or all of them, got {tuple(images.shape)}. torchmn.data.scatter_regions gives each "
-            "rank its tile."
-        )
+        return part_of(images, layout) if self.cuts_images else images
 
     def agree(self, operation: str, problem: str | None = None, **values: Any) -> None:
         """Raise on every rank if one of them has a problem, or if they do not all have the same values."""

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from torchmn.models import tiles
-from torchmn.models.batches import Batches, images_of, iterator_problem
+from torchmn.models.batches import Batches, images_of, iterator_problem, labels_of
 from torchmn.models.placement import Placement
 from torchmn.models.sparse_autoencoder import SparseAutoencoder, Stack
 from torchmn.models.stack_gradients import Gradients, gradients, has_closed_form
@@ -83,7 +83,7 @@ def _pretrain_stack(model, placement, number, batches, epochs, learning_rate, pr
     for epoch in range(epochs):
         sums, at = torch.zeros(3, dtype=torch.float64), -1
         for at, batch in enumerate(batches):
-            x = stack_inputs(model, placement.part(images_of(batch)), number)
+            x = stack_inputs(model, placement.part(images_of(batch), labels_of(batch)), number)
             here = pretraining_step(model.stacks[number], x, model.sparsity, learning_rate, placement)
             if told:
                 here = placement.sum_over_all(here)

@@ -14,6 +14,7 @@ from torchmn.geometry import Interval, owned
 from torchmn.nn.parts.layout import AnyCut, Cut, Layout, samples_now
 from torchmn.nn.parts.moving import whole
 from torchmn.nn.parts.part import Part, wrap
+from torchmn.nn.parts.refusals import refuse
 from torchmn.nn.slices import SlicedModule
 
 
@@ -119,6 +120,8 @@ class VectorEmbedding(SlicedModule, nn.Embedding):
 
     def _from_rows(self, ids: Tensor) -> Tensor:
         """Each rank looks up the ids that it has; the sum over ranks has them all."""
+        if not ids.is_meta and ids.numel() and not 0 <= int(ids.min()) <= int(ids.max()) < self.num_embeddings:
+            refuse(f"expected ids in 0..{self.num_embeddings - 1}, got {int(ids.min())}..{int(ids.max())}")
         mine = self.cut.intervals[self.grid.tiles.rank]
         here = (ids >= mine.start) & (ids < mine.stop)
         learns = here if self.padding_idx is None else here & (ids != self.padding_idx)

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from torchmn.errors import ArgumentError
-from torchmn.geometry import Window
+from torchmn.geometry import Interval, Window
 from torchmn.nn.parts import roles
 from torchmn.nn.parts.exchange import fetch, nothing, output_layout, plans_for_windows
 from torchmn.nn.parts.moving import entering, whole
@@ -39,7 +39,7 @@ class HaloLayer(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         if not isinstance(x, Part) or not x.layout_.is_tile:
             return self.local(self._padded(whole(x) if isinstance(x, Part) else x))
-        layout, windows = x.layout_, tuple(self.windows)
+        layout, windows = x.layout_, self._checked_windows()
         self._note_parameters(x)
         buffer = fetch(x, plans_for_windows(layout, windows, self.padding_mode), self.fill)
         extents = [w.output_extent(e) for w, e in zip(windows, layout.shape[-len(windows) :], strict=True)]
@@ -47,7 +47,8 @@ class HaloLayer(nn.Module):
             # A rank without outputs has nothing to compute, but its channels must be those of the others.
             channels = self.out_channels(layout.shape[1])
             result = output_layout(layout, extents, channels)
-            return wrap(nothing(result.local_shape(), buffer, *self.parameters()), result)
+            with roles.inside_a_part():
+                return wrap(nothing(result.local_shape(), buffer, *self.parameters()), result)
         with roles.inside_a_part():
             y = self.local(buffer)
         result = output_layout(layout, extents, y.shape[1])
@@ -59,8 +60,23 @@ class HaloLayer(nn.Module):
         """How many channels `local` makes; override it where they are not those of the input."""
         return in_channels
 
+    def _checked_windows(self) -> tuple[Window, ...]:
+        windows = tuple(self.windows)
+        if any(window.transposed for window in windows):
+            raise ArgumentError(
+                f"{type(self).__name__}: a HaloLayer's outputs see windows of its input, so its windows can not be "
+                "transposed. Upsample first, or use nn.ConvTranspose2d"
+            )
+        return windows
+
     def _padded(self, x: Tensor) -> Tensor:
-        around = [amount for window in reversed(self.windows) for amount in window.padding]
+        windows = self._checked_windows()
+        around = []
+        for window, extent in zip(reversed(windows), reversed(x.shape), strict=False):
+            outputs = Interval(0, window.output_extent(extent, type(self).__name__))
+            low, high = window.padding
+            # A last window that is not full, as ceil_mode allows, sees more than the padding.
+            around += [low, max(high, window.needed(outputs, extent).stop - extent)]
         if not any(around):
             return x
         mode = _TORCH_MODES.get(self.padding_mode)
@@ -71,6 +87,11 @@ class HaloLayer(nn.Module):
     def _note_parameters(self, x: Part) -> None:
         """Their gradients will be this rank's share."""
         for name, parameter in self.named_parameters():
+            if roles.recorder() is None and not roles.is_expected(parameter, x.layout_.grid.tile_count):
+                refuse(
+                    f"the parameter {name} is used in a way that the run without values has not seen: forward took "
+                    f"another way then. Let {type(self).__name__} run in the first forward, too"
+                )
             if roles.always_enters(parameter):
                 refuse(f"the parameter {name} is used outside of {type(self).__name__}, too, which is not supported")
             entering(parameter, x.layout_)

@@ -9,9 +9,12 @@ import torch
 from torch import Tensor, nn
 
 from torchmn.communicators.process_grid import ProcessGrid
+from torchmn.errors import ParallelizeError
 
 # Of one parameter: the dim that is cut, and which global indices along it a tile rank holds (None: this one).
 Slice = tuple[int, Callable[[int | None], Tensor]]
+
+_OF_TILE = "torchmn_slices_of"  # in the metadata of a state dict: whose slices it holds
 
 
 class SlicedModule(nn.Module):
@@ -51,7 +54,31 @@ class SlicedModule(nn.Module):
             whole.index_copy_(dim, index.to(mine.device), part.to(mine.device))
         return whole
 
+    def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
+        super()._save_to_state_dict(destination, prefix, keep_vars)
+        if hasattr(destination, "_metadata"):  # travels with the state dict, through torch.save too
+            destination._metadata.setdefault(prefix[:-1], {})[_OF_TILE] = self._tile()
+
+    def _tile(self) -> str:
+        return f"tile rank {self.grid.tiles.rank} of {self.grid.tiles.size}"
+
+    def _refuse_slices_of_others(self, state_dict: dict[str, Any], prefix: str, metadata: dict[str, Any]) -> None:
+        """An error if `state_dict` holds the slices of another rank, which may have the shape of this rank's."""
+        theirs = metadata.get(_OF_TILE, self._tile())
+        held = [
+            prefix + name
+            for name in self.cut_parameters
+            if (prefix + name) in state_dict and self._parameters[name] is not None
+        ]
+        if held and theirs != self._tile():
+            raise ParallelizeError(
+                f"load_state_dict: {', '.join(held)} are the slices of {theirs}, and this is {self._tile()}. Save "
+                "torchmn.full_state_dict(model), which every rank calls: it holds global tensors, of which each rank "
+                "takes its own part"
+            )
+
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
+        self._refuse_slices_of_others(state_dict, prefix, args[0])
         for name in self.cut_parameters:
             mine, given = self._parameters[name], state_dict.get(prefix + name)
             if mine is not None and given is not None and given.shape != mine.shape:

@@ -90,6 +90,7 @@ class TiledLocalFilter2d(SlicedModule, LocalFilter2d):
         return whole
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
+        self._refuse_slices_of_others(state_dict, prefix, args[0])
         for name in self.cut_parameters:
             given = state_dict.get(prefix + name)
             if given is not None and tuple(given.shape[:2]) == self.out_size:

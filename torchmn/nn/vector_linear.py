@@ -99,7 +99,7 @@ class VectorLinear(SlicedModule, nn.Linear):
                     "that the model was parallelized for: pass parallelize(..., input_shape=(channels, height, width))"
                 )
         result = sum_of_parts(F.linear(local(mine), self.weight), self.grid.tiles)
-        return result if self.bias is None else result + self.bias
+        return result if self.bias is None else result + self.bias.to(result.dtype)  # as autocast does
 
     def _cut_output(self, x: Tensor) -> Tensor:
         result = F.linear(enter_parts(x, self.grid.tiles), self.weight, self.bias)

@@ -16,10 +16,11 @@ _CONVOLUTIONS = {nn.Conv1d: ChannelConv1d, nn.Conv2d: ChannelConv2d, nn.Conv3d: 
 def swap_channel_layers(model: nn.Module, grid: ProcessGrid) -> None:
     """Put this rank's slices in the place of convolutions and embeddings.
 
-    A layer that shares its parameters stays whole on every rank, and so does one with fewer channels than ranks.
+    A layer that shares its parameters stays whole on every rank, and so does one with fewer channels than ranks, or
+    with a hook that may compute its weight from the whole of it, as torch.nn.utils.spectral_norm's does.
     """
     for name, module in list(model.named_modules()):
-        if not name or not has_parameters_of_its_own(model, module):
+        if not name or module._forward_pre_hooks or not has_parameters_of_its_own(model, module):
             continue
         if type(module) in _CONVOLUTIONS:
             if _units(module) >= grid.tiles.size:
@@ -35,4 +36,6 @@ def _units(convolution: Any) -> int:
 
 def _can_be_cut(layer: nn.Embedding, ranks: int) -> bool:
     plain = type(layer) is nn.Embedding and layer.max_norm is None  # max_norm looks at whole rows
-    return plain and max(layer.embedding_dim, layer.num_embeddings) >= ranks
+    by_columns = layer.embedding_dim >= ranks
+    # By rows, each rank looks up other ids than were asked for, and would count those.
+    return plain and (by_columns or (layer.num_embeddings >= ranks and not layer.scale_grad_by_freq))

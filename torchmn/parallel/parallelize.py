@@ -18,6 +18,7 @@ from torchmn.nn.parts.layout import Samples, image_layout
 from torchmn.nn.parts.part import wrap
 from torchmn.nn.parts.refusals import remember_names
 from torchmn.nn.slices import SlicedModule
+from torchmn.parallel.agreement import on_all_or_none
 from torchmn.parallel.channels import swap_channel_layers
 from torchmn.parallel.dry_run import dry_run, explained
 from torchmn.parallel.guard import keep_inside
@@ -57,13 +58,15 @@ def parallelize(
     comm._meet("parallelize", problem, ("mode", "output", "input_shape"), (mode, output, str(input_shape)))
     grid = _as_grid(grid, mode)
     _check_axes(grid, mode)
+    if grid.sizes["data"] > 1:
+        _check_embeddings(model)
     copied = deepcopy(model)
     remember_names(copied)
     comm.bcast_data(copied)
     shape = tuple(input_shape) if input_shape is not None else None
     parallelism = Parallelism(grid, mode, mode in ("halopar", "halodatapar"), output, shape)
     if mode != "datapar":
-        _distribute(copied, parallelism)
+        on_all_or_none(comm, "parallelize", lambda: _distribute(copied, parallelism))
         remember_names(copied)
     copied.parallelism = parallelism  # type: ignore[assignment]
     copied.forward = MethodType(_forward, copied)
@@ -96,6 +99,17 @@ def _problem(model: object, mode: object, output: object, input_shape: object) -
         return (
             f"{', '.join(scripted)} is compiled (ScriptModule): what it computes can not be seen. Pass the plain module"
         )
+    compiled = [name or "the model" for name, m in model.named_modules() if type(m).__name__ == "OptimizedModule"]
+    if compiled and mode != "datapar":
+        return (
+            f"{', '.join(compiled)} is compiled (torch.compile), and what it computes can not be cut. Pass the plain "
+            "module"
+        )
+    if "forward" in vars(model):
+        return (
+            f"{type(model).__name__}.forward was replaced on this object, and parallelize runs that of its class. "
+            "Write a class with this forward, or wrap the model in a module that calls it"
+        )
     lazy = [name for name, p in model.named_parameters() if nn.parameter.is_lazy(p)]
     if lazy:
         return f"expected initialised parameters, got lazy {', '.join(lazy)}: run a forward pass first"
@@ -124,6 +138,19 @@ def _check_axes(grid: ProcessGrid, mode: str) -> None:
         raise ArgumentError(f"parallelize: datapar uses the axis data only, got {grid!r}. Use mode='halodatapar'")
     if mode == "halopar" and data > 1:
         raise ArgumentError(f"parallelize: halopar does not use the axis data, got {grid!r}. Use mode='halodatapar'")
+
+
+def _check_embeddings(model: nn.Module) -> None:
+    """An error for embeddings that look at all samples of the batch, of which each rank has its own."""
+    for name, module in model.named_modules():
+        if not isinstance(module, nn.Embedding | nn.EmbeddingBag):
+            continue
+        settings = [s for s in ("max_norm", "scale_grad_by_freq") if getattr(module, s)]
+        if settings:
+            raise ParallelizeError(
+                f"{name} ({type(module).__name__}): {' and '.join(settings)} depends on the ids of the whole batch, of "
+                "which each rank along 'data' sees its own. Leave it out, or use a grid without the axis data"
+            )
 
 
 def _has_batch_norm(model: nn.Module) -> bool:

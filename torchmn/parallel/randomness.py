@@ -18,13 +18,15 @@ from torchmn.communicators.process_grid import ProcessGrid
 from torchmn.errors import ParallelizeError
 from torchmn.nn.parts.layout import Layout, Samples
 from torchmn.nn.parts.part import Part
-from torchmn.nn.parts.refusals import refuse
-from torchmn.nn.parts.rules.dropout import part_of_mask
+from torchmn.nn.parts.refusals import refuse, refuse_in_checkpoint
+from torchmn.nn.parts.rules.dropout import check_recomputation, part_of_mask
 from torchmn.nn.parts.rules.normalization import batch_norm_over_ranks
 
 
 class SerialRandomness(TorchFunctionMode):
     """While it lasts, dropout and batch normalisation of plain tensors give what one process would."""
+
+    ignores_convolutions = True  # chains need not call it
 
     def __init__(self, grid: ProcessGrid, samples: Samples, batch: int):
         super().__init__()
@@ -73,11 +75,16 @@ class SerialRandomness(TorchFunctionMode):
         momentum: float = 0.1,
         eps: float = 1e-5,
     ) -> Tensor:
+        if training and self.grid.replicas.size > 1:
+            refuse_in_checkpoint("batch_norm")
         settings = (weight, bias, training, momentum, eps, self.grid.replicas)
         return batch_norm_over_ranks(x, running_mean, running_var, *settings)
 
     def _dropped(self, x: Tensor, p: float, training: bool, inplace: bool, mask_shape: tuple[int, ...]) -> Tensor:
-        if not training or p == 0 or x.is_meta:
+        if not training or p == 0:
+            return x
+        check_recomputation(self.grid, of_image=False)
+        if x.is_meta:
             return x  # but not for an empty batch: ranks that are threads hand the mask out together
         if p == 1:
             return x.mul_(0) if inplace else x * 0

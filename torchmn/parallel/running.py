@@ -15,7 +15,6 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from torchmn.communicators.process_grid import ProcessGrid
-from torchmn.communicators.watchdog import Wait
 from torchmn.errors import ParallelizeError
 from torchmn.geometry import owned
 from torchmn.nn.parts import roles
@@ -25,6 +24,7 @@ from torchmn.nn.parts.part import Part, local, wrap
 from torchmn.nn.parts.roles import OWN, SUMMED, WHOLE
 from torchmn.nn.parts.wide import Widths, found_widths, mark_widths
 from torchmn.nn.slices import SlicedModule
+from torchmn.parallel.agreement import SameLoss, compare_forwards, on_all_or_none, plain_values
 from torchmn.parallel.dry_run import dry_run, explained
 from torchmn.parallel.guard import guard
 from torchmn.parallel.randomness import SerialRandomness
@@ -32,6 +32,8 @@ from torchmn.parallel.randomness import SerialRandomness
 # The values of whole inputs are compared up to here: ranks that shuffle differently differ from the first sample on.
 _COMPARED_BYTES = 1 << 20
 _REMEMBERED_LAYOUTS = 64
+_REMEMBERED_CHECKS = 1024
+_WATCHED_LOSSES = 4  # ranks that shuffle differently do so from the first batch on
 
 
 @dataclass
@@ -50,6 +52,8 @@ class Parallelism:
     _layouts: dict[Any, Layout] = field(default_factory=dict)
     _marked: Any = None  # the model whose parameters carry the marks of their roles
     _frozen: list[nn.Parameter] = field(default_factory=list)  # need no gradient now; marked when they do
+    _unwatched: int = _WATCHED_LOSSES  # so many losses are still to be compared
+    _parameters: list[tuple[str, nn.Parameter]] = field(default_factory=list)  # of the marked model, by name
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Parallelism:
         copied = Parallelism(self.grid, self.mode, self.cuts_images, self.output, self.input_shape, dict(self.roles))
@@ -66,16 +70,31 @@ class Parallelism:
         if self._frozen:
             self._mark_unfrozen()
         inputs = _tensors(args, kwargs)
-        if len(inputs) < len(args) + len(kwargs) and self.cuts_images:
-            _check_others(args, kwargs)
-        self._compare(model, inputs)
+        others = ()
+        if len(inputs) < len(args) + len(kwargs):
+            if self.cuts_images:
+                _check_others(args, kwargs)
+            others = plain_values(pytree.tree_leaves((args, kwargs)))
+        self._compare(model, inputs, others)
         samples, batch = self._samples(model, inputs)
         if _only_tensors(args, kwargs):  # pytree is slow, and most models have one input
             args = tuple([self._entered(x, samples) for x in inputs])
         else:
             args, kwargs = pytree.tree_map_only(Tensor, lambda x: self._entered(x, samples), (args, kwargs))
-        self._check(model, args, kwargs, samples, batch)
-        return self._computed(model, args, kwargs, samples, batch)
+        self._check(model, args, kwargs, others, samples, batch)
+        result = self._computed(model, args, kwargs, samples, batch)
+        if self._unwatched and self.output == "whole" and model.training:
+            self._watch_loss(result)
+        return result
+
+    def _watch_loss(self, result: Any) -> None:
+        """Let the first losses be compared in backward, while a mistake still costs nothing."""
+        tiles = self.grid.tiles
+        learning = [x for x in pytree.tree_leaves(result) if isinstance(x, Tensor) and x.requires_grad]
+        if tiles.size > 1 and tiles.settings.checks and learning:
+            self._unwatched -= 1
+            for x in learning:
+                x.register_hook(SameLoss(tiles))
 
     def _computed(self, model: nn.Module, args: tuple, kwargs: dict, samples: Samples, batch: int) -> Any:
         with forward_of(samples):
@@ -87,24 +106,26 @@ class Parallelism:
         leave = whole if self.output == "whole" else _tile
         return leave(result) if isinstance(result, Part) else pytree.tree_map_only(Part, leave, result)
 
-    def _compare(self, model: nn.Module, inputs: list[Tensor]) -> None:
+    def _compare(self, model: nn.Module, inputs: list[Tensor], others: tuple) -> None:
         """An error on every rank if the ranks that share images are not in the same forward of the same inputs."""
         tiles = self.grid.tiles
-        if tiles.size == 1 or not tiles.settings.checks:
-            return
-        mode = "training" if model.training else "evaluation"
-        told = (mode, torch.is_grad_enabled(), tuple([self._told(x) for x in inputs]))
-        with Wait(tiles, "forward"):
-            tiles._meet("forward of a parallel model", None, ("mode", "gradients", "whole inputs"), told)
+        if tiles.size > 1 and tiles.settings.checks:
+            told = tuple([self._told(x) for x in inputs])
+            compare_forwards(tiles, model.training, inputs, told, others, self._parameters)
+
+    def compare_whole(self, model: nn.Module, images: list[Tensor], labels: Tensor | None = None) -> None:
+        """An error on every rank if those that share images are given different whole ones, or different labels."""
+        if self.grid.tiles.size > 1 and self.grid.tiles.settings.checks:
+            told = tuple(_values(x) for x in (*images, *([] if labels is None else [labels])))
+            compare_forwards(self.grid.tiles, model.training, images, told, (), self._parameters)
 
     def _told(self, x: Tensor) -> tuple[Any, ...]:
         """What ranks that share images have in common of an input: of whole ones, the values."""
         if isinstance(x, Part):
             return ("part", *x.layout_.shape)
         if self.cuts_images and x.dim() > 2 and not self._is_whole(x):
-            return ("tile", x.shape[0], x.dim())
-        values = x.detach().cpu().contiguous().view(-1).view(torch.uint8)[:_COMPARED_BYTES]
-        return (*x.shape, crc32(values.numpy()) if x.numel() else 0)  # type: ignore[arg-type]
+            return ("tile", x.shape[0], x.dim(), x.dtype, x.requires_grad)
+        return _values(x)
 
     def _is_whole(self, x: Tensor) -> bool:
         """Whether an image is given whole; False too where the first rank's tile is all of it."""
@@ -174,14 +195,24 @@ class Parallelism:
 
     # -- before the first forward --------------------------------------------------------------------------------
 
-    def _check(self, model: nn.Module, args: tuple, kwargs: dict, samples: Samples, batch: int) -> None:
+    def _check(self, model: nn.Module, args: tuple, kwargs: dict, others: tuple, samples: Samples, batch: int) -> None:
         """Run once without values for every new shape of the inputs: what can not be computed raises here."""
+        if not (self.cuts_images or self.mode == "modelpar"):
+            return
         inputs = _tensors(args, kwargs)
-        seen = (model.training, *[x.layout_.shape if isinstance(x, Part) else tuple(x.shape) for x in inputs])
-        if seen in self._checked or not (self.cuts_images or self.mode == "modelpar"):
+        shapes = [x.layout_.shape if isinstance(x, Part) else tuple(x.shape) for x in inputs]
+        flags = [x for x in others if x is None or isinstance(x, bool | str)]  # the model's path may depend on them
+        seen = (model.training, *shapes, *flags)
+        if seen in self._checked:
             return
         meta_args, meta_kwargs = pytree.tree_map_only(Tensor, _without_values, (args, kwargs))
-        self.learn_roles(model, meta_args, meta_kwargs, samples, batch)
+        on_all_or_none(
+            self.grid.tiles,
+            "dry run of a parallel model",
+            lambda: self.learn_roles(model, meta_args, meta_kwargs, samples, batch),
+        )
+        if len(self._checked) >= _REMEMBERED_CHECKS:
+            self._checked.clear()
         self._checked.add(seen)
 
     def learn_roles(self, model: nn.Module, args: tuple, kwargs: dict, samples: Samples, batch: int) -> None:
@@ -195,9 +226,10 @@ class Parallelism:
         except Exception as error:
             raise explained(error) from (None if isinstance(error, ParallelizeError) else error)
         found = dict.fromkeys(recorder.with_whole, WHOLE) | dict.fromkeys(recorder.with_parts, SUMMED)
-        for name in recorder.used_both_ways:
-            found[name] = WHOLE
-            roles.let_enter(model.get_parameter(name))
+        for name in recorder.with_parts:
+            if name in recorder.with_whole or roles.always_enters(model.get_parameter(name)):
+                found[name] = WHOLE
+                roles.let_enter(model.get_parameter(name))
         found |= dict.fromkeys(own_parameters(model), OWN)
         changed = [name for name, role in found.items() if self.roles.get(name, role) != role]
         if changed:
@@ -223,6 +255,7 @@ class Parallelism:
             self._checked.clear()
             self.roles = {name: role for name, role in self.roles.items() if name not in new}
         self.mark_own(model)
+        self._parameters = list(model.named_parameters())
 
     def _mark_unfrozen(self) -> None:
         """A parameter that needs no gradient can not be marked; one that needs it since can."""
@@ -248,7 +281,7 @@ class Parallelism:
                 mark_widths(parameter, self.widths[name])
             if self.grid.comm.size > 1 and not (self.roles.get(name) == OWN and self.grid.replicas.size == 1):
                 guard(parameter)
-        self._marked = weakref.ref(model)
+        self._marked, self._parameters = weakref.ref(model), list(model.named_parameters())
 
     def mark_own(self, model: nn.Module) -> None:
         """Mark the slices, which an optimizer must know of before the first forward."""
@@ -264,6 +297,13 @@ def own_parameters(model: nn.Module) -> list[str]:
         if isinstance(module, SlicedModule)
         for name in module.cut_parameters
     ]
+
+
+def _values(x: Tensor) -> tuple[Any, ...]:
+    """What ranks compare of a tensor that all of them have: its looks, and a number for its values."""
+    values = x.detach().cpu().contiguous().view(-1).view(torch.uint8)[:_COMPARED_BYTES]
+    number = crc32(values.numpy()) if x.numel() else 0  # type: ignore[arg-type]
+    return (*x.shape, x.dtype, x.requires_grad, number)
 
 
 def whole_shape(grid: ProcessGrid, shapes: list[tuple[int, ...]]) -> tuple[int, ...]:

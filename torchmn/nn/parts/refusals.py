@@ -7,6 +7,7 @@ import weakref
 from typing import NoReturn
 
 from torch import nn
+from torch.utils import checkpoint
 
 from torchmn.errors import ParallelizeError
 
@@ -43,3 +44,19 @@ def where() -> str:
 def refuse(problem: str) -> NoReturn:
     """Raise, naming the running module."""
     raise ParallelizeError(f"{where()}: {problem}")
+
+
+def refuse_in_checkpoint(function: str) -> None:
+    """Raise if this runs in a part of the model that `torch.utils.checkpoint` will compute again.
+
+    That happens during backward, outside of the model's forward: what depends on which samples this rank has, or on
+    random numbers that ranks share, would be computed in another way than the first time.
+    """
+    frame = sys._getframe(1)
+    while frame is not None:
+        if frame.f_code.co_filename == checkpoint.__file__:
+            refuse(
+                f"{function} in a part that torch.utils.checkpoint computes again would not give the same again on "
+                "this grid. Leave it out of the checkpointed part"
+            )
+        frame = frame.f_back

@@ -60,10 +60,6 @@ class Recorder(TorchFunctionMode):
         """What the model calls a parameter; None for any other tensor."""
         return self._names.get(id(x))
 
-    @property
-    def used_both_ways(self) -> set[str]:
-        return self.with_parts & self.with_whole
-
 
 def _only_looks(func: Any) -> bool:
     """Whether a function reads an attribute (shape, dtype), which leaves no trace in the gradient."""
@@ -153,6 +149,15 @@ def mark_summed(parameter: nn.Parameter, tiles: int) -> None:
     """
     if tiles > 1 and parameter.requires_grad:
         parameter.register_hook(_Times(tiles))
+        parameter._torchmn_summed = True  # type: ignore[attr-defined]
+
+
+def is_expected(parameter: nn.Parameter, tiles: int) -> bool:
+    """Whether a run without values has seen that this parameter, if it learns, meets parts of images on `tiles` ranks.
+
+    It has not where forward takes another way since, because an attribute of the model has changed.
+    """
+    return tiles == 1 or not parameter.requires_grad or getattr(parameter, "_torchmn_summed", False)
 
 
 class _Times:

@@ -13,10 +13,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from torchmn.communicators.process_grid import ProcessGrid
 from torchmn.nn.parts.layout import Layout, Samples
 from torchmn.nn.parts.moving import cut_like
 from torchmn.nn.parts.part import Part, local, wrap
-from torchmn.nn.parts.refusals import refuse
+from torchmn.nn.parts.refusals import refuse, refuse_in_checkpoint
 from torchmn.nn.parts.rules.registry import rule
 
 
@@ -46,6 +47,7 @@ def _dropped(x: Part, p: float, training: bool, inplace: bool, mask_shape: tuple
     if not training or p == 0:
         return x
     layout = x.layout_
+    check_recomputation(layout.grid, layout.is_tile)
     if mine.is_meta or p == 1:
         kept = mine.new_zeros(()) if p == 1 else mine.new_ones(())
     else:
@@ -54,6 +56,12 @@ def _dropped(x: Part, p: float, training: bool, inplace: bool, mask_shape: tuple
         x.mul_(kept)
         return x
     return wrap(mine * kept, layout)
+
+
+def check_recomputation(grid: ProcessGrid, of_image: bool) -> None:
+    """Refuse dropout where a recomputation would draw another mask. (An image knows its samples, vectors do not.)"""
+    if (grid.sizes["data"] > 1 and not of_image) or (grid.comm.ranks_share_a_process and grid.comm.size > 1):
+        refuse_in_checkpoint("dropout")
 
 
 def part_of_mask(layout: Layout, mask_shape: tuple[int, ...], probability: float, like: Tensor) -> Tensor:

@@ -33,11 +33,20 @@ def pad(x: Part, pad: Sequence[int], mode: str = "constant", value: float | None
         return wrap(F.pad(local(x), pad, mode, value), layout.with_dims(tuple(shape), layout.cuts))
     if mode not in _MODES:
         refuse(f"padding mode {mode!r} is not known")
+    if mode != "constant" and not x.is_meta and torch.is_autocast_enabled(x.device.type):
+        x = _cast_as_torch_does(x, len(around), mode)
     ranges = [range(-low, layout.shape[behind + number] + high) for number, (low, high) in enumerate(around)]
     padded = moved(x, ranges, mode, value or 0.0)
     if mode == "circular":  # contiguous as torch's: dropout draws in the order of memory
         return wrap(local(padded).contiguous(), padded.layout_)
     return padded
+
+
+def _cast_as_torch_does(x: Part, dims: int, mode: str) -> Part:
+    """`x` as autocast lets torch pad it: some modes in float32."""
+    mine = local(x)
+    padded = F.pad(mine.new_zeros((1, 1, *[2] * dims)), (1, 1) * dims, mode)
+    return x if padded.dtype == mine.dtype else wrap(mine.to(padded.dtype), x.layout_)
 
 
 def moved(x: Part, ranges: Sequence[range], mode: str = "constant", fill: float = 0.0) -> Part:

@@ -30,4 +30,4 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
         refuse(f"linear along a cut dim of {layout}, of which other dims are cut too, is not supported")
     columns = cut_like(entering(weight, layout), layout, {1: last})
     result = sum_of_parts(F.linear(local(x), columns), layout.grid.tiles)
-    return result if bias is None else result + bias
+    return result if bias is None else result + bias.to(result.dtype)  # as autocast does

@@ -1,0 +1,88 @@
+"""What ranks of a parallel model compare, so that none goes on alone: before forward, after a dry run, in backward."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from torchmn.communicators.base import Communicator
+from torchmn.communicators.watchdog import Wait
+from torchmn.errors import ArgumentError, MismatchError, ParallelizeError
+
+_COMPARED = ("mode", "gradients", "autocast", "whole inputs", "other arguments", "frozen parameters")
+
+
+def compare_forwards(
+    comm: Communicator,
+    training: bool,
+    inputs: Sequence[Tensor],
+    told: tuple,
+    others: tuple,
+    parameters: Sequence[tuple[str, nn.Parameter]],
+) -> None:
+    """MismatchError on every rank unless all are about to compute the same forward, and the same backward.
+
+    told: of each input, what ranks have in common; others: arguments that are no tensors
+    """
+    mode = "training" if training else "evaluation"
+    gradients = "inference mode" if torch.is_inference_mode_enabled() else torch.is_grad_enabled()
+    # What one rank alone has frozen, its backward does not reach: the others would wait for it there.
+    frozen = tuple([name for name, p in parameters if not p.requires_grad])
+    with Wait(comm, "forward"):
+        values = (mode, gradients, _autocast(inputs), told, others, frozen)
+        comm._meet("forward of a parallel model", None, _COMPARED, values)
+
+
+def _autocast(inputs: Sequence[Tensor]) -> torch.dtype | None:
+    """What computations are cast to; None for nothing."""
+    device = inputs[0].device.type if inputs else "cpu"
+    return torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else None
+
+
+def plain_values(leaves: Sequence[Any]) -> tuple:
+    """Those arguments that a rank can compare with another's, and on which the path of a forward may depend."""
+    return tuple(x for x in leaves if x is None or isinstance(x, bool | int | float | str))
+
+
+def on_all_or_none(comm: Communicator, operation: str, work: Callable[[], None]) -> None:
+    """Do `work`, which does not communicate; where it raises on one rank it raises on all, and nobody waits."""
+    failure: Exception | None = None
+    try:
+        work()
+    except Exception as error:
+        failure = error
+    try:
+        with Wait(comm, operation):
+            comm._meet(operation, None if failure is None else str(failure))
+    except ArgumentError as error:
+        raise failure or ParallelizeError(str(error)) from None
+
+
+class SameLoss:
+    """A hook on a whole output: an error on every rank if its gradient is another one on another rank.
+
+    The output is the same on all ranks that share images, and so is its gradient, unless their labels differ: ranks
+    that shuffle differently have tiles of different images, which nothing else would show.
+    """
+
+    def __init__(self, comm: Communicator):
+        self.comm = comm
+
+    def __call__(self, gradient: Tensor) -> None:
+        values = gradient.detach().flatten().double().cpu()
+        # Two numbers stand for all: rounding changes them little, another order of the samples a lot.
+        weighted = values @ torch.arange(1, len(values) + 1, dtype=torch.float64).cos()
+        told = torch.stack([weighted, values.norm()])
+        everyone = torch.stack(list(self.comm.allgather(told)))
+        spread = (everyone.amax(0) - everyone.amin(0)).max()
+        if spread > 1e-3 * everyone[:, 1].max():  # never for NaN, which may come to all
+            comm = self.comm
+            raise MismatchError(
+                f"rank {comm.rank} of {comm.size}: backward of a parallel model: the ranks that share images have "
+                "different gradients of the model's output, so their losses or their labels differ. All of them must "
+                "have the same samples in the same order: with shuffle=True give every rank's DataLoader a generator "
+                "with the same seed"
+            )
