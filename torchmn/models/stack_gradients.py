@@ -1,8 +1,8 @@
 """The cost of a stack's reconstruction and of its pooled outputs, with the gradients of its filters, in closed form.
 
 The cost is quadratic in the decoder, so little is left to compute: y = Wx, x̂ = Dᵀy, e = x̂ - x, then the gradients e·y
-of the decoder and x·(De + λ∂p/∂y) of the encoder. On tiles, x̂ is completed with what neighbours decode into it and e
-comes back with its halo, as in the reference. Pooled outputs that reach into two tiles are computed on both.
+of the decoder and x·(De + λ∂p/∂y) of the encoder. On tiles, x̂ is completed with what neighbours decode into it, in the
+halo too. Pooled outputs that reach into two tiles are computed on both.
 """
 
 from __future__ import annotations
@@ -14,14 +14,16 @@ import torch
 from torch import Tensor
 
 from torchmn.geometry import DimPlan, HaloPlan, Interval, all_owned
+from torchmn.models.shares_of_image import SharesOfImage
 from torchmn.models.sparse_autoencoder import Stack
-from torchmn.nn.batch_last import from_pixels, halo_of, pixels, start_halo_of, start_sum_of_halos
-from torchmn.nn.l2_pool import L2Pool2d
+from torchmn.models.travelling_outputs import TravellingOutputs
+from torchmn.nn.batch_last import pixels
+from torchmn.nn.l2_pool import L2Pool2d, norms_of
 from torchmn.nn.local_filter import by_pixel, from_by_pixel
 from torchmn.nn.receptive_fields import decoded, filters_of, outputs
 from torchmn.nn.tiled_local_filter import TiledLocalFilter2d
 from torchmn.nn.tiling import Tiling
-from torchmn.nn.window_sums import Windows, spread_over_windows, window_sums
+from torchmn.nn.window_sums import Windows, room_for_spreading, spread_of
 
 Pair = tuple[int, int]
 Box = tuple[slice, slice]
@@ -55,19 +57,20 @@ def gradients(stack: Stack, x: Tensor, sparsity: float) -> Gradients:
     encoder, decoder = by_pixel(filters.weight), by_pixel(filters._decoder(None))
     image = pixels(x)
     tiling = Tiling((x.shape[2], x.shape[3]), filters.kernel, filters.stride)
-    y = outputs(image, encoder, tiling)
     if isinstance(filters, TiledLocalFilter2d):
         # Each message travels while something else is computed, and is there before the next one leaves.
         plan, grid = filters.array.plan, filters.grid
         around, counted = _windows_that_touch(filters.out_size, grid.parts_of(2), grid.place_of(2), stack.pool.kernel)
-        seen = start_halo_of(from_pixels(y), around, grid.tiles)
+        travelling = TravellingOutputs(image, encoder, tiling, around, grid.tiles)
+        y = travelling.own
         image_hat = decoded(y, decoder, tiling)
-        y_around = pixels(seen())
-        completed = start_sum_of_halos(from_pixels(image_hat), plan, grid.tiles)
+        y_around = travelling.with_halo()
+        shares = SharesOfImage(image_hat, plan, grid.tiles)
         total, slopes = _pooling(stack.pool, y_around, _own(around), counted)
-        own_error = pixels(completed()).sub_(image[_own(plan)])
-        error = pixels(halo_of(from_pixels(own_error), plan, grid.tiles))
+        error = shares.sum_().sub_(image)
+        own_error = error[_own(plan)]
     else:
+        y = outputs(image, encoder, tiling)
         own_error = error = decoded(y, decoder, tiling).sub_(image)
         total, slopes = _pooling(stack.pool, y, EVERYTHING, EVERYTHING)
     y_gradient = outputs(error, decoder, tiling).add_(slopes, alpha=sparsity)
@@ -86,11 +89,11 @@ def _pooling(pool: L2Pool2d, y: Tensor, mine: Box, counted: Box) -> tuple[Tensor
     mine, counted: which of them are this rank's outputs, and which pooled values are its own
     """
     windows = Windows((y.shape[0], y.shape[1]), pool.kernel, pool.stride)
-    squares = window_sums(y * y, windows)
-    norms = (squares.add_(pool.eps) if pool.eps else squares).sqrt_()
+    norms = norms_of(y, windows, pool.eps)
     total = norms[counted].sum()
-    inverse = torch.threshold_(norms, 0.0, torch.inf).reciprocal_()
-    return total, y[mine] * spread_over_windows(inverse, windows)[mine]
+    field, inverse = room_for_spreading(norms, windows)
+    torch.reciprocal(torch.threshold_(norms, 0.0, torch.inf), out=inverse)
+    return total, spread_of(field, windows)[mine].mul_(y[mine])
 
 
 @lru_cache(maxsize=256)

@@ -7,7 +7,6 @@ need, its neighbours' border rows too. That is less work than an exchange after 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import lru_cache
 from itertools import pairwise
 from typing import TYPE_CHECKING, cast
@@ -15,14 +14,15 @@ from typing import TYPE_CHECKING, cast
 from torch import Tensor, nn
 
 from torchmn.geometry import DimPlan, HaloPlan, Interval, all_owned
-from torchmn.nn.batch_last import halo_of
+from torchmn.models.tile_features import TileSteps, tile_features
 from torchmn.nn.contrast_norm import LocalContrastNorm2d
-from torchmn.nn.contrast_region import Normalisation, normalised
-from torchmn.nn.l2_pool import L2Pool2d, pooled
+from torchmn.nn.contrast_region import Normalisation
+from torchmn.nn.l2_pool import L2Pool2d
 from torchmn.nn.parts.layout import Layout, image_layout
 from torchmn.nn.parts.part import Part, local, wrap
 from torchmn.nn.plain_tensors import plain_tensors
 from torchmn.nn.tiled_local_filter import TiledLocalFilter2d
+from torchmn.nn.tiling import Tiling
 from torchmn.nn.window_sums import Windows
 
 if TYPE_CHECKING:
@@ -87,21 +87,11 @@ def filters_of(stack: Stack) -> TiledLocalFilter2d:
 def _features(stack: Stack, buffer: Tensor, wanted: Cuts) -> Tensor:
     """Those of the stack's outputs that each rank wants, from what this rank's filters see."""
     filters = filters_of(stack)
-    steps = _steps(stack, wanted)
-    y = halo_of(filters.local(buffer), steps.plan, filters.grid.tiles)
-    return normalised(pooled(y, steps.windows, stack.pool.eps), steps.norm)
+    tiling = Tiling((buffer.shape[2], buffer.shape[3]), filters.kernel, filters.stride)
+    return tile_features(buffer, filters.weight, tiling, stack.pool.eps, _steps(stack, wanted), filters.grid.tiles)
 
 
-@dataclass(frozen=True)
-class _Steps:
-    """Pooling and normalisation of a tile: which filters' outputs they need, and what each makes of them."""
-
-    plan: HaloPlan
-    windows: Windows
-    norm: Normalisation
-
-
-def _steps(stack: Stack, wanted: Cuts) -> _Steps:
+def _steps(stack: Stack, wanted: Cuts) -> TileSteps:
     grid, pool, norm = filters_of(stack).grid, stack.pool, stack.norm
     parts, place = grid.parts_of(2), grid.place_of(2)
     height, width = pooled_size(stack)
@@ -111,7 +101,9 @@ def _steps(stack: Stack, wanted: Cuts) -> _Steps:
 
 
 @lru_cache(maxsize=256)
-def _planned(size, parts, place, pool: tuple[Pair, Pair], around: Pair, wanted: Cuts, region: Normalisation) -> _Steps:
+def _planned(
+    size, parts, place, pool: tuple[Pair, Pair], around: Pair, wanted: Cuts, region: Normalisation
+) -> TileSteps:
     dims = []
     for extent, count, kernel, stride, reach, cut in zip(size, parts, *pool, around, wanted, strict=True):
         after = (extent - kernel) // stride + 1
@@ -120,13 +112,14 @@ def _planned(size, parts, place, pool: tuple[Pair, Pair], around: Pair, wanted: 
         dims.append(DimPlan(extent, all_owned(extent, count), needed))
     plan = HaloPlan.of(tuple(dims), place)
     height, width = plan.buffer_shape
-    return _Steps(plan, Windows((height, width), *pool), region)
+    return TileSteps(plan, Windows((height, width), *pool), region)
 
 
 def _is_plain(stack: Stack) -> bool:
     filters, pool, norm = stack.filter, stack.pool, stack.norm
     return (
         type(filters) is TiledLocalFilter2d
+        and filters.bias is None
         and (filters.padding, filters.stride) == ((0, 0), (1, 1))
         and type(pool) is L2Pool2d
         and pool.padding == (0, 0)

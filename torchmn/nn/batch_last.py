@@ -8,20 +8,14 @@ images in this order, and in torch's own otherwise.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import lru_cache, partial
+from functools import lru_cache
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from torchmn.communicators.base import Communicator
-from torchmn.functions.halo_exchange import (
-    halo_exchange,
-    halo_scatter_add,
-    start_halo_exchange,
-    start_halo_scatter_add,
-)
+from torchmn.functions.halo_exchange import halo_exchange, halo_scatter_add
 from torchmn.geometry import DimPlan, HaloPlan, Interval
 
 
@@ -65,35 +59,25 @@ def pixels_as(y: Tensor, x: Tensor) -> Tensor:
     return pixels(y).contiguous() if is_batch_last(x) else pixels(y)
 
 
+def room_in_order_of(x: Tensor, shape: tuple[int, ...]) -> Tensor:
+    """Memory without values, in which dims follow each other as those of `x` do."""
+    order = sorted(range(x.dim()), key=x.stride, reverse=True)
+    return x.new_empty([shape[dim] for dim in order]).permute([order.index(dim) for dim in range(x.dim())])
+
+
 def halo_of(x: Tensor, plan: HaloPlan, comm: Communicator) -> Tensor:
     """`halo_exchange` of (batch, map, height, width), in memory with the batch last: then a halo of rows is one run."""
     if x.shape[0] == 0 or x.is_meta:
         return _without_values(x, plan.buffer_shape) if x.is_meta else halo_exchange(x, plan, comm)
-    return from_pixels(halo_exchange(pixels(x), _over_all_dims(plan, x.shape[1], x.shape[0]), comm))
+    return from_pixels(halo_exchange(pixels(x), over_all_dims(plan, x.shape[1], x.shape[0]), comm))
 
 
 def sum_of_halos(buffer: Tensor, plan: HaloPlan, comm: Communicator) -> Tensor:
     """`halo_scatter_add` of (batch, map, height, width), in memory with the batch last."""
     if buffer.shape[0] == 0 or buffer.is_meta:
         return _without_values(buffer, plan.owned_shape) if buffer.is_meta else halo_scatter_add(buffer, plan, comm)
-    every = _over_all_dims(plan, buffer.shape[1], buffer.shape[0])
+    every = over_all_dims(plan, buffer.shape[1], buffer.shape[0])
     return from_pixels(halo_scatter_add(pixels(buffer), every, comm))
-
-
-def start_halo_of(x: Tensor, plan: HaloPlan, comm: Communicator) -> Callable[[], Tensor]:
-    """`halo_of` on its way: compute what needs no halo, then call the result. No autograd."""
-    if x.shape[0] == 0:
-        return partial(halo_of, x, plan, comm)
-    started = start_halo_exchange(pixels(x), _over_all_dims(plan, x.shape[1], x.shape[0]), comm)
-    return lambda: from_pixels(started.finish())
-
-
-def start_sum_of_halos(buffer: Tensor, plan: HaloPlan, comm: Communicator) -> Callable[[], Tensor]:
-    """`sum_of_halos` on its way. No autograd."""
-    if buffer.shape[0] == 0:
-        return partial(sum_of_halos, buffer, plan, comm)
-    started = start_halo_scatter_add(pixels(buffer), _over_all_dims(plan, buffer.shape[1], buffer.shape[0]), comm)
-    return lambda: from_pixels(started.finish())
 
 
 def _without_values(x: Tensor, size: tuple[int, ...]) -> Tensor:
@@ -101,7 +85,7 @@ def _without_values(x: Tensor, size: tuple[int, ...]) -> Tensor:
 
 
 @lru_cache(maxsize=256)
-def _over_all_dims(plan: HaloPlan, maps: int, batch: int) -> HaloPlan:
+def over_all_dims(plan: HaloPlan, maps: int, batch: int) -> HaloPlan:
     """The plan of (height, width, map, batch), of which every rank has all maps and images."""
     every_map, every_image = (DimPlan(n, (Interval(0, n),), (Interval(0, n),)) for n in (maps, batch))
     return HaloPlan.of((*plan.dims, every_map, every_image), (*plan.place, 0, 0))

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from torchmn.geometry import Interval
-from torchmn.nn.batch_last import from_pixels, pixels, pixels_as
+from torchmn.nn.batch_last import from_pixels, pixels, pixels_as, room_in_order_of
 from torchmn.nn.gaussian_blur import Blur, blurred
 
 Box = tuple[Interval, Interval]
@@ -58,48 +58,72 @@ def normalised(x: Tensor, how: Normalisation) -> Tensor:
     return _Normalised.apply(x, how)  # type: ignore[return-value]
 
 
+class Contrast(NamedTuple):
+    """What the gradient of a normalisation needs of it.
+
+    centred: v, the pixels without the mean around them; balance: the sum of v over maps
+    scale: the factor of each output pixel; steepness: the same, and 0 where there is no contrast
+    """
+
+    centred: Tensor
+    balance: Tensor
+    scale: Tensor
+    steepness: Tensor
+
+
+def contrast_of(x: Tensor, how: Normalisation) -> tuple[Tensor, Contrast]:
+    """The outputs, (*how.outputs, map, batch), from x: (*how.inputs, map, batch), and what their gradient needs."""
+    # The window is the same for all maps: summed first, there is one map to blur.
+    total = x.sum(MAPS, keepdim=True)
+    mean = blurred(total, how.mean)
+    centred = _inside(x, how.inputs, how.centred) - mean
+    balance = torch.sub(_inside(total, how.inputs, how.centred), mean, alpha=x.shape[MAPS])
+    variance = blurred((centred * centred).sum(MAPS, keepdim=True), how.variance)
+    flat = how.threshold**2
+    scale = torch.threshold(variance, flat, 1.0).rsqrt()
+    steepness = torch.threshold(variance, flat, torch.inf).rsqrt()
+    return _inside(centred, how.centred, how.outputs) * scale, Contrast(centred, balance, scale, steepness)
+
+
+def gradient_of_contrast(g: Tensor, seen: Contrast, how: Normalisation) -> Tensor:
+    """The gradient of the inputs, from `g`, that of the outputs. No autograd."""
+    # y = v·s with s = (blurred Σ v²)^-½ and v = x - blurred Σ x: the sums are over maps
+    centred, balance, scale, steepness = seen
+    slope = (g * _inside(centred, how.centred, how.outputs)).sum(MAPS, keepdim=True)
+    slope.mul_(steepness).mul_(steepness).mul_(steepness).neg_()
+    by_scale = blurred(slope, how.variance.adjoint((centred.shape[0], centred.shape[1])))
+    # The gradient of v is v·by_scale + g·s. Its sum over maps is known before it is, so x's can be written at once.
+    by_centred = balance * by_scale
+    _inside(by_centred, how.centred, how.outputs).addcmul_(g.sum(MAPS, keepdim=True), scale)
+    shared = blurred(by_centred, how.mean.adjoint((len(how.inputs[0]), len(how.inputs[1])))).neg_()
+    if how.inputs == how.centred:
+        total = torch.addcmul(shared, centred, by_scale)
+    else:
+        total = room_in_order_of(centred, (*shared.shape[:2], *centred.shape[2:]))
+        middle = _inside(total, how.inputs, how.centred)
+        torch.addcmul(_inside(shared, how.inputs, how.centred), centred, by_scale, out=middle)
+        for strip in _outside(how.inputs, how.centred):
+            total[strip] = shared[strip]
+    _inside(total, how.inputs, how.outputs).addcmul_(g, scale)
+    return total
+
+
 class _Normalised(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, how: Normalisation) -> Tensor:
         ctx.how = how
-        centred, scale, flat = _parts(pixels(x), how)
-        ctx.save_for_backward(x, centred, scale, flat)
-        return from_pixels(_inside(centred, how.centred, how.outputs) * scale)
+        y, seen = contrast_of(pixels(x), how)
+        ctx.save_for_backward(x, *seen)
+        return from_pixels(y)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, None]:
-        x, centred, scale, flat = ctx.saved_tensors
-        how, g = ctx.how, pixels_as(gradients[0], x)
+        x, *seen = ctx.saved_tensors
         if torch.is_grad_enabled():  # second derivatives are wanted: the formulas, by torch's own rules
             x = x if x.requires_grad else x.detach().requires_grad_()
-            again, scale, _ = _parts(pixels(x), how)
-            y = from_pixels(_inside(again, how.centred, how.outputs) * scale)
+            y = from_pixels(contrast_of(pixels(x), ctx.how)[0])
             return torch.autograd.grad(y, x, gradients[0], create_graph=True)[0], None
-        # y = v·s with s = (blurred Σ v²)^-½ and v = x - blurred Σ x: the sums are over maps
-        slope = (g * _inside(centred, how.centred, how.outputs)).sum(MAPS, keepdim=True)
-        slope.mul_(scale).mul_(scale).mul_(scale).neg_().masked_fill_(flat, 0)
-        total = centred * blurred(slope, how.variance.adjoint((centred.shape[0], centred.shape[1])))
-        _inside(total, how.centred, how.outputs).addcmul_(g, scale)
-        size = x.shape[2], x.shape[3]
-        shared = blurred(total.sum(MAPS, keepdim=True), how.mean.adjoint(size)).neg_()
-        if how.inputs == how.centred:
-            total += shared
-        else:
-            own, total = total, shared.expand(*size, x.shape[1], x.shape[0]).contiguous()
-            _inside(total, how.inputs, how.centred).add_(own)
-        return from_pixels(total), None
-
-
-def _parts(x: Tensor, how: Normalisation) -> tuple[Tensor, Tensor, Tensor]:
-    """The centred pixels, the factor of each output pixel, and where there is no contrast.
-
-    x: (height, width, map, batch), in any order in memory
-    """
-    # The window is the same for all maps: summed first, there is one map to blur.
-    centred = _inside(x, how.inputs, how.centred) - blurred(x.sum(MAPS, keepdim=True), how.mean)
-    variance = blurred((centred * centred).sum(MAPS, keepdim=True), how.variance)
-    flat = variance <= how.threshold**2
-    return centred, torch.rsqrt(variance.masked_fill(flat, 1.0)), flat
+        return from_pixels(gradient_of_contrast(pixels_as(gradients[0], x), Contrast(*seen), ctx.how)), None
 
 
 def _around(box: Box, halves: Pair, size: Pair) -> Box:
@@ -116,3 +140,15 @@ def _inside(x: Tensor, box: Box, inner: Box) -> Tensor:
         if outside != inside:
             x = x.narrow(dim, inside.start - outside.start, len(inside))
     return x
+
+
+def _outside(box: Box, inner: Box) -> list[tuple[slice, slice]]:
+    """The strips of `box` around `inner`, as they lie in an image of `box`."""
+    rows, columns = (inside.shift(-outside.start) for outside, inside in zip(box, inner, strict=True))
+    every_column = slice(None)
+    return [
+        (slice(0, rows.start), every_column),
+        (slice(rows.stop, len(box[0])), every_column),
+        (rows.as_slice(), slice(0, columns.start)),
+        (rows.as_slice(), slice(columns.stop, len(box[1]))),
+    ]

@@ -17,12 +17,10 @@ from torchmn.nn.tiling import Tiling
 BLOCK_BYTES = 2 << 20  # of unfolded input; half and twice as much are equally fast, all at once is half as fast
 
 
-def outputs(image: Tensor, filters: Tensor, tiling: Tiling) -> Tensor:
-    """(row, column, out_map, batch)."""
-    values = image.new_empty(*filters.shape[:3], image.shape[3])
+def put_outputs(values: Tensor, image: Tensor, filters: Tensor, tiling: Tiling) -> None:
+    """Write (row, column, out_map, batch)."""
     for rows, fields in _unfolded(image, filters.shape[2], tiling):
         _put_products(_by_position(values[rows]), _matrices(filters[rows]), fields)
-    return values
 
 
 def decoded(values: Tensor, filters: Tensor, tiling: Tiling) -> Tensor:
@@ -42,12 +40,10 @@ def decoded(values: Tensor, filters: Tensor, tiling: Tiling) -> Tensor:
     return image
 
 
-def filters_of(image: Tensor, values: Tensor, tiling: Tiling) -> Tensor:
-    """(row, column, out_map, kernel row, kernel column, map)."""
-    filters = image.new_empty(*values.shape[:3], *tiling.kernel, image.shape[2])
+def put_filters(filters: Tensor, image: Tensor, values: Tensor, tiling: Tiling) -> None:
+    """Write (row, column, out_map, kernel row, kernel column, map)."""
     for rows, fields in _unfolded(image, values.shape[2], tiling):
         _put_outer_products(_matrices(filters[rows]), _by_position(values[rows]), fields)
-    return filters
 
 
 def _unfolded(image: Tensor, out_maps: int, tiling: Tiling) -> Iterator[tuple[slice, Tensor]]:

@@ -13,15 +13,13 @@ from torch import Tensor
 from torchmn.nn.tiling import Tiling
 
 
-def outputs(image: Tensor, filters: Tensor, tiling: Tiling) -> Tensor:
-    """(row, column, out_map, batch)."""
+def put_outputs(values: Tensor, image: Tensor, filters: Tensor, tiling: Tiling) -> None:
+    """Write (row, column, out_map, batch)."""
     down = tiling.stride[0]
     fields = _fields(image, tiling.kernel[1], tiling.stride[1]).transpose(2, 3).unbind()
-    values = image.new_empty(*filters.shape[:3], image.shape[3])
     for row, (y, weights) in enumerate(zip(values.unbind(), filters.flatten(4).unbind(), strict=True)):
         for at, part in enumerate(weights.unbind(2)):
             _put_product(y, part, fields[row * down + at], adds=at > 0)
-    return values
 
 
 def decoded(values: Tensor, filters: Tensor, tiling: Tiling) -> Tensor:
@@ -46,15 +44,15 @@ def decoded(values: Tensor, filters: Tensor, tiling: Tiling) -> Tensor:
     return image
 
 
-def filters_of(image: Tensor, values: Tensor, tiling: Tiling) -> Tensor:
-    """(row, column, out_map, kernel row, kernel column, map)."""
+def put_filters(filters: Tensor, image: Tensor, values: Tensor, tiling: Tiling) -> None:
+    """Write (row, column, out_map, kernel row, kernel column, map)."""
     (rows, columns, out_maps, _), (height, width), maps = values.shape, tiling.kernel, image.shape[2]
     fields = _fields(image, width, tiling.stride[1]).unbind()
     found = image.new_empty(rows, height, columns, out_maps, width * maps)
     for row, (y, weights) in enumerate(zip(values.unbind(), found.unbind(), strict=True)):
         for at, part in enumerate(weights.unbind()):
             torch.bmm(y, fields[row * tiling.stride[0] + at], out=part)
-    return found.permute(0, 2, 3, 1, 4).reshape(rows, columns, out_maps, height, width, maps)
+    filters.flatten(4).copy_(found.permute(0, 2, 3, 1, 4))
 
 
 def _fields(image: Tensor, width: int, stride: int) -> Tensor:

@@ -14,7 +14,7 @@ from torchmn.nn.halo_layer import HaloLayer
 from torchmn.nn.pair import Size, pair
 from torchmn.nn.parts.part import Part
 from torchmn.nn.plain_tensors import plain_tensors
-from torchmn.nn.window_sums import Windows, room_for_spreading, spread_of, spread_over_windows, window_sums
+from torchmn.nn.window_sums import Windows, room_for_spreading, spread_of, spread_over_windows, sums_of_squares
 
 
 class L2Pool2d(HaloLayer):
@@ -51,10 +51,6 @@ class L2Pool2d(HaloLayer):
 
     def local(self, x: Tensor) -> Tensor:
         """(batch, maps, out_height, out_width), from images that contain their padding or halo."""
-        if min(x.shape[-2] - self.kernel[0], x.shape[-1] - self.kernel[1]) < 0:
-            raise ArgumentError(
-                f"L2Pool2d: the image, {tuple(x.shape[-2:])} with padding, is smaller than the kernel {self.kernel}"
-            )
         return pooled(x, Windows((x.shape[-2], x.shape[-1]), self.kernel, self.stride), self.eps)
 
     def extra_repr(self) -> str:
@@ -68,25 +64,33 @@ def pooled(x: Tensor, windows: Windows, eps: float = 0.0) -> Tensor:
     return _Pool.apply(x, windows, eps)  # type: ignore[return-value]
 
 
+def norms_of(image: Tensor, windows: Windows, eps: float) -> Tensor:
+    """The pooled values of an image, both (height, width, map, batch). No autograd."""
+    squares = sums_of_squares(image, windows)
+    return (squares.add_(eps) if eps else squares).sqrt_()
+
+
+def gradient_of_norms(g: Tensor, image: Tensor, norms: Tensor, windows: Windows) -> Tensor:
+    """The gradient of the image from `g`, that of its `norms`. No autograd."""
+    field, slopes = room_for_spreading(g, windows)
+    # Where a sum of squares is 0, its own slope is: divided by infinity.
+    torch.div(g, torch.threshold(norms, 0.0, torch.inf), out=slopes)
+    return spread_of(field, windows).mul_(image)
+
+
 class _Pool(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, windows: Windows, eps: float) -> Tensor:
         ctx.windows = windows
-        image = pixels(x)
-        squares = window_sums(image * image, windows)
-        y = from_pixels((squares.add_(eps) if eps else squares).sqrt_())
+        y = from_pixels(norms_of(pixels(x), windows, eps))
         ctx.save_for_backward(x, y)
         return y
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:
         x, y = ctx.saved_tensors
-        g, image = pixels_as(gradients[0], x), pixels(x)
-        # Where a sum of squares is 0, its own slope is: divided by infinity.
+        g, image, norms = pixels_as(gradients[0], x), pixels(x), pixels(y)
         if torch.is_grad_enabled():  # second derivatives are wanted
-            norms = pixels(y)
             slopes = g / norms.masked_fill(norms == 0, torch.inf)
             return from_pixels(image * spread_over_windows(slopes, ctx.windows)), None, None
-        field, slopes = room_for_spreading(g, ctx.windows)
-        torch.div(g, torch.threshold(pixels(y), 0.0, torch.inf), out=slopes)
-        return from_pixels(spread_of(field, ctx.windows).mul_(image)), None, None
+        return from_pixels(gradient_of_norms(g, image, norms, ctx.windows)), None, None

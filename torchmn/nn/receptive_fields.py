@@ -41,15 +41,27 @@ def filters_of(image: Tensor, values: Tensor, tiling: Tiling) -> Tensor:
     return _Filters.apply(image, values, tiling)  # type: ignore[return-value]
 
 
+def put_outputs(into: Tensor, image: Tensor, filters: Tensor, tiling: Tiling) -> None:
+    """Write `outputs` into contiguous memory. No autograd."""
+    way = fields_in_place if _has_long_runs(image, tiling) else fields_copied
+    way.put_outputs(into, image.contiguous(), filters.contiguous(), tiling)
+
+
+def put_filters(into: Tensor, image: Tensor, values: Tensor, tiling: Tiling) -> None:
+    """Write `filters_of` into contiguous memory. No autograd."""
+    way = fields_in_place if _has_long_runs(image, tiling) else fields_copied
+    way.put_filters(into, image.contiguous(), values.contiguous(), tiling)
+
+
 class _Outputs(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, image: Tensor, filters: Tensor, tiling: Tiling) -> Tensor:
         ctx.tiling = tiling
         ctx.save_for_backward(image, filters)
-        if 0 in tiling.positions:
-            return image.new_zeros(*tiling.positions, filters.shape[2], image.shape[3])
-        way = fields_in_place if _has_long_runs(image, tiling) else fields_copied
-        return way.outputs(image.contiguous(), filters.contiguous(), tiling)
+        values = image.new_empty(*tiling.positions, filters.shape[2], image.shape[3])
+        if values.shape[0] and values.shape[1]:
+            put_outputs(values, image, filters, tiling)
+        return values
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, Tensor | None, None]:
@@ -90,10 +102,10 @@ class _Filters(torch.autograd.Function):
     def forward(ctx: Any, image: Tensor, values: Tensor, tiling: Tiling) -> Tensor:
         ctx.tiling = tiling
         ctx.save_for_backward(image, values)
-        if 0 in tiling.positions:
-            return image.new_zeros(*tiling.positions, values.shape[2], *tiling.kernel, image.shape[2])
-        way = fields_in_place if _has_long_runs(image, tiling) else fields_copied
-        return way.filters_of(image.contiguous(), values.contiguous(), tiling)
+        filters = image.new_empty(*tiling.positions, values.shape[2], *tiling.kernel, image.shape[2])
+        if filters.shape[0] and filters.shape[1]:
+            put_filters(filters, image, values, tiling)
+        return filters
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, Tensor | None, None]:

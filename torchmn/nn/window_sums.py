@@ -12,6 +12,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from torchmn.nn.batch_last import room_in_order_of
+
 
 class Windows(NamedTuple):
     """Which windows of an image: of `kernel`, every `stride`-th, in an image of `size` that contains its padding."""
@@ -59,13 +61,24 @@ class _Spread(torch.autograd.Function):
         return window_sums(gradients[0], ctx.windows), None
 
 
+def sums_of_squares(image: Tensor, windows: Windows) -> Tensor:
+    """`window_sums` of the squares of all pixels. No autograd."""
+    first, *others = (image[windows.along(0, at)] for at in range(windows.kernel[0]))
+    squares = first * first
+    for more in others:
+        squares.addcmul_(more, more)
+    return _sums_along(1, squares, windows)
+
+
 def _sums(image: Tensor, windows: Windows) -> Tensor:
-    sums = image
-    for dim in (0, 1):
-        shifted = [sums[windows.along(dim, at)] for at in range(windows.kernel[dim])]
-        sums = shifted[0] + shifted[1] if len(shifted) > 1 else shifted[0].clone()
-        for more in shifted[2:]:
-            sums.add_(more)
+    return _sums_along(1, _sums_along(0, image, windows), windows)
+
+
+def _sums_along(dim: int, image: Tensor, windows: Windows) -> Tensor:
+    shifted = [image[windows.along(dim, at)] for at in range(windows.kernel[dim])]
+    sums = shifted[0] + shifted[1] if len(shifted) > 1 else shifted[0].clone()
+    for more in shifted[2:]:
+        sums.add_(more)
     return sums
 
 
@@ -79,11 +92,21 @@ def room_for_spreading(like: Tensor, windows: Windows) -> tuple[Tensor, Tensor]:
     """The room that `spread_of` takes, and the view of it to write values of the shape of `like` into."""
     before = [k - 1 for k in windows.kernel]
     size = windows.size[0] + before[0], windows.size[1] + before[1]
-    field = _zeros_in_order_of(like, (*size, *like.shape[2:]))
+    field = room_in_order_of(like, (*size, *like.shape[2:]))
     rows, columns = (
         slice(start, start + (count - 1) * stride + 1, stride)
         for start, count, stride in zip(before, like.shape[:2], windows.stride, strict=True)
     )
+    if windows.stride == (1, 1):  # all else will be written
+        for border in (
+            field[: rows.start],
+            field[rows.stop :],
+            field[rows, : columns.start],
+            field[rows, columns.stop :],
+        ):
+            border.zero_()
+    else:
+        field.zero_()
     return field, field[rows, columns]
 
 
@@ -91,12 +114,6 @@ def spread_of(field: Tensor, windows: Windows) -> Tensor:
     """`spread_over_windows` of the values that were written into a field of `room_for_spreading`. No autograd."""
     # With zeros around, the windows in which a pixel lies are a window, too: the one that ends where theirs begin.
     return _sums(field, Windows((field.shape[0], field.shape[1]), windows.kernel, (1, 1)))
-
-
-def _zeros_in_order_of(x: Tensor, shape: tuple[int, ...]) -> Tensor:
-    """Zeros whose dims follow each other in memory as those of `x` do."""
-    order = sorted(range(x.dim()), key=x.stride, reverse=True)
-    return x.new_zeros([shape[dim] for dim in order]).permute([order.index(dim) for dim in range(x.dim())])
 
 
 def _is_watched(x: Tensor) -> bool:
