@@ -45,6 +45,8 @@ def keep_inside(model: nn.Module) -> None:
 class _OnlyInside:
     """A hook that refuses a plain image outside of the model's forward: the layer would compute without its halo."""
 
+    ignores_convolutions = True  # of Parts: chains need not call it
+
     def __init__(self, name: str):
         self.name = name
 

@@ -14,6 +14,7 @@ import torchmn.nn.parts.rules  # noqa: F401  (registers the rules)
 from torchmn.communicators.base import Communicator
 from torchmn.communicators.process_grid import ProcessGrid
 from torchmn.errors import ArgumentError, ParallelizeError, nearest
+from torchmn.nn.parts.chains import run_in_chains
 from torchmn.nn.parts.layout import Samples, image_layout
 from torchmn.nn.parts.part import wrap
 from torchmn.nn.parts.refusals import remember_names
@@ -75,6 +76,7 @@ def parallelize(
     else:
         parallelism.mark_own(copied)
     if parallelism.cuts_images and grid.tile_count > 1:
+        run_in_chains(copied)
         keep_inside(copied)
     if grid.sizes["data"] > 1 and _has_batch_norm(copied):
         copied.gradients_cross_ranks = True  # type: ignore[assignment]

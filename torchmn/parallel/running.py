@@ -17,7 +17,7 @@ from torch.utils import _pytree as pytree
 from torchmn.communicators.process_grid import ProcessGrid
 from torchmn.errors import ParallelizeError
 from torchmn.geometry import owned
-from torchmn.nn.parts import roles
+from torchmn.nn.parts import chains, roles
 from torchmn.nn.parts.layout import Layout, Samples, forward_of, image_layout
 from torchmn.nn.parts.moving import part_of, whole
 from torchmn.nn.parts.part import Part, local, wrap
@@ -100,9 +100,9 @@ class Parallelism:
         with forward_of(samples):
             if model.training and self.grid.comm.size > 1:
                 with SerialRandomness(self.grid, samples, batch):
-                    result = type(model).forward(model, *args, **kwargs)
+                    result = chains.forward_of(model)(model, *args, **kwargs)
             else:
-                result = type(model).forward(model, *args, **kwargs)
+                result = chains.forward_of(model)(model, *args, **kwargs)
         leave = whole if self.output == "whole" else _tile
         return leave(result) if isinstance(result, Part) else pytree.tree_map_only(Part, leave, result)
 

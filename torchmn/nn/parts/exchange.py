@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -16,27 +16,40 @@ from torchmn.nn.parts.part import Part, local
 from torchmn.nn.parts.refusals import refuse, where
 
 
-def fetch(x: Part, dims: Sequence[DimPlan], fill: float = 0.0) -> Tensor:
+class Fetching(NamedTuple):
+    """How to fetch what this rank needs of a layout; a plan that is used at every step is worked out once."""
+
+    needed: tuple[int, ...]  # the last dims of the buffer
+    plan: HaloPlan
+    there: tuple[int, ...] | None  # the dims in the order in which ranks are numbered, if they lie otherwise
+    back: tuple[int, ...]
+
+    @staticmethod
+    def of(layout: Layout, dims: Sequence[DimPlan]) -> Fetching:
+        first = min(len(layout.shape) - len(dims), *layout.cut_dims, len(layout.shape))
+        every = (*(_as_it_is(layout, dim) for dim in range(first, len(layout.shape) - len(dims))), *dims)
+        places = tuple(_place(layout, dim) for dim in range(first, len(layout.shape)))
+        needed = tuple(len(plan.needed[place]) for plan, place in zip(every, places, strict=True))
+        order = _grid_order(layout, first)
+        plan = HaloPlan.of(tuple(every[at] for at in order), tuple(places[at] for at in order))
+        there = (*range(first), *(first + at for at in order))
+        back = tuple(there.index(dim) for dim in range(len(there)))
+        return Fetching(needed, plan, None if there == back == tuple(range(len(there))) else there, back)
+
+
+def fetch(x: Part, wanted: Sequence[DimPlan] | Fetching, fill: float = 0.0) -> Tensor:
     """The buffer in which each of the last dims holds what this rank needs by its plan, padding included."""
     layout, mine = x.layout_, local(x)
-    first = min(len(layout.shape) - len(dims), *layout.cut_dims, len(layout.shape))
-    every = (*(_as_it_is(layout, dim) for dim in range(first, len(layout.shape) - len(dims))), *dims)
-    places = tuple(_place(layout, dim) for dim in range(first, len(layout.shape)))
+    how = wanted if isinstance(wanted, Fetching) else Fetching.of(layout, wanted)
     if mine.is_meta:
-        needed = (len(plan.needed[place]) for plan, place in zip(every, places, strict=True))
-        return mine.new_empty((*mine.shape[:first], *needed)) + mine.sum()
-    order = _grid_order(layout, first)
-    plan = HaloPlan.of(tuple(every[at] for at in order), tuple(places[at] for at in order))
-    if order == list(range(len(order))):
-        return halo_exchange(mine, plan, layout.grid.tiles, fill)
-    there = (*range(first), *(first + at for at in order))
-    back = [there.index(dim) for dim in range(len(there))]
-    return halo_exchange(mine.permute(there), plan, layout.grid.tiles, fill).permute(back)
+        return mine.new_empty((*mine.shape[: mine.dim() - len(how.needed)], *how.needed)) + mine.sum()
+    if how.there is None:
+        return halo_exchange(mine, how.plan, layout.grid.tiles, fill)
+    return halo_exchange(mine.permute(how.there), how.plan, layout.grid.tiles, fill).permute(how.back)
 
 
-def plan_of_tile(x: Part, dims: Sequence[DimPlan]) -> HaloPlan | None:
+def plan_of_tile(layout: Layout, dims: Sequence[DimPlan]) -> HaloPlan | None:
     """This rank's plan of the last dims; None where a model has transposed the image, so that ranks lie otherwise."""
-    layout = x.layout_
     first = len(layout.shape) - len(dims)
     if any(dim < first for dim in layout.cut_dims) or _grid_order(layout, first) != list(range(len(dims))):
         return None
@@ -153,7 +166,8 @@ class Rebuilt:
         self.tile, self.version = tile.detach(), tile._version
         self.shape, self.box = buffer.shape, box
         self.inner = (..., *(interval.as_slice() for interval in box))
-        self.borders = [(where_, buffer.detach()[where_].clone()) for where_ in _outside(buffer, box)]
+        around = [(..., *(i.as_slice() for i in rest)) for rest in outside(buffer.shape[-len(box) :], box)]
+        self.borders = [(where_, buffer.detach()[where_].clone()) for where_ in around]
 
     def buffer(self) -> Tensor:
         if self.tile._version != self.version:
@@ -165,15 +179,15 @@ class Rebuilt:
         return buffer
 
 
-def _outside(buffer: Tensor, box: tuple[Interval, ...]) -> list[tuple]:
-    """How to index what lies around a box: boxes that do not overlap."""
-    whole = [Interval(0, extent) for extent in buffer.shape[-len(box) :]]
-    outside = []
+def outside(shape: Sequence[int], box: Sequence[Interval]) -> list[tuple[Interval, ...]]:
+    """What lies around a box of a tensor whose last dims are `shape`: boxes that do not overlap."""
+    whole = [Interval(0, extent) for extent in shape]
+    found = []
     for at, (full, inner) in enumerate(zip(whole, box, strict=True)):
         for side in (Interval(0, inner.start), Interval(inner.stop, full.stop)):
             if side:
-                outside.append((..., *(i.as_slice() for i in (*box[:at], side, *whole[at + 1 :]))))
-    return outside
+                found.append((*box[:at], side, *whole[at + 1 :]))
+    return found
 
 
 def remembered_as_tile(x: Part, buffer: Tensor, dims: Sequence[DimPlan]) -> AbstractContextManager[Any]:

@@ -24,7 +24,7 @@ from torch import Tensor, nn
 
 from torchmn.geometry import DimPlan, Interval
 from torchmn.nn.parts import roles
-from torchmn.nn.parts.exchange import fetch
+from torchmn.nn.parts.exchange import Fetching, fetch
 from torchmn.nn.parts.layout import Cut, Layout
 from torchmn.nn.parts.part import Part, wrap
 
@@ -133,10 +133,10 @@ def fetch_wide(x: Part, weight: Tensor, reach: Reach) -> Wide | None:
     if width is None or any(have < need for have, need in zip(width, reach, strict=True)):
         return None
     key = (fetch_wide, width)
-    plans = x.layout_.worked_out.get(key)
-    if plans is None:
-        plans = x.layout_.worked_out[key] = _plans(x.layout_, width)
-    return Wide(fetch(x, plans), width, width, 0, run)
+    how = x.layout_.worked_out.get(key)
+    if how is None:
+        how = x.layout_.worked_out[key] = Fetching.of(x.layout_, _plans(x.layout_, width))
+    return Wide(fetch(x, how), width, width, 0, run)
 
 
 def _width(x: Part, weight: Tensor, image: tuple[int, ...]) -> tuple[Reach | None, Run | None]:

@@ -47,7 +47,7 @@ def checked_image(x: Tensor, dims: int, function: str) -> Part | Tensor:
     return x
 
 
-class _Prepared(NamedTuple):
+class Prepared(NamedTuple):
     """What a convolution of one layout comes to, worked out from integers: once, for all steps."""
 
     windows: tuple[Window, ...]
@@ -57,28 +57,34 @@ class _Prepared(NamedTuple):
     reach: Reach | None  # in cut dims, where it can run on wide tiles: it keeps the size, with torch's own padding
 
 
-def _prepared(
-    x: Part, weight: Tensor, stride: Any, padding: Any, dilation: Any, extra: Any, groups: int | None
-) -> _Prepared:
+def prepared(
+    layout: Layout,
+    weight: Sequence[int],
+    stride: Any,
+    padding: Any,
+    dilation: Any,
+    extra: Any = 0,
+    groups: int | None = None,
+) -> Prepared:
     """The windows, plans and outputs of a convolution, transposed if it says how many `groups` its weight has.
 
+    weight: its shape
     extra: what is added to the outputs of a transposed one
     """
-    layout = x.layout_
     stride, padding, dilation, extra = (
         tuple(value) if isinstance(value, list) else value for value in (stride, padding, dilation, extra)
     )
-    key = (_prepared, weight.shape, stride, padding, dilation, extra, groups)
+    key = (prepared, weight, stride, padding, dilation, extra, groups)
     known = layout.worked_out.get(key)
     if known is None:
-        known = layout.worked_out[key] = _prepare(x, weight.shape, stride, padding, dilation, extra, groups)
+        known = layout.worked_out[key] = _prepare(layout, weight, stride, padding, dilation, extra, groups)
     return known
 
 
 def _prepare(
-    x: Part, weight: Sequence[int], stride: Any, padding: Any, dilation: Any, extra: Any, groups: int | None
-) -> _Prepared:
-    dims, layout = len(weight) - 2, x.layout_
+    layout: Layout, weight: Sequence[int], stride: Any, padding: Any, dilation: Any, extra: Any, groups: int | None
+) -> Prepared:
+    dims = len(weight) - 2
     stride, dilation, extra = (per_dim(value, dims) for value in (stride, dilation, extra))
     windows = tuple(
         Window(
@@ -98,9 +104,9 @@ def _prepare(
     else:
         plans = plans_for_needs(layout, extents, lambda number, outputs: _covering(windows[number], outputs))
         result = output_layout(layout, extents, weight[1] * groups)
-    plan = plan_of_tile(x, plans)
+    plan = plan_of_tile(layout, plans)
     reach = _reach(layout, result, windows) if groups is None and plan is not None else None
-    return _Prepared(windows, plans, plan, result, reach)
+    return Prepared(windows, plans, plan, result, reach)
 
 
 def _reach(layout: Layout, result: Layout, windows: Sequence[Window]) -> Reach | None:
@@ -141,9 +147,9 @@ def convolution(
     image = checked_image(x, dims, f"conv{dims}d")
     if not isinstance(image, Part):
         return function(image, weight, bias, stride, padding, dilation, groups)
-    work = _prepared(x, weight, stride, padding, dilation, 0, None)
+    work = prepared(x.layout_, weight.shape, stride, padding, dilation)
     stride, dilation = per_dim(stride, dims), per_dim(dilation, dims)
-    wide = _wide_enough(x, weight, work.reach)
+    wide = wide_enough(x, weight, work.reach)
     weight, bias = _entering(weight, bias, x)
     if wide is not None and work.reach is not None:
         around = tuple(window.padding[0] for window in work.windows)
@@ -156,7 +162,7 @@ def convolution(
     return _of_buffer(x, weight, bias, work, lambda buffer: function(buffer, weight, bias, stride, 0, dilation, groups))
 
 
-def _wide_enough(x: Part, weight: Tensor, reach: Reach | None) -> Wide | None:
+def wide_enough(x: Part, weight: Tensor, reach: Reach | None) -> Wide | None:
     """The tile with enough around it for a kernel's reach: remembered, or fetched for a run that begins here."""
     if reach is None:
         return None
@@ -171,7 +177,7 @@ def _entering(weight: Tensor, bias: Tensor | None, x: Part) -> tuple[Tensor, Ten
 
 
 def _of_buffer(
-    x: Part, weight: Tensor, bias: Tensor | None, work: _Prepared, compute: Callable[[Tensor], Tensor]
+    x: Part, weight: Tensor, bias: Tensor | None, work: Prepared, compute: Callable[[Tensor], Tensor]
 ) -> Part:
     """What `compute` gives for the tile in its halos and padding; backward makes that buffer again."""
     buffer, shape = fetch(x, work.plans), work.result.local_shape()
@@ -198,7 +204,7 @@ def transposed_convolution(
     image = checked_image(x, dims, f"conv_transpose{dims}d")
     if not isinstance(image, Part):
         return function(image, weight, bias, stride, padding, output_padding, groups, dilation)
-    work = _prepared(x, weight, stride, padding, dilation, output_padding, groups)
+    work = prepared(x.layout_, weight.shape, stride, padding, dilation, output_padding, groups)
     weight, bias = _entering(weight, bias, x)
 
     def compute(buffer: Tensor) -> Tensor:

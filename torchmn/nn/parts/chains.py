@@ -1,0 +1,211 @@
+"""Runs of convolutions inside an nn.Sequential, computed in one go.
+
+Such a run shares one wide halo anyway (see wide.py). Where nobody can look in between, its layers need not be called
+one by one with Parts, and there is no Python between two convolutions, where it is slowest.
+
+What travels is what travels without chains: a rank that watches a layer with a hook fits to others that do not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import nn
+from torch.nn.modules import module as torch_module
+
+from torchmn.functions.halo_chain import Box, Kept, Link, convolve_in_chain
+from torchmn.geometry import Interval
+from torchmn.nn.parts import roles
+from torchmn.nn.parts.exchange import outside
+from torchmn.nn.parts.layout import Layout
+from torchmn.nn.parts.moving import entering
+from torchmn.nn.parts.part import Part, wrap
+from torchmn.nn.parts.rules.convolution import per_dim, prepared, wide_enough
+from torchmn.nn.parts.wide import Reach, Wide, wide_part
+
+_CONVOLUTIONS: tuple[Any, ...] = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
+
+
+def run_in_chains(model: nn.Module) -> None:
+    """Let every nn.Sequential inside of `model` compute what it can in chains."""
+    for module in model.modules():
+        if module is not model and type(module) is nn.Sequential and "forward" not in module.__dict__:
+            module.forward = _InChains(module)  # type: ignore[assignment]
+
+
+def forward_of(model: nn.Module) -> Callable[..., Any]:
+    """The forward of the class of `model`, which takes the model first; in chains, if it is an nn.Sequential."""
+    return _forward_in_chains if type(model) is nn.Sequential else type(model).forward
+
+
+class _InChains:
+    """The forward of an nn.Sequential; an object, so that a deep copy of the model has its own."""
+
+    def __init__(self, sequential: nn.Module):
+        self.sequential = sequential
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return _forward_in_chains(self.sequential, *args, **kwargs)
+
+
+def _forward_in_chains(sequential: nn.Module, *args: Any, **kwargs: Any) -> Any:
+    if kwargs or len(args) != 1 or not isinstance(args[0], Part) or _is_somebody_listening():
+        return nn.Sequential.forward(sequential, *args, **kwargs)  # type: ignore[arg-type]
+    x, layers, at = args[0], list(_flattened(sequential)), 0
+    while at < len(layers):
+        taken, done = _chained(layers, at, x) if isinstance(x, Part) else (0, x)
+        x, at = (done, at + taken) if taken else (layers[at](x), at + 1)
+    return x
+
+
+# -- who must not be left out ------------------------------------------------------------------------------------------
+
+
+def _is_somebody_listening() -> bool:
+    """Whether every layer and every torch function must be called as the model says."""
+    if roles.recorder() is not None or torch_module._has_any_global_hook() or torch._C._get_tracing_state():
+        return True
+    modes = [torch._C._get_function_stack_at(at) for at in range(torch._C._len_torch_function_stack())]
+    return torch._C._are_functorch_transforms_active() or not all(_is_ours(mode) for mode in modes)
+
+
+def _is_ours(listener: Any) -> bool:
+    """Whether a mode or a hook is one of this package's that has nothing to do with convolutions of Parts."""
+    return getattr(listener, "ignores_convolutions", False)
+
+
+def _is_watched(layer: nn.Module) -> bool:
+    return bool(
+        layer._forward_hooks
+        or layer._backward_hooks
+        or layer._backward_pre_hooks
+        or not all(_is_ours(hook) for hook in layer._forward_pre_hooks.values())
+    )
+
+
+# -- which layers are a chain ------------------------------------------------------------------------------------------
+
+
+def _flattened(sequential: nn.Module) -> Iterator[nn.Module]:
+    """The layers of a Sequential, in place of Sequentials inside of it their layers."""
+    for layer in sequential._modules.values():
+        assert layer is not None
+        if isinstance(layer.__dict__.get("forward"), _InChains) and not _is_watched(layer):
+            yield from _flattened(layer)
+        else:
+            yield layer
+
+
+class _Settings(NamedTuple):
+    """What the answer of a convolution depends on, besides numbers; and whether a ReLU follows."""
+
+    weight: torch.Size
+    stride: Any
+    padding: Any
+    dilation: Any
+    groups: int
+    relu: bool
+
+
+def _convolutions(layers: Sequence[nn.Module], at: int, x: Part) -> Iterator[tuple[nn.Module, _Settings]]:
+    """The convolutions from there on that may follow one another in a chain."""
+    while at < len(layers) and type(layers[at]) in _CONVOLUTIONS and not _is_watched(layers[at]):
+        layer: Any = layers[at]
+        weight, bias = layer.weight, layer.bias
+        for tensor in (weight,) if bias is None else (weight, bias):
+            if not isinstance(tensor, nn.Parameter) or tensor.dtype is not x.dtype:
+                return
+        if layer.padding_mode != "zeros" or weight.dim() != x.dim():
+            return
+        relu = at + 1 < len(layers) and type(layers[at + 1]) is nn.ReLU and not _is_watched(layers[at + 1])
+        yield layer, _Settings(weight.shape, layer.stride, layer.padding, layer.dilation, layer.groups, relu)
+        at += 1 + relu
+
+
+class _Chain(NamedTuple):
+    """Convolutions that are computed together, worked out from integers: once, for all steps."""
+
+    links: tuple[Link, ...]
+    result: Layout
+    width: Reach  # how many rows lie around the result
+    margin: Reach  # and how many of these hold right values
+
+
+def _chained(layers: Sequence[nn.Module], at: int, x: Part) -> tuple[int, Any]:
+    """How many layers from there on are a chain, and what they make of `x`; 0 where none begins."""
+    with torch._C.DisableTorchFunction():  # what follows computes with what Parts hold
+        found = list(_convolutions(layers, at, x))
+        if len(found) < 2 or torch.is_autocast_enabled(x.device.type):
+            return 0, x
+        layout, said = x.layout_, tuple([settings for _, settings in found])
+        first = said[0]
+        reach = prepared(layout, first.weight, first.stride, first.padding, first.dilation).reach
+        wide = wide_enough(x, found[0][0].weight, reach)  # type: ignore[arg-type]
+        if wide is None:
+            return 0, x
+        key = (_chain, wide.width, wide.margin, said)
+        chain = layout.worked_out.get(key)
+        if chain is None:
+            chain = layout.worked_out[key] = _chain(layout, wide, said)
+        taken = len(chain.links)
+        return sum(1 + settings.relu for settings in said[:taken]), _computed(
+            wide, chain, [layer for layer, _ in found[:taken]]
+        )
+
+
+def _chain(layout: Layout, wide: Wide, said: Sequence[_Settings]) -> _Chain:
+    """As many of these convolutions as find right values around the tile; the first one does."""
+    links: list[Link] = []
+    width, margin, image = wide.width, wide.margin, layout
+    for settings in said:
+        work = prepared(image, settings.weight, settings.stride, settings.padding, settings.dilation)
+        if work.reach is None or any(have < need for have, need in zip(margin, work.reach, strict=True)):
+            break
+        margin = tuple(have - need for have, need in zip(margin, work.reach, strict=True))
+        image, kept = work.result, None
+        if _is_worth_dropping(width, margin):
+            kept, width = _kept(image, width, margin), margin
+        around = tuple(window.padding[0] for window in work.windows)
+        strides = (per_dim(settings.stride, len(around)), around, per_dim(settings.dilation, len(around)))
+        links.append(Link(*strides, settings.groups, settings.relu, kept))
+    return _Chain(tuple(links), image, width, margin)
+
+
+def _is_worth_dropping(width: Reach, margin: Reach) -> bool:
+    """Whether to go on without the rows that are not right any more: at the end, and where there are several.
+
+    One row costs the next convolution less than it costs to drop it.
+    """
+    wrong = [all_ - right for all_, right in zip(width, margin, strict=True)]
+    return max(wrong) > 1 or (any(wrong) and not any(margin))
+
+
+def _kept(image: Layout, width: Reach, left: Reach) -> Kept:
+    """The tile with `left` rows around it, in one with `width` rows."""
+    first = len(image.shape) - len(width)
+    whole = [_around(image, dim, rows) for dim, rows in enumerate(width, first)]
+    inner = [_around(image, dim, rows) for dim, rows in enumerate(left, first)]
+    places = [part.shift(-all_.start) for all_, part in zip(whole, inner, strict=True)]
+    shape = tuple(len(interval) for interval in whole)
+    return Kept(shape, _box(places, shape, first), tuple(_box(box, shape, first) for box in outside(shape, places)))
+
+
+def _box(places: Sequence[Interval], shape: Sequence[int], first: int) -> Box:
+    """How to narrow a tensor whose dims from `first` on have `shape` to these places."""
+    dims = enumerate(zip(places, shape, strict=True), first)
+    return tuple((dim, place.start, len(place)) for dim, (place, extent) in dims if len(place) < extent)
+
+
+def _around(image: Layout, dim: int, rows: int) -> Interval:
+    own = image.interval(dim)
+    return Interval(max(0, own.start - rows), min(image.shape[dim], own.stop + rows))
+
+
+def _computed(wide: Wide, chain: _Chain, convolutions: Sequence[Any]) -> Part:
+    layout, parameters = chain.result, []
+    for layer in convolutions:
+        parameters += [entering(layer.weight, layout), None if layer.bias is None else entering(layer.bias, layout)]
+    y = convolve_in_chain(wide.tensor, chain.links, parameters)
+    return wide_part(y, layout, chain.width, chain.margin) if any(chain.width) else wrap(y, layout)
