@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from tests.models.small import small_images, small_model
+from torchmn.errors import ArgumentError
 from torchmn.models import LabelledBatches, spot_check
 from torchmn.models.best_units import areas_under_curve
 
@@ -44,3 +45,8 @@ def test_a_class_without_images_or_without_others_is_left_out():
     model, images = small_model(), small_images(6)
     assert [b.label for b in spot_check(model, [(images, torch.tensor([0, 0, 2, 2, 2, 0]))])] == [0, 2]
     assert spot_check(model, [(images, torch.ones(6, dtype=torch.int64))]) == []
+
+
+def test_no_batches_are_an_error():
+    with pytest.raises(ArgumentError, match="expected at least one batch"):
+        spot_check(small_model(), [])

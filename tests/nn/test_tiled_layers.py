@@ -41,6 +41,17 @@ def test_local_filters(grid, kernel, stride, size, padding):
     assert_parity(net, (2, 2, *size), grid)
 
 
+def test_ranks_without_filters_and_a_decoder_that_is_not_used():
+    layer = LocalFilter2d(3, 3, (2, 3), (2, 3), (3, 11), bias=True, padding=(1, 2), tied=False)
+    assert_parity(nn.Sequential(layer), (2, 3, 3, 11), (3, 3))
+
+
+@ranks(2, on="threads")
+def test_a_layer_alone_is_no_model(comm):
+    with pytest.raises(ParallelizeError, match=r"Put it into one: nn\.Sequential\(layer\)"):
+        parallelize(LocalFilter2d(1, 2, 3, 1, 8), ProcessGrid(comm, width=2), "halopar")
+
+
 @pytest.mark.parametrize(
     "layer",
     [

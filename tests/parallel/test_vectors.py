@@ -78,3 +78,8 @@ def test_convolutions_cut_by_channels(layers, grid):
     net = nn.Sequential(*layers).double()
     features = deepcopy(net)(torch.zeros(2, 3, 10, 8, dtype=torch.float64)).flatten(1).shape[1]
     assert_parity(nn.Sequential(net, nn.Flatten(), nn.Linear(features, 4)), (5, 3, 10, 8), grid, mode="modelpar")
+
+
+def test_a_model_that_is_one_layer():
+    assert_parity(nn.Linear(6, 4), (5, 6), {"width": 2}, mode="modelpar")
+    assert_parity(nn.Conv2d(3, 4, 3), (2, 3, 8, 8), {"width": 2}, mode="modelpar")

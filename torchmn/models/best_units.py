@@ -37,13 +37,15 @@ def spot_check(model: SparseAutoencoder, batches: Batches) -> list[BestUnit]:
     each rank looks at the units of its own tile; all ranks must call it, and get the best of all.
     """
     placement = Placement(model, model.in_shape)
-    parts, labels = zip(*((model.features(placement.part(x, y)), y) for x, y in batches), strict=True)
+    found = [(model.features(placement.part(x, y)), y) for x, y in batches]
+    placement.agree("spot_check", None if found else "expected at least one batch of (images, labels), got none")
+    parts, labels = zip(*found, strict=True)
     corner, extents = _tile(parts[0])
     features = placement.of_all_copies(torch.cat([local(part).flatten(1) for part in parts]))
     areas = areas_under_curve(features, placement.of_all_copies(torch.cat(labels)))
     mine = [_best(label, area, corner, extents) for label, area in areas.items() if area.numel()]
-    found = sorted(placement.of_all_tiles(mine), key=lambda best: (best.label, -best.auc, best.unit))
-    return [best for at, best in enumerate(found) if at == 0 or best.label != found[at - 1].label]
+    units = sorted(placement.of_all_tiles(mine), key=lambda best: (best.label, -best.auc, best.unit))
+    return [best for at, best in enumerate(units) if at == 0 or best.label != units[at - 1].label]
 
 
 def _tile(features: Tensor) -> tuple[Unit, Unit]:

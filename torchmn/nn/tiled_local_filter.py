@@ -57,7 +57,7 @@ class TiledLocalFilter2d(SlicedModule, LocalFilter2d):
         with plain_tensors():
             buffer = self.fetched(mine)
             if self.weight.numel() == 0:
-                return wrap(nothing(result.local_shape(), buffer, *self.parameters()), result)
+                return wrap(nothing(result.local_shape(), buffer, self.weight, self.bias), result)
             return wrap(_as(mine, self.local(buffer)), result)
 
     def transpose(self, y: Tensor, weight: Tensor | None = None) -> Tensor:

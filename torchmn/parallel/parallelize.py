@@ -196,6 +196,11 @@ def _split(model: nn.Module, parallelism: Parallelism, shape: tuple[int, ...]) -
     for name, module in list(model.named_modules()):
         slice_over: Any = getattr(module, "slice_over", None)  # a layer that knows how to cut itself
         if parallelism.cuts_images and slice_over is not None and not isinstance(module, SlicedModule):
+            if not name:
+                raise ParallelizeError(
+                    f"the model is one {type(module).__name__}, of which each rank would hold a slice, and a slice can "
+                    "not take the place of a model. Put it into one: nn.Sequential(layer)"
+                )
             replace_module(model, name, slice_over(grid))
     uses = {
         id(module): LinearUse(module)

@@ -99,5 +99,7 @@ def swap_linears(model: nn.Module, grid: ProcessGrid, splits: Sequence[tuple[Lin
         if use.layer.in_features < grid.tiles.size and split == "input" and use.cut is None:
             continue  # some ranks would have nothing
         name = places[id(use.layer)]
+        if not name:
+            continue  # the model is this layer: it can not be put into itself, so it stays whole
         columns = use.cut if isinstance(use.cut, FlatCut) else None
         replace_module(model, name, VectorLinear.of(use.layer, grid, split, columns))
