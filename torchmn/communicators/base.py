@@ -180,17 +180,14 @@ class Communicator(ObjectOperations, Buffers):
             self._edges.say_unneeded(self)
         with Wait(self, operation, source, tag):
             message = self._take(source, tag)
+        return self._accepted(message, source, tag, operation)
+
+    def _accepted(self, message: Message, source: int, tag: int, operation: str = "recv") -> Message:
+        """A message that has come, on the device where it belongs, unless it says that its sender failed."""
         if message.kind == Kind.ERROR:
             reason = wire.to_bytes(message.tensors[0]).decode()
             raise PeerError(f"rank {self.rank} of {self.size}: {operation} from rank {source}, tag {tag}: {reason}")
         return self._placed(message)
-
-    def _placed(self, message: Message) -> Message:
-        """A message whose tensors lie where their sender's did: on this rank's GPU, or on the host."""
-        if message.on_gpu:
-            placed = zip(message.tensors, message.on_gpu, strict=True)
-            message.tensors = tuple(x.to(self.device) if gpu else x for x, gpu in placed)
-        return message
 
     def _check_peer(self, operation: str, name: str, peer: object, tag: object) -> None:
         if type(peer) is int and 0 <= peer < self.size and peer != self.rank and not self._closed:  # noqa: SIM102

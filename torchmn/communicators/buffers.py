@@ -51,6 +51,13 @@ class Buffers(Transport):
     def _arrived(self, received: Tensor, like: Tensor) -> Tensor:
         return received.to(like.device) if like.is_cuda else received
 
+    def _placed(self, message: wire.Message) -> wire.Message:
+        """A message whose tensors lie where their sender's did: on this rank's GPU, or on the host."""
+        if message.on_gpu:
+            placed = zip(message.tensors, message.on_gpu, strict=True)
+            message.tensors = tuple(x.to(self.device) if gpu else x for x, gpu in placed)
+        return message
+
     def _reduce(self, x: Tensor, op: str, in_place: bool) -> Tensor:
         """The agreed reduction of `x` over all ranks."""
         dtype = x.dtype

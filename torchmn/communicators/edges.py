@@ -11,9 +11,9 @@ gradients come.
 
 from __future__ import annotations
 
-import threading
-from collections import defaultdict, deque
+from collections import deque
 from collections.abc import Collection
+from threading import get_ident
 from time import monotonic, sleep
 from types import CodeType, FrameType
 from typing import TYPE_CHECKING, Any
@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from torchmn.communicators import watchdog, wire
-from torchmn.communicators.wire import Kind, Message
+from torchmn.communicators.wire import Kind, Layout, Message
 from torchmn.errors import DelegateError
 
 if TYPE_CHECKING:
@@ -47,28 +47,46 @@ It is made for every message: so it is a plain tuple, and which line that is, is
 """
 
 
+_users_names: dict[str, Any] | None = None
+
+
 def place_of_caller(tag: int, frame: FrameType) -> Place:
     """The place of an edge that is made by the code in `frame`, or by the user's code that called it."""
-    if watchdog.is_library_module(frame.f_globals.get("__name__", "")):
+    global _users_names
+    names = frame.f_globals
+    if names is _users_names:  # most calls come from the same module of the user's
+        return tag, frame.f_code, frame.f_lasti
+    if not watchdog.is_library_module(names.get("__name__", "")):
+        _users_names = names
+    else:
         frame = watchdog.user_frame(frame)
     return tag, frame.f_code, frame.f_lasti
 
 
 class Edge:
-    """What a node of autograd's graph holds: when the node is gone before its backward ran, the edge says so."""
+    """What a node of autograd's graph holds."""
 
-    __slots__ = ("comm", "gone", "key", "place")
+    __slots__ = ("answer", "comm", "gone", "key", "place")
 
-    def __init__(self, comm: Communicator, key: Key, place: Place, gone: deque[Key]):
+    def __init__(self, comm: Communicator, key: Key, place: Place, gone: deque[Key], answer: Layout | None = None):
         self.comm = comm
         self.key = key
         self.place = place
-        self.gone: deque[Key] | None = gone  # None once backward has come by
+        self.gone = gone
+        self.answer = answer  # the layout of its gradient, where known
+
+
+class UnvisitedEdge(Edge):
+    """An edge whose backward did not come by yet: when its node is gone before, it says so.
+
+    Backward makes a plain `Edge` of it. (A flag would do, but then each edge's end would cost a call of `__del__`.)
+    """
+
+    __slots__ = ()
 
     def __del__(self) -> None:
         # Anywhere and at any time, in the middle of another message too: so this only takes a note.
-        if self.gone is not None:
-            self.gone.append(self.key)
+        self.gone.append(self.key)
 
 
 class EdgeBook:
@@ -84,7 +102,8 @@ class EdgeBook:
         self.lost_since_backward: list[Key] = []
         self.chains: dict[int, str] = {}  # tag -> the edge of a MultiNodeChainList on it, in the words of its user
         self._answers: dict[Key, list[Message]] = {}
-        self._ears: defaultdict[int, threading.Lock] = defaultdict(threading.Lock)  # by peer
+        self._listeners: dict[int, int] = {}  # peer -> the thread that waits for what it says next
+        self.expected: dict[tuple[int, int], Layout] = {}  # (peer, tag) -> what came last, if the next may be like it
         self._lines: dict[tuple[int, int, int], tuple[int, CodeType]] = {}  # lines here that the peer was told of
         self._peers_lines: dict[Key, str] = {}  # (peer, number of the line) -> text
 
@@ -95,17 +114,17 @@ class EdgeBook:
         number = self._made[dest] = self._made.get(dest, 0) + 1
         return number
 
-    def send(self, comm: Communicator, key: Key, place: Place) -> Edge:
+    def send(self, comm: Communicator, key: Key, place: Place, answer: Layout | None = None) -> Edge:
         """The sender's end of the edge of that key."""
         comm._watch.pinned.add(comm)
         self.sent[key] = place
-        return Edge(comm, key, place, self.forgotten)
+        return UnvisitedEdge(comm, key, place, self.forgotten, answer)
 
     def receive(self, comm: Communicator, key: Key, place: Place) -> Edge:
         """The receiver's end of the edge of that key."""
         comm._watch.pinned.add(comm)
         self.received[key] = place
-        return Edge(comm, key, place, self.unneeded)
+        return UnvisitedEdge(comm, key, place, self.unneeded)
 
     def tend(self, comm: Communicator) -> None:
         """Say what is known to be unneeded, and raise if a gradient has come for a forgotten edge."""
@@ -127,7 +146,6 @@ class EdgeBook:
         wants_gradient: tuple[bool, ...] = (),
     ) -> None:
         """Send the gradients of a received edge, and once the text of its line; () if there will be none."""
-        self.received.pop(key, None)
         peer, number = key
         if place is not None:
             _, code, instruction = place
@@ -137,22 +155,41 @@ class EdgeBook:
                 gradients = (*gradients, wire.from_bytes(watchdog.describe_line(code, instruction).encode()))
                 number |= _TEXT_ENCLOSED
             number |= known[0] % (1 << _LINE_BITS) << _NUMBER_BITS
-        if (
-            len(gradients) == 1
-            and not wants_gradient
-            and comm._send_at_once(gradients[0], peer, comm.tag_limit, number)
-        ):
-            return
-        wants_gradient += (False,) * (len(gradients) - len(wants_gradient))
-        comm._send_message(Message(Kind.TUPLE, gradients, number, wants_gradient), peer, comm.tag_limit)
+        at_once = len(gradients) == 1 and not wants_gradient
+        if not (at_once and comm._send_at_once(gradients[0], peer, comm.tag_limit, number)):
+            wants_gradient += (False,) * (len(gradients) - len(wants_gradient))
+            comm._send_message(Message(Kind.TUPLE, gradients, number, wants_gradient), peer, comm.tag_limit)
+        self.received.pop(key, None)
+
+    def put_answer_into(self, room: bytearray, layout: Layout, edge: Edge) -> bool:
+        """Whether `room` now holds the answer to a sent edge: if it came next, and is one tensor of that layout.
+
+        If not, `await_answer` finds it.
+        """
+        comm, key = edge.comm, edge.key
+        peer, here = key[0], get_ident()
+        if self._listeners.setdefault(peer, here) != here:
+            return False
+        try:
+            if key in self._answers:
+                return False
+            came = comm._take_into(room, layout, peer, comm.tag_limit, "backward of send", edge)
+        finally:
+            del self._listeners[peer]
+        if isinstance(came, int):
+            if came & _NUMBER_MASK == key[1]:
+                self.sent.pop(key, None)
+                return True
+            came = Message(Kind.TENSOR, (wire.tensor_around(room, layout.specs[0]),), came, (False,))
+        self._keep(comm, peer, came)
+        return False
 
     def await_answer(self, comm: Communicator, key: Key) -> Message:
         """The answer to a sent edge. Whatever else comes from that rank meanwhile is kept."""
-        answer = None
-        while answer is None:
-            answer = self._take_answer(key) if key in self._answers else self._listen(comm, key)
+        while key not in self._answers:
+            self._listen(comm, key)
         self.sent.pop(key, None)
-        return answer
+        return self._take_answer(key)
 
     def _take_answer(self, key: Key) -> Message:
         answers = self._answers[key]
@@ -161,29 +198,28 @@ class EdgeBook:
             del self._answers[key]
         return answer
 
-    def _listen(self, comm: Communicator, key: Key) -> Message | None:
-        """Wait for one answer more from that rank, unless the one to `key` is there; keep it if it is another one."""
+    def _listen(self, comm: Communicator, key: Key) -> None:
+        """Wait for one answer more from that rank, unless the one to `key` is there; keep it."""
         peer = key[0]
-        ear = self._ears[peer]
         # On GPUs backward runs in several threads. One listens; the others look now and then what it has heard.
-        if not ear.acquire(False) and not ear.acquire(timeout=1e-3):
-            return None
+        here = get_ident()
+        if self._listeners.setdefault(peer, here) != here:
+            sleep(1e-4)
+            return
         try:
-            if key in self._answers:
-                return None
-            message = comm._take(peer, comm.tag_limit)
-            if message.on_gpu:
-                message = comm._placed(message)
-            if message.edge & _TEXT_ENCLOSED:
-                self._peers_lines[peer, _line(message)] = wire.to_bytes(message.tensors[-1]).decode()
-                message.tensors, message.wants_gradient = message.tensors[:-1], message.wants_gradient[:-1]
-            number = message.edge & _NUMBER_MASK
-            if number == key[1]:
-                return message
-            self._answers.setdefault((peer, number), []).append(message)
-            return None
+            if key not in self._answers:
+                self._keep(comm, peer, comm._take(peer, comm.tag_limit))
         finally:
-            ear.release()
+            del self._listeners[peer]
+
+    def _keep(self, comm: Communicator, peer: int, message: Message) -> None:
+        """Keep an answer until somebody asks for it."""
+        if message.on_gpu:
+            message = comm._placed(message)
+        if message.edge & _TEXT_ENCLOSED:
+            self._peers_lines[peer, _line(message)] = wire.to_bytes(message.tensors[-1]).decode()
+            message.tensors, message.wants_gradient = message.tensors[:-1], message.wants_gradient[:-1]
+        self._answers.setdefault((peer, message.edge & _NUMBER_MASK), []).append(message)
 
     # -- edges that backward did not visit ---------------------------------------------------------------------
 
@@ -200,7 +236,8 @@ class EdgeBook:
         """At the end: answer what was not answered, and take all answers; raise if there is a gradient among them."""
         self.answer_all(comm)
         for key, place in list(self.sent.items()):
-            with watchdog.Wait(comm, "finalize (the gradient of a send)", key[0], place[0], (key, place)):
+            edge = Edge(comm, key, place, self.forgotten)
+            with watchdog.Wait(comm, "finalize (the gradient of a send)", key[0], place[0], edge):
                 answer = self.await_answer(comm, key)
             self._forget(comm, key, place, answer)
         self._refuse_surplus(comm)

@@ -20,6 +20,7 @@ from torch import Tensor
 
 from torchmn.communicators import wire
 from torchmn.communicators.base import Communicator
+from torchmn.communicators.edges import Edge
 from torchmn.communicators.outbox import FILLS_WHILE_READ, SLOT_BYTES, Outbox
 from torchmn.communicators.settings import Settings
 from torchmn.communicators.watchdog import Wait, Watch
@@ -28,8 +29,9 @@ from torchmn.communicators.wire import Header, Kind, Layout, Message, TensorSpec
 INLINE_BYTES = 68 << 10  # 64 KB and its header
 _QUICK_BYTES = 64 << 10
 _COPIED_BYTES = 512 << 10  # up to this a copy is cheaper than asking whether the receiver is ready
-_HEADER = wire.PREFIX
 _IN_OUTBOX = 1 << 40  # larger than any tag: the payload lies in the sender's outbox, in the slot above this number
+_pack_edge, _unpack_edge = wire.EDGE.pack, wire.EDGE.unpack_from
+_fromaddress, _BYTE, _STRIDED = MPI.memory.fromaddress, MPI.BYTE, torch.strided  # looked up once, not per message
 _COPY_BYTES_PER_SECOND = 10e9  # how long to look for a "ready": about as long as the copy would take
 
 
@@ -41,12 +43,11 @@ def memory(x: Tensor) -> Any:
 
 
 @lru_cache(maxsize=4096)
-def _tail_of(dtype: torch.dtype, shape: torch.Size, wants_gradient: bool) -> tuple[bytes, int]:
-    """What a header says of one tensor, and its size; b"" for a dtype that can not travel."""
+def _layout_of(dtype: torch.dtype, shape: torch.Size, wants_gradient: bool) -> Layout | None:
+    """The layout of one tensor; None for a dtype that can not travel."""
     if dtype not in wire.DTYPE_CODES:
-        return b"", 0
-    layout = Layout.of((TensorSpec(dtype, shape, wants_gradient=wants_gradient),))
-    return layout.encoded, layout.nbytes
+        return None
+    return Layout.of((TensorSpec(dtype, shape, wants_gradient=wants_gradient),))
 
 
 @dataclass
@@ -58,6 +59,17 @@ class _Undelivered:
     requests: list[MPI.Request]
     buffers: Any
     slot: int | None = None  # of the outbox
+
+
+class _Inbox:
+    """A buffer that the first part of every message fits into."""
+
+    __slots__ = ("buffer", "data", "view")
+
+    def __init__(self) -> None:
+        self.data = bytearray(INLINE_BYTES)
+        self.view = memoryview(self.data)
+        self.buffer = [self.data, MPI.BYTE]
 
 
 class MPIMessages(Communicator):
@@ -80,45 +92,49 @@ class MPIMessages(Communicator):
         self._outbox = outbox
         self._sent = [0] * self.size
         self._pending: list[_Undelivered] = []
-        self._inboxes: list[bytearray] = []
+        self._inboxes: list[_Inbox] = []
+        self.room_bytes = _QUICK_BYTES
         self._nothing = [bytearray(1), 0, MPI.BYTE]
 
-    def _send_at_once(self, x: Tensor, dest: int, tag: int, edge: int = 0, wants_gradient: bool = False) -> bool:
-        """Send one contiguous tensor of the host, the common case, in as few steps as Python allows.
+    def _send_at_once(
+        self, x: Tensor, dest: int, tag: int, number: int = 0, wants_gradient: bool = False
+    ) -> Layout | None:
+        """Send one contiguous tensor of the host, the common case, in as few steps as Python allows: its layout.
 
-        False, and nothing is sent, if it is not that: then `_post` does it.
+        None, and nothing is sent, if it is not that: then `_post` does it.
         """
-        if x.layout is not torch.strided or not (x.is_cpu and x.is_contiguous()) or x.is_conj() or x.is_neg():
-            return False
-        tail, nbytes = _tail_of(x.dtype, x.shape, wants_gradient)
-        words = 4 + len(tail) // 8
-        if not tail or nbytes > self.settings.max_message_bytes:
-            return False
+        if x.layout is not _STRIDED or not (x.is_cpu and x.is_contiguous()) or x.is_conj() or x.is_neg():
+            return None
+        layout = _layout_of(x.dtype, x.shape, wants_gradient)
+        if layout is None or layout.nbytes > self.settings.max_message_bytes:
+            return None
+        nbytes = layout.nbytes
         if nbytes > _QUICK_BYTES:
-            if self._send_by_outbox(x, nbytes, tail, dest, tag, edge):
-                return True
+            if self._send_by_outbox(x, layout, dest, tag, number):
+                return layout
             self._release_delivered()
-            number = self._next_number(dest)
-            header = _HEADER.pack(words, Kind.TENSOR, edge, -number) + tail
-            self._send_asking(x, nbytes, header, dest, tag, number)
-            return True
-        header = _HEADER.pack(words, Kind.TENSOR, edge, 0) + tail
-        data = header + memory(x) if nbytes else header
-        request = self._p2p.Isend([data, MPI.BYTE], dest, tag)
+            follows = self._next_number(dest)
+            header = Header(Kind.TENSOR, number, -follows, layout).encode()
+            self._send_asking(x, nbytes, header, dest, tag, follows)
+            return layout
+        header = _pack_edge(number) + layout.alike
+        data: Any = header + _fromaddress(x.data_ptr(), nbytes) if nbytes else header  # type: ignore[operator]
+        request = self._p2p.Isend([data, _BYTE], dest, tag)
         if self._pending:  # only now: the receiver may be waiting
             self._release_delivered()
         if not request.Test():
             self._pending.append(_Undelivered(dest, tag, [request], data))
-        return True
+        return layout
 
-    def _send_by_outbox(self, x: Tensor, nbytes: int, tail: bytes, dest: int, tag: int, edge: int) -> bool:
+    def _send_by_outbox(self, x: Tensor, layout: Layout, dest: int, tag: int, edge: int) -> bool:
         """Send through this host's shared memory; False if the receiver is elsewhere or there is no free slot."""
+        nbytes = layout.nbytes
         if nbytes > SLOT_BYTES or not self._outbox.reaches(self._world_ranks[dest]):
             return False
         slot = self._outbox.claim()
         if slot is None:
             return False
-        header = _HEADER.pack(4 + len(tail) // 8, Kind.TENSOR, edge, _IN_OUTBOX + slot) + tail
+        header = Header(Kind.TENSOR, edge, _IN_OUTBOX + slot, layout).encode()
         if FILLS_WHILE_READ:
             request = self._p2p.Isend([header, MPI.BYTE], dest, tag)
             self._outbox.fill(slot, x.data_ptr(), nbytes)
@@ -210,17 +226,40 @@ class MPIMessages(Communicator):
         return MPI.Request.Testall(send.requests) and (send.slot is None or self._outbox.is_free(send.slot))
 
     def _take(self, source: int, tag: int) -> Message:
-        inbox = self._inboxes.pop() if self._inboxes else bytearray(INLINE_BYTES)  # two threads may receive at once
-        self._p2p.Recv([inbox, MPI.BYTE], source, tag)
-        words, kind, edge, number = _HEADER.unpack_from(inbox)
+        inbox = self._inboxes.pop() if self._inboxes else _Inbox()  # two threads may receive at once
+        self._p2p.Recv(inbox.buffer, source, tag)
+        return self._message_in(inbox, source)
+
+    def _take_into(
+        self, room: bytearray, layout: Layout, source: int, tag: int, operation: str, edge: Edge | None = None
+    ) -> int | Message:
+        inbox = self._inboxes.pop() if self._inboxes else _Inbox()
+        data, alike = inbox.data, layout.alike
+        start = 8 + len(alike)
+        payload, space = inbox.view[start : start + layout.nbytes], memoryview(room)
+        request = self._p2p.Irecv(inbox.buffer, source, tag)
+        shown = tag if edge is None else edge.place[0]
+        if not request.Test():  # what is there already needs no note
+            with Wait(self, operation, source, shown, edge):
+                request.Wait()
+        if not data.startswith(alike, 8):
+            with Wait(self, operation, source, shown, edge):
+                return self._message_in(inbox, source)
+        space[:] = payload
+        self._inboxes.append(inbox)
+        return _unpack_edge(data)[0]
+
+    def _message_in(self, inbox: _Inbox, source: int) -> Message:
+        """The message whose first part is in the inbox, which is given back."""
+        header, start = Header.decode(inbox.data)
+        number = header.number
         if number == 0:
-            message = Layout.read(bytes(inbox[32 : 8 * words])).message_in(inbox, 8 * words, wire.KINDS[kind], edge)
+            message = header.message_in(inbox.data, start)
             self._inboxes.append(inbox)
             return message
-        if number < 0 and kind != Kind.LONG:
+        if number < 0 and header.kind != Kind.LONG:
             # First of all, because the sender spins until it hears it; MPI keeps what comes before its room is there.
             self._p2p.Send(self._nothing, source, 2 * self.tag_limit - number)
-        header, _ = Header.decode(inbox)
         self._inboxes.append(inbox)
         if number >= _IN_OUTBOX:
             x = header.layout.specs[0].empty()

@@ -13,10 +13,11 @@ import torch
 from torch import Tensor
 
 from torchmn.communicators.settings import Settings
-from torchmn.communicators.wire import Message
+from torchmn.communicators.wire import Layout, Message
 
 if TYPE_CHECKING:
     from torchmn.communicators.base import Communicator
+    from torchmn.communicators.edges import Edge
 
 
 class Exchange(Protocol):
@@ -52,11 +53,14 @@ class Transport(ABC):
     tells_arrivals = True  # whether `_has_arrived` sees what has come and was not taken
     reads_gpu_memory = False  # else GPU tensors are staged through the host
     ranks_share_a_process = False  # then they share torch's random generator, too
+    room_bytes = 0  # room for a tensor of so many bytes, made before it comes, spares time when it comes
     carried_bytes = 0  # a tensor of so many bytes may travel with the number that ranks compare
 
-    def _send_at_once(self, x: Tensor, dest: int, tag: int, edge: int = 0, wants_gradient: bool = False) -> bool:
-        """Send a tensor by a shorter way than `_post`, if the transport has one and it fits; False if not."""
-        return False
+    def _send_at_once(
+        self, x: Tensor, dest: int, tag: int, number: int = 0, wants_gradient: bool = False
+    ) -> Layout | None:
+        """Send a tensor by a shorter way than `_post`: its layout; None if it does not fit, or there is no such way."""
+        return None
 
     @abstractmethod
     def _post(self, message: Message, dest: int, tag: int) -> None:
@@ -65,6 +69,15 @@ class Transport(ABC):
     @abstractmethod
     def _take(self, source: int, tag: int) -> Message:
         """Wait for the next message from `source` with `tag`."""
+
+    def _take_into(
+        self, room: bytearray, layout: Layout, source: int, tag: int, operation: str, edge: Edge | None = None
+    ) -> int | Message:
+        """`_take`, with the watchdog's note; but of one tensor of that layout, put into `room`, only its number.
+
+        Only for layouts of at most `room_bytes`.
+        """
+        raise NotImplementedError
 
     def _has_arrived(self, source: int, tag: int) -> bool:
         """Whether `_take` would return at once; False, too, if the transport can not tell."""

@@ -20,7 +20,7 @@ from weakref import WeakSet
 
 if TYPE_CHECKING:
     from torchmn.communicators.base import Communicator
-    from torchmn.communicators.edges import Key, Place
+    from torchmn.communicators.edges import Edge
 
 DEFAULT_TIMEOUT = 300.0
 _SHOWN_EDGES = 200
@@ -43,7 +43,7 @@ class Wait:
         operation: str,
         peer: int | None = None,
         tag: int | None = None,
-        edge: tuple[Key, Place] | None = None,
+        edge: Edge | None = None,
     ):
         self.communicator = communicator
         self.operation = operation
@@ -128,8 +128,9 @@ class Watch:
         comm = wait.communicator
         awaited = None
         if wait.edge is not None:
-            (peer, number), place = wait.edge
-            awaited = OpenEdge(comm.name, self.rank, comm._world_ranks[peer], number, describe_line(*place[1:]))
+            peer, number = wait.edge.key
+            sent_at = describe_line(*wait.edge.place[1:])
+            awaited = OpenEdge(comm.name, self.rank, comm._world_ranks[peer], number, sent_at)
         return RankState(
             rank=self.rank,
             host=self.host,

@@ -44,7 +44,9 @@ class Kind(IntEnum):
 
 KINDS = tuple(Kind)
 _FLAGS = ((False, False), (True, False), (False, True), (True, True))  # (on a GPU, wants its gradient), by the bits
-PREFIX = struct.Struct("<4q")
+# The edge, and then what is the same in all messages that are alike: so they are known by one comparison.
+EDGE, REST = struct.Struct("<q"), struct.Struct("<3q")
+_PREFIX = struct.Struct("<4q")  # both
 
 
 class TensorSpec(NamedTuple):
@@ -61,7 +63,7 @@ class TensorSpec(NamedTuple):
 
     def empty(self) -> Tensor:
         """Room for this tensor, in host memory."""
-        return torch.empty(self.shape, dtype=self.dtype)
+        return torch.empty(self.shape, dtype=self.dtype, device="cpu")
 
 
 @dataclass(slots=True)
@@ -97,6 +99,8 @@ class Layout(NamedTuple):
     wants_gradient: tuple[bool, ...]
     on_gpu: tuple[bool, ...]  # () if none is
     encoded: bytes
+    alike: bytes  # what follows the edge in the header of a `Kind.TENSOR` that comes with its payload
+    answer: Layout | None  # to one tensor, that of its gradient
 
     @staticmethod
     @lru_cache(maxsize=4096)
@@ -107,8 +111,10 @@ class Layout(NamedTuple):
         for dtype, shape, gpu, wants_gradient in specs:
             words += (DTYPE_CODES[dtype] | gpu << 8 | wants_gradient << 9, len(shape), *shape)
         encoded = struct.pack(f"<{len(words)}q", *words)
+        alike = REST.pack(4 + len(words), Kind.TENSOR, 0) + encoded
         gradients = tuple(spec.wants_gradient for spec in specs)
-        return Layout(specs, sizes, sum(sizes), gradients, on_gpu if any(on_gpu) else (), encoded)
+        answer = Layout.of((TensorSpec(specs[0].dtype, specs[0].shape),)) if gradients == (True,) else None
+        return Layout(specs, sizes, sum(sizes), gradients, on_gpu if any(on_gpu) else (), encoded, alike, answer)
 
     @staticmethod
     @lru_cache(maxsize=4096)
@@ -144,14 +150,14 @@ class Header(NamedTuple):
     layout: Layout
 
     def encode(self) -> bytes:
-        """This header as little-endian 64-bit integers, its own length first."""
+        """This header as little-endian 64-bit integers: edge, its own length, kind, number, layout."""
         tail = self.layout.encoded
-        return PREFIX.pack(4 + len(tail) // 8, self.kind, self.edge, self.number) + tail
+        return _PREFIX.pack(self.edge, 4 + len(tail) // 8, self.kind, self.number) + tail
 
     @staticmethod
     def decode(buffer: bytes | bytearray | memoryview) -> tuple[Header, int]:
         """The header at the start of `buffer`, and how many bytes it takes there."""
-        length, kind, edge, number = PREFIX.unpack_from(buffer)
+        edge, length, kind, number = _PREFIX.unpack_from(buffer)
         return Header(KINDS[kind], edge, number, Layout.read(bytes(buffer[32 : 8 * length]))), 8 * length
 
     def message(self, tensors: Sequence[Tensor]) -> Message:
@@ -174,7 +180,12 @@ def tensor_in(buffer: bytes | bytearray, start: int, nbytes: int, spec: TensorSp
     if nbytes == 0:
         return spec.empty()
     copy = buffer[start : start + nbytes]
-    flat = torch.frombuffer(copy if isinstance(copy, bytearray) else bytearray(copy), dtype=spec.dtype)
+    return tensor_around(copy if isinstance(copy, bytearray) else bytearray(copy), spec)
+
+
+def tensor_around(memory: bytearray, spec: TensorSpec) -> Tensor:
+    """A tensor of that spec, which is not empty, whose elements lie in `memory`."""
+    flat = torch.frombuffer(memory, dtype=spec.dtype)
     # Resized, not a view: autograd forbids to change in place what a node of ours returns as a view of something else.
     return flat if len(spec.shape) == 1 else flat.resize_(spec.shape)
 

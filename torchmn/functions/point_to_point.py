@@ -1,8 +1,10 @@
 """The two nodes of autograd's graph that `send` and `recv` make. Each is the other one's adjoint.
 
 Messages are sent before their node is made, and in as few steps as Python allows: what happens between two messages is
-what a message costs. When backward is itself to be differentiated (`create_graph=True`), the gradient travels by
-the same two nodes: the answer to an edge is then an edge, too.
+what a message costs. Where a small one is expected to look like the last one, its node is made before it comes.
+
+When backward is itself to be differentiated (`create_graph=True`), the gradient travels by the same two nodes: the
+answer to an edge is then an edge, too.
 """
 
 from __future__ import annotations
@@ -11,18 +13,21 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, is_grad_enabled
 
 from torchmn.communicators.base import Communicator
 from torchmn.communicators.edges import HIGHER_ORDER, Edge, Key, Place
 from torchmn.communicators.watchdog import Wait
-from torchmn.communicators.wire import Kind, Message
+from torchmn.communicators.wire import Kind, Layout, Message, TensorSpec, tensor_around
 from torchmn.functions.anchor import ANCHOR
 
 
-def delegate_of(comm: Communicator, key: Key, place: Place, *tensors: Tensor) -> Tensor:
-    """The delegate of tensors that were sent on the edge of that key and want their gradients."""
-    return _make_sent(comm._edges.send(comm, key, place), *tensors)
+def delegate_of(comm: Communicator, key: Key, place: Place, answer: Layout | None, *tensors: Tensor) -> Tensor:
+    """The delegate of tensors that were sent on the edge of that key and want their gradients.
+
+    `answer` is the layout of the gradient, if room for it can be made before it comes.
+    """
+    return _make_sent(comm._edges.send(comm, key, place, answer), *tensors)
 
 
 _ZERO = torch.zeros(())
@@ -40,17 +45,25 @@ class _Sent(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, delegates_gradient: Tensor | None) -> tuple[Tensor | None, ...]:
         edge: Edge = ctx.edge
-        comm = edge.comm
-        edge.gone = None
+        edge.__class__ = Edge  # backward has come by
+        comm, key, answer = edge.comm, edge.key, edge.answer
         if comm._closed:
             comm._check_open("backward of send")
-        _tend(comm)
-        with Wait(comm, "backward of send", edge.key[0], edge.place[0], (edge.key, edge.place)):
-            message = comm._edges.await_answer(comm, edge.key)
+        edges = comm._edges
+        if edges.unneeded or edges.forgotten or edges.lost_since_backward:
+            edges.tend_after_backward(comm)
+        in_graph = is_grad_enabled()
+        if answer is not None and not in_graph:
+            room = bytearray(answer.nbytes)
+            gradient = tensor_around(room, answer.specs[0])
+            if edges.put_answer_into(room, answer, edge):
+                return None, gradient
+        with Wait(comm, "backward of send", key[0], edge.place[0], edge):
+            message = edges.await_answer(comm, key)
         gradients = message.tensors
         if not gradients:  # its receiver did not use it
             return (None,) * len(ctx.needs_input_grad)
-        if torch.is_grad_enabled():
+        if in_graph:
             gradients = _gradients_in_graph(message, edge, delegates_gradient)
         return (None, *gradients)
 
@@ -65,6 +78,15 @@ def received_from(arrive: Callable[[], Arrival], delegate: Tensor | None) -> Any
     The node is begun before the wait, so that little is left to do once the message is there. Grad mode is on.
     """
     return _make_received(delegate if delegate is not None and delegate.requires_grad else ANCHOR, arrive)
+
+
+Expected = tuple[Edge, bytearray, TensorSpec]
+"""The edge of a tensor that is yet to come, the memory that it will be put into, and what it looks like."""
+
+
+def received_ahead(expected: Expected, delegate: Tensor | None) -> Tensor:
+    """The tensor that is yet to come, as part of this rank's graph, behind it the delegate. Grad mode is on."""
+    return _make_expected(delegate if delegate is not None and delegate.requires_grad else ANCHOR, expected)
 
 
 def _gradients_in_graph(message: Message, edge: Edge, delegate: Tensor | None) -> tuple[Tensor, ...]:
@@ -98,25 +120,38 @@ class _Received(torch.autograd.Function):
         edge: Edge | None = ctx.edge
         if edge is None:
             return None, None
-        edge.gone = None
+        edge.__class__ = Edge  # backward has come by
         comm = edge.comm
         if comm._closed:
             comm._check_open("backward of recv")
         if len(gradients) > 1:
             wants = ctx.wants_gradient
             gradients = tuple([gradient for gradient, wanted in zip(gradients, wants, strict=True) if wanted])
-        phi = None
-        if torch.is_grad_enabled():
+        phi, edges = None, comm._edges
+        if is_grad_enabled():
             phi = _answer_with_edge(edge, gradients)
         else:
-            comm._edges.answer(comm, edge.key, gradients, edge.place)
-        _tend(comm)  # only now: the sender waits
+            edges.answer(comm, edge.key, gradients, edge.place)
+        if edges.unneeded or edges.forgotten or edges.lost_since_backward:  # only now: the sender waits
+            edges.tend_after_backward(comm)
         delegate = None if phi is None else getattr(ctx, "delegate", None)
         if phi is None or delegate is None:
             return None, None
         # The way to the gradient of what was just sent is through the delegate's gradient.
         shape, dtype = delegate
         return phi.to(dtype).expand(shape), None
+
+
+class _Expected(_Received):
+    """`_Received` of one tensor that is yet to come, around the memory that it will be put into."""
+
+    @staticmethod
+    def forward(ctx: Any, delegate: Tensor, expected: Expected) -> Tensor:
+        edge, room, spec = expected
+        ctx.edge = edge
+        if delegate is not ANCHOR:
+            ctx.delegate = delegate.shape, delegate.dtype
+        return tensor_around(room, spec)
 
 
 def _answer_with_edge(edge: Edge, gradients: tuple[Tensor, ...]) -> Tensor | None:
@@ -133,10 +168,4 @@ def _answer_with_edge(edge: Edge, gradients: tuple[Tensor, ...]) -> Tensor | Non
 # What `Function.apply` does beside, for functorch's transforms, is a third of its time; and they can not send anyway.
 _make_sent: Callable[..., Tensor] = super(torch.autograd.Function, _Sent).apply  # type: ignore[misc]
 _make_received: Callable[..., Any] = super(torch.autograd.Function, _Received).apply  # type: ignore[misc]
-
-
-def _tend(comm: Communicator) -> None:
-    """Look after edges that this rank's backward can not reach, now that it has come by others."""
-    edges = comm._edges
-    if edges.unneeded or edges.forgotten or edges.lost_since_backward:
-        edges.tend_after_backward(comm)
+_make_expected: Callable[..., Any] = super(torch.autograd.Function, _Expected).apply  # type: ignore[misc]

@@ -71,6 +71,11 @@ def replaying() -> bool:
     return _here.tape is not None and _here.tape.replaying
 
 
+def keeping() -> bool:
+    """Whether this is a part that will be recomputed."""
+    return _here.tape is not None
+
+
 def record(value: Any) -> None:
     """Keep a value, if this is a part that will be recomputed."""
     if _here.tape is not None and not _here.tape.replaying:

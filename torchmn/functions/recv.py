@@ -9,15 +9,18 @@ import sys
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, is_grad_enabled
 
 from torchmn.communicators.base import Communicator
 from torchmn.communicators.checks import describe
-from torchmn.communicators.edges import Place, place_of_caller
-from torchmn.communicators.wire import Kind
+from torchmn.communicators.edges import Edge, Place, UnvisitedEdge, place_of_caller
+from torchmn.communicators.wire import Kind, Layout, Message
 from torchmn.errors import ArgumentError, TorchMNError
 from torchmn.functions import recomputation
-from torchmn.functions.point_to_point import Arrival, received_from
+from torchmn.functions.point_to_point import Arrival, received_ahead, received_from
+
+_MOST_EXPECTED = 1000  # for programs that use a new tag for each message
+_current_backward = torch._C._current_graph_task_id
 
 
 def recv(
@@ -36,23 +39,69 @@ def recv(
             f"rank {comm.rank} of {comm.size}: recv: expected delegate_variable to be the tensor that send returned, "
             f"or None, got {describe(delegate_variable)}"
         )
-    if torch._C._current_graph_task_id() != -1:  # inside of a backward
+    if _current_backward() != -1:  # inside of a backward
         recomputation.check_replaying(comm, "recv")
         received = _received_again(delegate_variable)
-    elif torch.is_grad_enabled():
+    elif is_grad_enabled():
         place = place_of_caller(tag, sys._getframe(1))
-        received = received_from(lambda: _arrived(comm, rank, tag, place), delegate_variable)
+        layout = comm._edges.expected.get((rank, tag))
+        if layout is None or recomputation.keeping():
+            received = received_from(lambda: _arrived(comm, rank, tag, place), delegate_variable)
+        else:
+            received = _received_as_expected(comm, rank, tag, place, layout, delegate_variable)
     else:
-        message, _ = _arrived(comm, rank, tag, None)
+        message = _checked(comm, comm._recv_message(rank, tag), rank, tag)
         if message.edge:
             comm._edges.unneeded.append((rank, message.edge))
         received = message.payload()
     return (received,) if force_tuple and isinstance(received, Tensor) else received
 
 
-def _arrived(comm: Communicator, rank: int, tag: int, place: Place | None) -> Arrival:
+def _arrived(comm: Communicator, rank: int, tag: int, place: Place) -> Arrival:
     """The next message from that rank, and the edge that it makes at this place, if there is one."""
-    message = comm._recv_message(rank, tag)
+    message = _checked(comm, comm._recv_message(rank, tag), rank, tag)
+    return message, _edge_of(comm, message, rank, tag, place)
+
+
+def _received_as_expected(
+    comm: Communicator, rank: int, tag: int, place: Place, layout: Layout, delegate: Tensor | None
+) -> Any:
+    """What came, as part of the graph, where a value like the last one from that rank and tag is expected.
+
+    Its node is made before the wait, around memory that the message will be put into. This rank is idle then; once
+    the message has come, its sender is, until it gets the gradient.
+    """
+    edges = comm._edges
+    if edges.unneeded:
+        edges.say_unneeded(comm)
+    edge, room = Edge(comm, (rank, 0), place, edges.unneeded), bytearray(layout.nbytes)
+    received = received_ahead((edge, room, layout.specs[0]), delegate)
+    came = comm._take_into(room, layout, rank, tag, "recv")
+    if isinstance(came, int):
+        edge.key = key = (rank, came)
+        edges.received[key] = place
+        edge.__class__ = UnvisitedEdge  # only from now on somebody waits for its gradient
+        if edges.unneeded or edges.forgotten or edges.lost:
+            edges.tend(comm)
+        return received
+    message = _checked(comm, comm._accepted(came, rank, tag), rank, tag)
+    return received_from(lambda: (message, _edge_of(comm, message, rank, tag, place)), delegate)
+
+
+def _edge_of(comm: Communicator, message: Message, rank: int, tag: int, place: Place) -> Edge | None:
+    """The edge that a message makes, if its sender wants a gradient."""
+    edges = comm._edges
+    if True not in message.wants_gradient:
+        return None
+    if message.kind == Kind.TENSOR and not message.on_gpu and 0 < message.tensors[0].nbytes <= comm.room_bytes:
+        if len(edges.expected) > _MOST_EXPECTED:
+            edges.expected.clear()
+        edges.expected[rank, tag] = message.layout()
+    return edges.receive(comm, (rank, message.edge), place)
+
+
+def _checked(comm: Communicator, message: Message, rank: int, tag: int) -> Message:
+    """A message of tensors that has come; on this occasion, look after edges that backward can not reach."""
     recomputation.record(message)
     edges = comm._edges
     if edges.unneeded or edges.forgotten or edges.lost:
@@ -62,15 +111,13 @@ def _arrived(comm: Communicator, rank: int, tag: int, place: Place | None) -> Ar
             f"rank {comm.rank} of {comm.size}: recv from rank {rank}, tag {tag}: expected tensors, got an object "
             "that was sent with send_obj: receive it with comm.recv_obj"
         )
-    if place is None or True not in message.wants_gradient:
-        return message, None
-    return message, edges.receive(comm, (rank, message.edge), place)
+    return message
 
 
 def _received_again(delegate: Tensor | None) -> Any:
     """What forward received at this place. Forward's node answers it: here it only needs a gradient as it did there."""
     message = recomputation.replay()
-    if not torch.is_grad_enabled():
+    if not is_grad_enabled():
         return message.payload()
     if message.edge:
         delegate = torch.zeros((), requires_grad=True)

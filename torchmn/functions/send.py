@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, is_grad_enabled
 
 from torchmn.communicators import checks
 from torchmn.communicators.base import Communicator
@@ -18,6 +18,8 @@ from torchmn.communicators.edges import place_of_caller
 from torchmn.communicators.wire import Kind, Message
 from torchmn.functions import recomputation
 from torchmn.functions.point_to_point import delegate_of
+
+_current_backward = torch._C._current_graph_task_id
 
 
 def send(x: Tensor | Sequence[Tensor], comm: Communicator, rank: int, tag: int = 0) -> Tensor:
@@ -29,18 +31,20 @@ def send(x: Tensor | Sequence[Tensor], comm: Communicator, rank: int, tag: int =
     if it is forgotten and a gradient comes, a `DelegateError` names the two lines.
     """
     comm._check_peer("send", "rank", rank, tag)
-    if torch._C._current_graph_task_id() != -1:  # inside of a backward
+    if _current_backward() != -1:  # inside of a backward
         recomputation.check_replaying(comm, "send")
-        return torch.zeros((), requires_grad=torch.is_grad_enabled())
+        return torch.zeros((), requires_grad=is_grad_enabled())
     edges = comm._edges
     if edges.unneeded or edges.forgotten or edges.lost:
         edges.tend(comm)
-    with_gradients = torch.is_grad_enabled()
+    with_gradients = is_grad_enabled()
     if with_gradients and isinstance(x, Tensor) and x.requires_grad:
         # The common case: send first, the rest while the message is on its way.
         number = edges.next_number(rank)
-        if comm._send_at_once(x, rank, tag, number, True):
-            return delegate_of(comm, (rank, number), place_of_caller(tag, sys._getframe(1)), x)
+        layout = comm._send_at_once(x, rank, tag, number, True)
+        if layout is not None:
+            answer = layout.answer if 0 < layout.nbytes <= comm.room_bytes else None
+            return delegate_of(comm, (rank, number), place_of_caller(tag, sys._getframe(1)), answer, x)
     many = isinstance(x, list | tuple)
     tensors: Any = x if many else (x,)
     for item in tensors:
@@ -57,4 +61,4 @@ def send(x: Tensor | Sequence[Tensor], comm: Communicator, rank: int, tag: int =
     number = edges.next_number(rank)
     comm._send_message(Message(kind, tuple(tensors), number, wants_gradient), rank, tag)
     place = place_of_caller(tag, sys._getframe(1))
-    return delegate_of(comm, (rank, number), place, *[item for item in tensors if item.requires_grad])
+    return delegate_of(comm, (rank, number), place, None, *[item for item in tensors if item.requires_grad])
