@@ -217,6 +217,19 @@ def test_models_that_differ_are_an_error_on_all_ranks(comm) -> None:
 
 
 @ranks(2, **SMALL)
+def test_optimizers_that_would_step_differently_are_an_error_on_all_ranks(comm) -> None:
+    weights = torch.nn.Linear(2, 3).parameters()
+    unlike = torch.optim.SGD(weights, lr=0.5 if comm.rank else 0.1)
+    with pytest.raises(torchmn.MismatchError, match=r"(?s)rank 0: .*SGD, group 0 \(lr 0.1.*rank 1: .*\(lr 0.5"):
+        create_multi_node_optimizer(unlike, comm)
+    kind = torch.optim.Adam if comm.rank else torch.optim.SGD
+    with pytest.raises(torchmn.MismatchError, match=r"(?s)rank 0: .*optimizer SGD.*rank 1: .*optimizer Adam"):
+        create_multi_node_optimizer(kind(torch.nn.Linear(2, 3).parameters(), lr=0.1), comm)
+    fast = torch.optim.SGD(torch.nn.Linear(2, 3).parameters(), lr=0.1, foreach=bool(comm.rank))
+    create_multi_node_optimizer(fast, comm)  # another way to the same numbers
+
+
+@ranks(2, **SMALL)
 @pytest.mark.parametrize("options", [{}, {"overlap": True}, {"double_buffering": True}])
 def test_a_model_in_another_mode_on_one_rank_is_an_error_on_all(comm, options: dict) -> None:
     model = torch.nn.Sequential(make_model(), torch.nn.Dropout(0.5))

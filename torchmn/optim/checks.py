@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import warnings
+from typing import Any
 
 from torch import nn
 from torch.optim import Optimizer
 
+from torchmn.communicators.base import Communicator
+from torchmn.communicators.watchdog import Wait
 from torchmn.errors import ArgumentError, TorchMNError
 from torchmn.nn.parts.roles import replicas_of
 from torchmn.optim.wrapper import WrappedOptimizer
@@ -16,6 +19,8 @@ _ELEMENT_BY_ELEMENT = (
     *("SGD", "Adam", "AdamW", "RMSprop", "Adagrad", "Adadelta", "Adamax", "NAdam", "RAdam", "ASGD", "Rprop"),
     "SparseAdam",
 )
+# How a step is computed, and not what comes out: ranks may differ in it.
+_ONLY_SPEED = ("foreach", "fused", "capturable", "differentiable")
 
 
 def check_model(optimizer: Optimizer, model: nn.Module) -> None:
@@ -44,6 +49,21 @@ def check_slices(optimizer: Optimizer) -> None:
     if kind.__module__.startswith("torch.optim"):
         raise ArgumentError(f"create_multi_node_optimizer: {problem}")
     warnings.warn(problem, stacklevel=4)
+
+
+def check_alike(optimizer: Optimizer, comm: Communicator) -> None:
+    """Raise on every rank where ranks would not make the same steps: another class, or another learning rate, say."""
+    groups = {f"group {number}": _values(group) for number, group in enumerate(optimizer.param_groups)}
+    said = {"optimizer": type(optimizer).__name__, **groups}
+    with Wait(comm, "create_multi_node_optimizer"):
+        comm._meet("create_multi_node_optimizer", None, tuple(said), tuple(said.values()))
+
+
+def _values(group: dict[str, Any]) -> str:
+    """The plain values of a group. Tensors and functions are left out: their texts say nothing, or where they lie."""
+    plain = (bool, int, float, str, tuple)
+    kept = {name: value for name, value in group.items() if isinstance(value, plain) and name not in _ONLY_SPEED}
+    return f"({', '.join(f'{name} {value}' for name, value in kept.items())})"
 
 
 def check_optimizer(optimizer: object) -> None:

@@ -15,7 +15,7 @@ from torchmn.communicators.models import bcast_tensors
 from torchmn.errors import ArgumentError
 from torchmn.nn.parts.roles import replicas_of
 from torchmn.optim import fused, gradients
-from torchmn.optim.checks import check_model, check_slices
+from torchmn.optim.checks import check_alike, check_model, check_slices
 from torchmn.optim.gradients import Gradient
 from torchmn.optim.wrapper import WrappedOptimizer
 
@@ -51,6 +51,7 @@ class MultiNodeOptimizer(WrappedOptimizer):
         if model is not None:
             check_model(actual_optimizer, model)
         check_slices(actual_optimizer)
+        check_alike(actual_optimizer, comm)
         actual_optimizer._torchmn_takes_mean = True  # type: ignore[attr-defined]  (a parallel model's guard looks)
         if model is not None:
             bcast_tensors(comm, [*_shared(model.named_parameters()), *model.named_buffers()], "bcast_data")
