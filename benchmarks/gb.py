@@ -6,14 +6,18 @@ MNIST configuration with its own batch of 100 images, float32.
   one        the whole step on one rank with one thread, the other rank asleep
   ours       halopar, the image cut into two tiles: each rank its own filters
   copies     datapar: a copy of the model on each rank, half of the images each, gradients summed
+  tile       ours, on both ranks, with no message: halos of zeros, and sums of this rank's part alone
+  lone tile  the same on rank 0, the other rank asleep
   apart      a plain model on each rank at the same time, half of the images each, and nothing exchanged at all: what
              these two cores can do with half of the work
   position   a loop over output positions: the patch of all images times the position's filters, written into the output
   stacked    the same, with all products put together at the end
 Contenders take turns; a turn is as long as its slowest rank. `quickest` compares the quickest turns: where the speed of
-a machine varies, two ranks meet a slow moment twice as often as one. Loops are timed on rank 0 alone, forward and
-backward by autograd, to the gradients of images and filters. Steps of pretraining are those of `pretrain` without
-`progress=`: costs are summed over ranks at the end of an epoch. Steps of fine-tuning are those of `fine_tune`.
+a machine varies, two ranks meet a slow moment twice as often as one. From `one` to `lone tile` is what the cut leaves
+to do, from there to `tile` what two busy cores take from each other, from there to `ours` what messages cost. Loops are
+timed on rank 0 alone, forward and backward by autograd, to the gradients of images and filters. Steps of pretraining
+are those of `pretrain` without `progress=`: costs are summed over ranks at the end of an epoch. Steps of fine-tuning
+are those of `fine_tune`.
 """
 
 from __future__ import annotations
@@ -21,26 +25,31 @@ from __future__ import annotations
 import argparse
 import time
 from collections.abc import Callable, Mapping
+from unittest import mock
 
 import side_by_side
 import torch
 from mpi4py import MPI
-from torch import Tensor
+from torch import Tensor, nn
 
 import torchmn
+from torchmn.communicators.mpi import MPICommunicator
+from torchmn.communicators.transport import DONE, Exchange
+from torchmn.functions.halo_messages import _HEADER
 from torchmn.models import MNIST, SparseAutoencoder
 from torchmn.models.fine_tuning import fine_tuning_step
 from torchmn.models.placement import Placement
 from torchmn.models.pretraining import pretraining_step, stack_inputs
-from torchmn.nn import LocalFilter2d
+from torchmn.nn import LocalFilter2d, vector_linear
 
 WORLD = MPI.COMM_WORLD
 
 
-def fine_tuning(model: SparseAutoencoder, x: Tensor, labels: Tensor) -> Callable[[], object]:
+def fine_tuning(model: SparseAutoencoder, x: Tensor, labels: Tensor, is_silent: bool = False) -> Callable[[], object]:
     """A step of the whole network: forward, backward, update, renormalisation."""
     placement = Placement(model, model.in_shape)
-    optimizer = placement.optimizer(model, torch.optim.SGD(model.parameters(), lr=1e-3))
+    updates = Placement(nn.Module(), model.in_shape) if is_silent else placement
+    optimizer = updates.optimizer(model, torch.optim.SGD(model.parameters(), lr=1e-3))
     return lambda: fine_tuning_step(model, optimizer, placement.part(x), labels)
 
 
@@ -55,6 +64,25 @@ def pretraining(model: SparseAutoencoder, x: Tensor, number: int) -> Callable[[]
     return step
 
 
+def silent(step: Callable[[], object]) -> Callable[[], None]:
+    """The step of a tiled model without messages: whoever waits gets zeros, and sums are this rank's own."""
+
+    def zeros(_, outgoing: Mapping[int, Tensor], incoming: Mapping[int, Tensor]) -> Exchange:
+        for room, sent in zip(incoming.values(), outgoing.values(), strict=True):
+            room.zero_()
+            room[: _HEADER.size] = sent[: _HEADER.size]
+        return DONE
+
+    def run() -> None:
+        with (
+            mock.patch.object(MPICommunicator, "_start_exchange", zeros),
+            mock.patch.object(vector_linear, "sum_of_parts", lambda x, _: x),
+        ):
+            step()
+
+    return run
+
+
 def race_ranks(comm: torchmn.Communicator, rounds: int) -> str:
     torch.manual_seed(0)
     whole, labels = torch.rand(100, 1, 28, 28), torch.randint(10, (100,))
@@ -66,31 +94,38 @@ def race_ranks(comm: torchmn.Communicator, rounds: int) -> str:
         part.tensor_split(comm.size, dim=dim)[comm.rank].contiguous()
         for part, dim in ((whole, 2), (whole, 0), (labels, 0))
     )
-    table = []
+    milliseconds, speeds = [], []
     for name, make in _steps().items():
+        without_messages = silent(make(tiled, tile, labels, is_silent=True))
         contenders = {
             "one": side_by_side.alone(make(plain, whole, labels)),
             "ours": make(tiled, tile, labels),
+            "tile": without_messages,
+            "lone tile": side_by_side.alone(without_messages),
             "copies": make(copied, half, half_labels),
             "apart": make(plain, half, half_labels),
         }
         turns = {who: comm.allreduce(times, "max") for who, times in _turns(contenders, rounds).items()}
         medians = {who: times.median().item() for who, times in turns.items()}
-        ratios = [f"{medians['one'] / medians[who]:.2f}" for who in ("ours", "copies", "apart")]
-        quickest = [f"{(turns['one'].min() / turns[who].min()).item():.2f}" for who in ("ours", "copies", "apart")]
-        table.append([name, *(f"{medians[who] * 1e3:.1f}" for who in contenders), *ratios, " / ".join(quickest)])
+        least = {who: times.min().item() for who, times in turns.items()}
+        rivals = [who for who in contenders if who != "one"]
+        milliseconds.append([name, *(f"{medians[who] * 1e3:.1f} / {least[who] * 1e3:.1f}" for who in contenders)])
+        speeds.append(
+            [name, *(f"{medians['one'] / medians[who]:.2f} / {least['one'] / least[who]:.2f}" for who in rivals)]
+        )
     counts = [sum(p.numel() for p in model.parameters()) for model in (plain, tiled)]
     share = f"parameters: {counts[0]}, of which rank 0 holds {counts[1]}: {counts[1] / counts[0]:.2f}"
-    header = ["step", "one ms", "ours ms", "copies ms", "apart ms", "one/ours", "one/copies", "one/apart", "quickest"]
-    return side_by_side.table(header, table) + "\n\n" + share
+    times = side_by_side.table(["ms, median / quickest", *contenders], milliseconds)
+    ratios = side_by_side.table(["as fast as one, median / quickest", *rivals], speeds)
+    return f"{times}\n\n{ratios}\n\n{share}"
 
 
-def _steps() -> dict[str, Callable[[SparseAutoencoder, Tensor, Tensor], Callable[[], object]]]:
+def _steps() -> dict[str, Callable[..., Callable[[], object]]]:
+    def of_stack(number: int) -> Callable[..., Callable[[], object]]:
+        return lambda model, x, labels, is_silent=False: pretraining(model, x, number)
+
     stacks = range(len(MNIST.kernel))
-    return {
-        "fine-tuning": fine_tuning,
-        **{f"pretraining, stack {n}": lambda model, x, _, n=n: pretraining(model, x, n) for n in stacks},
-    }
+    return {"fine-tuning": fine_tuning, **{f"pretraining, stack {n}": of_stack(n) for n in stacks}}
 
 
 def _turns(contenders: Mapping[str, Callable[[], object]], rounds: int) -> dict[str, Tensor]:
