@@ -109,19 +109,37 @@ class _Settings(NamedTuple):
     relu: bool
 
 
-def _convolutions(layers: Sequence[nn.Module], at: int, x: Part) -> Iterator[tuple[nn.Module, _Settings]]:
+_Parameters = tuple[nn.Parameter, nn.Parameter | None]  # weight and bias
+
+
+def _convolutions(layers: Sequence[nn.Module], at: int, x: Part) -> Iterator[tuple[_Parameters, _Settings]]:
     """The convolutions from there on that may follow one another in a chain."""
+    dtype, dims = x.dtype, x.dim()
     while at < len(layers) and type(layers[at]) in _CONVOLUTIONS and not _is_watched(layers[at]):
         layer: Any = layers[at]
-        weight, bias = layer.weight, layer.bias
-        for tensor in (weight,) if bias is None else (weight, bias):
-            if not isinstance(tensor, nn.Parameter) or tensor.dtype is not x.dtype:
-                return
-        if layer.padding_mode != "zeros" or weight.dim() != x.dim():
+        parameters = _parameters(layer, dtype)
+        if parameters is None or layer.padding_mode != "zeros" or parameters[0].dim() != dims:
             return
         relu = at + 1 < len(layers) and type(layers[at + 1]) is nn.ReLU and not _is_watched(layers[at + 1])
-        yield layer, _Settings(weight.shape, layer.stride, layer.padding, layer.dilation, layer.groups, relu)
+        yield (
+            parameters,
+            _Settings(parameters[0].shape, layer.stride, layer.padding, layer.dilation, layer.groups, relu),
+        )
         at += 1 + relu
+
+
+def _parameters(layer: nn.Module, dtype: torch.dtype) -> _Parameters | None:
+    """Weight and bias, from where they are kept: `layer.weight` searches for it, at every step of every layer.
+
+    None if they are something else than parameters of this dtype, because something puts them together.
+    """
+    kept = layer._parameters
+    weight, bias = kept.get("weight"), kept.get("bias")
+    if not isinstance(weight, nn.Parameter) or weight.dtype is not dtype or "bias" not in kept:
+        return None
+    if bias is not None and (not isinstance(bias, nn.Parameter) or bias.dtype is not dtype):
+        return None
+    return weight, bias
 
 
 class _Chain(NamedTuple):
@@ -137,22 +155,21 @@ def _chained(layers: Sequence[nn.Module], at: int, x: Part) -> tuple[int, Any]:
     """How many layers from there on are a chain, and what they make of `x`; 0 where none begins."""
     with torch._C.DisableTorchFunction():  # what follows computes with what Parts hold
         found = list(_convolutions(layers, at, x))
-        if len(found) < 2 or torch.is_autocast_enabled(x.device.type):
-            return 0, x
         layout, said = x.layout_, tuple([settings for _, settings in found])
+        if len(found) < 2 or not layout.is_tile or torch.is_autocast_enabled(x.device.type):
+            return 0, x
         first = said[0]
         reach = prepared(layout, first.weight, first.stride, first.padding, first.dilation).reach
-        wide = wide_enough(x, found[0][0].weight, reach)  # type: ignore[arg-type]
+        wide = wide_enough(x, found[0][0][0], reach)
         if wide is None:
             return 0, x
         key = (_chain, wide.width, wide.margin, said)
         chain = layout.worked_out.get(key)
         if chain is None:
             chain = layout.worked_out[key] = _chain(layout, wide, said)
-        taken = len(chain.links)
-        return sum(1 + settings.relu for settings in said[:taken]), _computed(
-            wide, chain, [layer for layer, _ in found[:taken]]
-        )
+        found = found[: len(chain.links)]
+        taken = sum(1 + settings.relu for _, settings in found)
+        return taken, _computed(wide, chain, [parameters for parameters, _ in found])
 
 
 def _chain(layout: Layout, wide: Wide, said: Sequence[_Settings]) -> _Chain:
@@ -203,9 +220,8 @@ def _around(image: Layout, dim: int, rows: int) -> Interval:
     return Interval(max(0, own.start - rows), min(image.shape[dim], own.stop + rows))
 
 
-def _computed(wide: Wide, chain: _Chain, convolutions: Sequence[Any]) -> Part:
-    layout, parameters = chain.result, []
-    for layer in convolutions:
-        parameters += [entering(layer.weight, layout), None if layer.bias is None else entering(layer.bias, layout)]
+def _computed(wide: Wide, chain: _Chain, pairs: Sequence[_Parameters]) -> Part:
+    layout = chain.result
+    parameters = [None if tensor is None else entering(tensor, layout) for pair in pairs for tensor in pair]
     y = convolve_in_chain(wide.tensor, chain.links, parameters)
     return wide_part(y, layout, chain.width, chain.margin) if any(chain.width) else wrap(y, layout)
