@@ -244,6 +244,19 @@ def test_a_model_in_another_mode_on_one_rank_is_an_error_on_all(comm, options: d
 
 
 @ranks(2, **SMALL)
+@pytest.mark.parametrize("options", [{}, {"overlap": True}, {"double_buffering": True}])
+def test_a_learning_rate_that_follows_a_ranks_own_loss_is_an_error_on_all(comm, options: dict) -> None:
+    model = make_model()
+    optimizer = create_multi_node_optimizer(torch.optim.SGD(model.parameters(), lr=1.0), comm, model=model, **options)
+    schedule = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, patience=0)
+    for loss in (1.0, 1.0 if comm.rank else 0.5):  # that of rank 1 does not fall
+        schedule.step(loss)
+    loss_of(model, *local(comm)).backward()
+    with pytest.raises(torchmn.MismatchError, match=r"(?s)rank 0: .*learning rates \(1.0,\).*rank 1: .*\(0.1,\)"):
+        optimizer.step()
+
+
+@ranks(2, **SMALL)
 def test_a_weight_on_one_rank_only_is_an_error_on_all(comm) -> None:
     model = make_model()
     optimizer = create_multi_node_optimizer(torch.optim.SGD(model.parameters(), lr=1.0), comm)

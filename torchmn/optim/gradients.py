@@ -56,12 +56,13 @@ def agree(
     operation: str,
     mode: str | None = None,
     unfrozen: tuple[str, ...] = (),
+    learning_rates: tuple[float, ...] = (),
 ) -> Agreement:
     """Compare gradients and weights over ranks, in one tiny message where all ranks are alike.
 
     A gradient that no rank has stays absent, as in one process. One that only some ranks have counts as zeros on
-    the others; without `zero_fill` it is an error on every rank. So is a model in another `mode` on another rank, or
-    parameters that were `unfrozen` on some ranks only.
+    the others; without `zero_fill` it is an error on every rank. So are a model in another `mode` on another rank,
+    other `learning_rates` there, and parameters that were `unfrozen` on some ranks only.
     """
     weight, problem = number_of_samples(weight)
     shapes = tuple(
@@ -69,8 +70,8 @@ def agree(
         for grad in grads
     )
     kinds = tuple(grad.kind() for grad in grads)
-    names = ("parameters", "weighted", "mode of the model", "unfrozen")
-    values = (shapes, weight is not None, mode, unfrozen)
+    names = ("weighted", "mode of the model", "unfrozen", "learning rates", "parameters")
+    values = (weight is not None, mode, unfrozen, learning_rates, shapes)
     told = comm._meet(operation, problem, names, problem or values, (kinds, weight))
     if told is None:
         _refuse_no_samples(comm, operation, weight)

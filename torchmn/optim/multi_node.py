@@ -126,7 +126,9 @@ class MultiNodeOptimizer(WrappedOptimizer):
     def _agree(self, grads: list[Gradient], weight: float | None) -> gradients.Agreement:
         """What ranks must know of each other's gradients before they are averaged; also brings new parameters in."""
         names = tuple(grad.name for grad in self._unfrozen(grads))
-        agreement = gradients.agree(self.comm, grads, weight, self.zero_fill, "optimizer step", self._mode(), names)
+        agreement = gradients.agree(
+            self.comm, grads, weight, self.zero_fill, "optimizer step", self._mode(), names, self._learning_rates()
+        )
         if not agreement.equal and self._model is not None:
             crossing = [n for n, m in self._model.named_modules() if getattr(m, "gradients_cross_ranks", False)]
             if crossing:
@@ -195,6 +197,11 @@ class MultiNodeOptimizer(WrappedOptimizer):
             for group, values in enumerate(self.param_groups)
             for place, p in enumerate(values["params"])
         ]
+
+    def _learning_rates(self) -> tuple[float, ...]:
+        """Of each group: a schedule that follows a rank's own loss would let the ranks' models drift apart."""
+        # Not those that are tensors: to read one on a GPU is to wait for it.
+        return tuple(rate for group in self.param_groups if isinstance(rate := group.get("lr"), float | int))
 
     def _mode(self) -> str | None:
         """Whether the model, where it is known, drops out and normalises as in training: all ranks must do the same."""

@@ -108,7 +108,8 @@ class OverlappingOptimizer(MultiNodeOptimizer):
                 "optimizer.weigh(loss, samples).backward() and then step()"
             )
         unfrozen = tuple(grad.name for grad in self._unfrozen(self._gradients()))
-        self.comm._meet("optimizer step", problem, ("mode of the model", "unfrozen"), (self._mode(), unfrozen))
+        names = ("mode of the model", "unfrozen", "learning rates")
+        self.comm._meet("optimizer step", problem, names, (self._mode(), unfrozen, self._learning_rates()))
         for grad in self._wait_for_all():
             grad.put_back()
         self._bcast_unfrozen(self._gradients())
