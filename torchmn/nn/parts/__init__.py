@@ -5,6 +5,7 @@ part.py       Part: this rank's part of a global tensor, as a tensor that ordina
 refusals.py   errors that name the module in the user's model
 roles.py      which parameters hold a gradient of which ranks
 wide.py       tiles that remember what lies around them: one halo exchange for a run of convolutions
+chains.py     runs of convolutions inside an nn.Sequential, computed in one go
 rules/        torch function -> what it means for parts: one family, one file
 """
 
