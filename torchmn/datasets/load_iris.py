@@ -19,7 +19,8 @@ _TEST_EVERY = 5
 def iris(split: str = "all") -> Arrays:
     """The flowers of `split`: "all" 150, or "test" every fifth of them (30) and "train" the others.
 
-    inputs: (count, 4), the `FEATURES`, float32, in centimetres; targets: 0 to 2, places in `CLASSES`. It comes with TorchMN.
+    inputs: (count, 4), the `FEATURES`, float32, in centimetres; targets: 0 to 2, places in `CLASSES`. It comes with
+    TorchMN.
     """
     if split not in SPLITS:
         raise ArgumentError(f"iris: split {split!r} does not exist. {nearest(split, SPLITS)}")
