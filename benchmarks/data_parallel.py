@@ -68,9 +68,8 @@ def race(name: str, rule: str, comm: torchmn.Communicator, plain: PlainProcess, 
         "one here": side_by_side.alone(here["one here"]),
         **{which: here[which] for which in ("apart", "met", "views")},
     }
-    seconds = side_by_side.take_turns(contenders, iterations, rounds, barrier=WORLD.Barrier)
-    if comm.rank:
-        return []
+    turns = side_by_side.times_in_turns(contenders, iterations, rounds, barrier=WORLD.Barrier)
+    seconds = side_by_side.of_the_job(turns)
     rate = {which: batch * (1 if "one" in which else comm.size) / value for which, value in seconds.items()}
     shares = [rate["ours"] / rate["DDP"], rate["ours"] / (comm.size * rate["one rank"])]
     shares += [rate[which] / rate["DDP here"] for which in ("ours", "apart", "met", "views")]

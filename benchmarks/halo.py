@@ -66,17 +66,17 @@ def race(size: int, comm: torchmn.Communicator, rounds: int) -> list[str]:
         "one": side_by_side.alone(pass_through(convolutions(), x)),
         "threads": side_by_side.alone(pass_through(convolutions(), x), threads=2),
     }
-    seconds = side_by_side.take_turns(
+    turns = side_by_side.times_in_turns(
         contenders, iterations=1 if size >= 512 else 5, rounds=rounds, barrier=WORLD.Barrier
     )
-    longest = {name: comm.allreduce(torch.tensor(value), "max").item() for name, value in seconds.items()}
-    ours = longest["ours"]
+    seconds = side_by_side.of_the_job(turns)
+    ours = seconds["ours"]
     return [
         f"{size}x{size}",
-        *(f"{longest[name] * 1e3:.1f}" for name in ("one", "threads", "limit", "ours")),
-        f"{longest['one'] / ours:.2f}",
-        f"{longest['threads'] / ours:.2f}",
-        f"{longest['limit'] / ours:.2f}",
+        *(f"{seconds[name] * 1e3:.1f}" for name in ("one", "threads", "limit", "ours")),
+        f"{seconds['one'] / ours:.2f}",
+        f"{seconds['threads'] / ours:.2f}",
+        f"{seconds['limit'] / ours:.2f}",
     ]
 
 
@@ -119,6 +119,7 @@ def peak(kind: str, size: int) -> float:
 def main() -> None:
     arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     arguments.add_argument("--rounds", type=int, default=7)
+    arguments.add_argument("--sizes", type=int, nargs="+", default=[512, 128], help="heights and widths of images")
     arguments.add_argument("--memory", choices=("one", "ours"), help="only measure the peak memory of one of them")
     options = arguments.parse_args()
     torch.set_num_threads(1)
@@ -128,8 +129,8 @@ def main() -> None:
             print(f"peak memory of {options.memory}: {used:.0f} MB")
         return
     comm = torchmn.create_communicator("mpi")
-    rows = [race(size, comm, options.rounds) for size in (512, 128)]
-    lines = [exchange_alone(size, comm, options.rounds) for size in (512, 128)]
+    rows = [race(size, comm, options.rounds) for size in options.sizes]
+    lines = [exchange_alone(size, comm, options.rounds) for size in options.sizes]
     if comm.rank == 0:
         print(side_by_side.environment(f"{comm.size} ranks x 1 thread, cores {multiprocessing.cpu_count()}"))
         header = ["image", "one ms", "2 threads ms", "limit ms", "ours ms", "x one", "x threads", "of limit"]

@@ -38,6 +38,14 @@ def times_in_turns(
     return times
 
 
+def of_the_job(times: dict[str, list[float]]) -> dict[str, float]:
+    """Seconds per iteration of each contender, whole job: a turn ends with its slowest rank. All ranks call it."""
+    from mpi4py import MPI
+
+    ranks: list[dict[str, list[float]]] = MPI.COMM_WORLD.allgather(times)
+    return {name: statistics.median(map(max, zip(*(rank[name] for rank in ranks), strict=True))) for name in times}
+
+
 def _turn(contender: Callable[[], object] | Elsewhere, iterations: int, barrier: Callable[[], None]) -> float:
     if isinstance(contender, Elsewhere):
         barrier()
