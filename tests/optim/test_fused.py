@@ -13,6 +13,7 @@ from torch.optim import SGD, Adam, AdamW, Optimizer
 
 import torchmn
 from torchmn.optim.fused import update
+from torchmn.parallel.guard import guard
 
 OPTIMIZERS: dict[str, Callable[[list[nn.Parameter]], Optimizer]] = {
     "sgd": lambda ps: SGD(ps, lr=0.1),
@@ -102,6 +103,16 @@ def test_rounded_dtypes_and_users_hooks_take_the_plain_way(fused_calls: list[str
     update(optimizer)
     assert fused_calls == []
     assert torch.equal(image.detach(), -torch.arange(96.0).view(2, 3, 4, 4))
+
+
+def test_parallel_models_update_this_way(fused_calls: list[str]) -> None:
+    comm = torchmn.create_communicator("solo")
+    model = torchmn.parallelize(nn.Sequential(nn.Conv2d(1, 2, 3)), torchmn.ProcessGrid(comm), "halopar")
+    guard(nn.Parameter(torch.zeros(1)))  # listens to every optimizer's step from now on
+    optimizer = torchmn.create_multi_node_optimizer(Adam(model.parameters()), comm, model=model)
+    model(torch.ones(1, 1, 4, 4)).sum().backward()
+    optimizer.step()
+    assert fused_calls == ["_fused_adam"]
 
 
 def test_multi_node_optimizers_update_this_way(fused_calls: list[str]) -> None:

@@ -35,8 +35,9 @@ def update(optimizer: Optimizer) -> Any:
 
 
 def _has_hooks(optimizer: Optimizer) -> bool:
-    """Whether somebody may put other gradients in place after we have looked."""
-    return bool(optimizer._optimizer_step_pre_hooks or _global_optimizer_pre_hooks)
+    """Whether somebody may put other gradients in place after we have looked; this package's own hook does not."""
+    hooks = (*optimizer._optimizer_step_pre_hooks.values(), *_global_optimizer_pre_hooks.values())
+    return not all(getattr(hook, "only_looks", False) for hook in hooks)
 
 
 def _may_fuse(group: dict[str, Any], optimizer: Optimizer) -> bool:

@@ -35,6 +35,9 @@ def _check(optimizer: Optimizer, *_: Any) -> None:
         )
 
 
+_check.only_looks = True  # type: ignore[attr-defined]  (at gradients: fused updates need not mind it)
+
+
 def keep_inside(model: nn.Module) -> None:
     """Let the submodules of a model on tiles be called with images only by the model itself."""
     for name, module in model.named_modules():
