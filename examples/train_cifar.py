@@ -145,7 +145,7 @@ def main() -> None:
     if options.quick:
         options.epoch, options.width = min(options.epoch, 3), min(options.width, 8)
         # So few steps must be small ones, or the running statistics lag far behind the weights.
-        options.batchsize, options.learnrate = min(options.batchsize, 20), min(options.learnrate, 0.01)
+        options.batchsize, options.learnrate = min(options.batchsize, 20), min(options.learnrate, 0.005)
 
     with torchmn.create_communicator(options.communicator) as comm:
         if "OMP_NUM_THREADS" not in os.environ:  # the ranks of a machine share its cores

@@ -148,7 +148,7 @@ while done < last:
 alone = Training(comm.split(comm.rank))
 alone.train(last)
 numpy.testing.assert_allclose(parameters(training), parameters(alone), rtol=1e-10)
-print("REACHED", done)
+print(f"REACHED {done}")
 """
 )
 

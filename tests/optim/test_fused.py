@@ -105,6 +105,20 @@ def test_rounded_dtypes_and_users_hooks_take_the_plain_way(fused_calls: list[str
     assert torch.equal(image.detach(), -torch.arange(96.0).view(2, 3, 4, 4))
 
 
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_a_parameter_that_learns_later_than_others_of_its_group(name: str) -> None:
+    results = []
+    for step in (update, lambda optimizer: optimizer.step()):
+        parameters = [nn.Parameter(torch.full((3,), value, dtype=torch.float64)) for value in (1.0, 2.0)]
+        optimizer = OPTIMIZERS[name](parameters)
+        for turn in range(4):
+            parameters[0].grad = torch.full((3,), 1.0 + turn, dtype=torch.float64)
+            parameters[1].grad = torch.full((3,), 2.0 - turn, dtype=torch.float64) if turn else None
+            step(optimizer)
+        results.append(torch.stack([p.detach() for p in parameters]))
+    torch.testing.assert_close(results[0], results[1], rtol=1e-12, atol=1e-14)
+
+
 def test_parallel_models_update_this_way(fused_calls: list[str]) -> None:
     comm = torchmn.create_communicator("solo")
     model = torchmn.parallelize(nn.Sequential(nn.Conv2d(1, 2, 3)), torchmn.ProcessGrid(comm), "halopar")

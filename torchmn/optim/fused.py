@@ -45,7 +45,10 @@ def _may_fuse(group: dict[str, Any], optimizer: Optimizer) -> bool:
         return False  # chosen by the user
     if group.get("differentiable") or group.get("capturable") or isinstance(group["lr"], Tensor):
         return False
-    return all(_in_order(p, optimizer.state) for p in group["params"] if p.grad is not None)
+    learning = [p for p in group["params"] if p.grad is not None]
+    # The fused SGD knows only groups of which every parameter makes its first step, or none does.
+    alike = len({bool(optimizer.state.get(p)) for p in learning}) <= 1
+    return alike and all(_in_order(p, optimizer.state) for p in learning)
 
 
 def _in_order(parameter: Tensor, state: Any) -> bool:
