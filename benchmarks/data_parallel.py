@@ -16,16 +16,14 @@ from __future__ import annotations
 
 import argparse
 import os
-import resource
-from collections.abc import Callable
 
 import side_by_side
 import torch
 import torch.distributed as dist
 from gloo import free_port, start_gloo
-from mnist_nets import MODELS, OPTIMIZERS, batch_of, mlp, training
+from mnist_nets import MODELS, OPTIMIZERS, batch_of, training
 from mpi4py import MPI
-from plain_process import Elsewhere, PlainProcess
+from plain_process import Elsewhere, PlainProcess, peak_memory
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
@@ -102,24 +100,22 @@ def gloo_communicator() -> torchmn.Communicator:
     return torchmn.create_communicator("gloo")
 
 
-def memory_of(which: str, make: Callable[[], nn.Module], batch: int) -> None:
-    """Train one contender alone and print this job's highest resident memory per rank: for --memory."""
-    comm = torchmn.create_communicator("mpi")
-    start_gloo()
-    model = make()
-    x, y = torch.rand(batch, 1, 28, 28), torch.randint(10, (batch,))
+def memory_of(which: str, name: str = "MLP 784-1000-1000-10") -> str:
+    """The highest resident memory of a rank that trains alone, ours or DDP's, each as its users start it."""
     if which == "ddp":
-        model = DistributedDataParallel(model)
-        step = training(model, OPTIMIZERS["SGD"](model), x, y)
+        plain = PlainProcess("rivals.py", WORLD.rank, WORLD.size, free_port())
+        plain.turn(f"DDP {name} SGD", 30)
+        peak = plain.peak_memory()
+        plain.close()
     else:
-        step = training(model, torchmn.create_multi_node_optimizer(OPTIMIZERS["SGD"](model), comm, model=model), x, y)
-    for _ in range(30):
-        step()
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
-    peaks = WORLD.gather(peak)
-    if WORLD.rank == 0:
-        print(f"peak resident memory, {which}: {max(peaks or [0]):.0f} MB per rank")
-    dist.destroy_process_group()
+        comm = torchmn.create_communicator("mpi")
+        model = MODELS[name][0]()
+        optimizer = torchmn.create_multi_node_optimizer(OPTIMIZERS["SGD"](model), comm, model=model)
+        step = training(model, optimizer, *batch_of(name))
+        for _ in range(30):
+            step()
+        peak = peak_memory()
+    return f"peak resident memory, {which}: {', '.join(f'{mb:.0f} MB' for mb in WORLD.allgather(peak))}"
 
 
 def main() -> None:
@@ -133,7 +129,9 @@ def main() -> None:
     torch.set_num_threads(1)
     torch.manual_seed(0)
     if options.memory:
-        memory_of(options.memory, mlp, 100)
+        text = memory_of(options.memory)
+        if WORLD.rank == 0:
+            print(text)
         return
     comm = torchmn.create_communicator("mpi")
     if comm.size != 2:
