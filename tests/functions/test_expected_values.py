@@ -8,6 +8,7 @@ import pytest
 import torch
 
 import torchmn
+from tests.functions.second_derivative import assert_gradient_of_gradient
 from tests.worlds import ranks
 from torchmn import functions as F
 
@@ -140,15 +141,4 @@ def test_a_delegate_behind_an_expected_value_is_visited(comm) -> None:
 @ranks(2, on=BOTH)
 def test_an_expected_value_can_be_differentiated_twice(comm) -> None:
     for step in range(4):
-        x = value(step, 8)
-        if comm.rank == 0:
-            phi = F.send(x, comm, 1)
-            (gradient,) = torch.autograd.grad(phi, x, create_graph=True)
-            torch.testing.assert_close(gradient, 3 * x.detach() ** 2)
-            (gradient.square().sum() + phi).backward()
-            torch.testing.assert_close(x.grad, 36 * x.detach() ** 3)
-        else:
-            way_back = torch.zeros((), requires_grad=True)
-            y = F.recv(comm, 0, delegate_variable=way_back)
-            (gradient,) = torch.autograd.grad(y.pow(3).sum(), way_back, create_graph=True)
-            gradient.backward()
+        assert_gradient_of_gradient(comm, value(step, 8))

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 import torchmn
+from tests.functions.second_derivative import assert_gradient_of_gradient
 from tests.worlds import ranks
 from torchmn import functions as F
 
@@ -330,19 +331,7 @@ def test_the_sender_may_change_its_tensor_at_once_and_the_receiver_its_own(comm)
 
 @ranks(2)
 def test_the_gradient_of_a_gradient_crosses_ranks(comm):
-    """rank 1 computes L = sum(y^3) of y = x sent by rank 0; rank 0 makes M = |dL/dx|^2 of what came back."""
-    x = leaf(4, seed=3)
-    if comm.rank == 0:
-        phi = F.send(x, comm, 1)
-        (gradient,) = torch.autograd.grad(phi, x, create_graph=True)
-        torch.testing.assert_close(gradient, 3 * x.detach() ** 2)
-        (gradient.square().sum() + phi).backward()
-        torch.testing.assert_close(x.grad, 36 * x.detach() ** 3)
-    else:
-        way_back = torch.zeros((), requires_grad=True)
-        y = F.recv(comm, 0, delegate_variable=way_back)
-        (gradient,) = torch.autograd.grad(y.pow(3).sum(), way_back, create_graph=True)
-        gradient.backward()  # zero, and the way to what was sent back
+    assert_gradient_of_gradient(comm, leaf(4, seed=3))
 
 
 @ranks(2, on="threads")
