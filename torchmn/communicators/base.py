@@ -19,8 +19,8 @@ from torchmn.communicators.carried_sums import ALIKE
 from torchmn.communicators.edges import EdgeBook
 from torchmn.communicators.objects import ObjectOperations
 from torchmn.communicators.settings import Settings
-from torchmn.communicators.topology import Topology, groups
-from torchmn.communicators.watchdog import Wait, Watch
+from torchmn.communicators.topology import Place, Topology, groups
+from torchmn.communicators.watchdog import Wait
 from torchmn.communicators.wire import Kind, Message
 from torchmn.errors import ArgumentError, PeerError, TorchMNError
 
@@ -33,23 +33,15 @@ class Communicator(ObjectOperations, Buffers):
     of what each rank was doing.
     """
 
-    def __init__(
-        self,
-        rank: int,
-        hosts: Sequence[str],
-        watch: Watch,
-        world_ranks: Sequence[int],
-        name: str,
-        settings: Settings,
-    ):
-        self.rank = rank
-        self.size = len(hosts)
-        self.name = name
+    def __init__(self, place: Place, settings: Settings):
+        self.rank = place.rank
+        self.size = len(place.hosts)
+        self.name = place.name
         self.settings = settings
-        self._hosts = tuple(hosts)
-        self._topology = Topology.of(hosts, rank)
-        self._watch = watch
-        self._world_ranks = tuple(world_ranks)
+        self._place = place
+        self._topology = Topology.of(place.hosts, place.rank)
+        self._watch = place.watch
+        self._world_ranks = place.world_ranks
         self._collectives = 0
         self._splits = 0
         self._closed = False
@@ -60,7 +52,7 @@ class Communicator(ObjectOperations, Buffers):
         self._carried_before: dict[carried_sums.Said, int] = {}  # and the number that ranks compared
         self._block = torch.zeros(BLOCK_BYTES, dtype=torch.uint8)
         self._block_view = self._block.numpy().data
-        watch.communicators.add(self)
+        self._watch.communicators.add(self)
 
     # -- what a user asks of a communicator --------------------------------------------------------------------
 

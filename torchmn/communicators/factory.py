@@ -12,6 +12,7 @@ from torchmn.communicators.allocator import keep_freed_memory
 from torchmn.communicators.base import Communicator
 from torchmn.communicators.settings import Settings
 from torchmn.communicators.solo import SoloCommunicator
+from torchmn.communicators.topology import Place
 from torchmn.communicators.watchdog import Watch
 from torchmn.errors import ArgumentError, LaunchError, nearest
 
@@ -138,9 +139,9 @@ def _mpi(settings: Settings, mpi_comm: Any, launch: launchers.Launch) -> Communi
     with job.limited(settings.timeout):
         point_to_point = (mpi_comm or MPI.COMM_WORLD).Dup()
         hosts = point_to_point.allgather(MPI.Get_processor_name())
-        rank, size = point_to_point.rank, point_to_point.size
-        watch, outbox = Watch(rank, hosts[rank]), Outbox(point_to_point)
-        world = MPICommunicator(point_to_point, hosts, watch, range(size), _next_name(), settings, outbox)
+        rank = point_to_point.rank
+        place = Place.in_world(_next_name(), hosts, Watch(rank, hosts[rank]))
+        world = MPICommunicator(place, settings, point_to_point, Outbox(point_to_point))
         job.guard(world, end_job)
     return world
 

@@ -58,7 +58,7 @@ def _connect(world: Communicator) -> Line | None:
     """This rank's line to the switchboard on rank 0; None, with a warning, where it can not be reached."""
     address = None
     if world.rank == 0:
-        host = "127.0.0.1" if world.inter_size == 1 else world._hosts[0]
+        host = "127.0.0.1" if world.inter_size == 1 else world._place.hosts[0]
         try:
             server = Server(host, world.size)
             address = (host, server.port, server.key)

@@ -22,8 +22,8 @@ from torchmn.communicators.mpi_messages import MPIMessages, memory
 from torchmn.communicators.outbox import Outbox
 from torchmn.communicators.settings import Settings
 from torchmn.communicators.shared_sum import SharedSum
+from torchmn.communicators.topology import Place
 from torchmn.communicators.transport import Exchange
-from torchmn.communicators.watchdog import Watch
 
 _OPERATIONS = {"sum": MPI.SUM, "max": MPI.MAX, "min": MPI.MIN, "prod": MPI.PROD}
 _DATATYPES = {
@@ -64,19 +64,10 @@ class _Requests:
 class MPICommunicator(MPIMessages):
     """Ranks that an MPI launcher started."""
 
-    def __init__(
-        self,
-        point_to_point: MPI.Comm,
-        hosts: Sequence[str],
-        watch: Watch,
-        world_ranks: Sequence[int],
-        name: str,
-        settings: Settings,
-        outbox: Outbox,
-    ):
+    def __init__(self, place: Place, settings: Settings, point_to_point: MPI.Comm, outbox: Outbox):
         # Two communicators, so that a user's messages never meet those of a collective operation.
         self._collective = point_to_point.Dup()
-        super().__init__(point_to_point, hosts, watch, world_ranks, name, settings, outbox)
+        super().__init__(place, settings, point_to_point, outbox)
         self.reads_gpu_memory = reads_gpu_memory()
         self._meeting = DirectMeeting(self._collective) if 1 < self.size <= MOST_RANKS else None
         self.carried_bytes = CARRIED_BYTES if self._meeting else 0
@@ -157,15 +148,7 @@ class MPICommunicator(MPIMessages):
         members = members_of[color]
         # MPI's colors are not negative; ours may be any int.
         group = self._collective.Split(sorted(members_of).index(color), members.index(self.rank))
-        return MPICommunicator(
-            group,
-            [self._hosts[member] for member in members],
-            self._watch,
-            [self._world_ranks[member] for member in members],
-            name,
-            replace(self.settings),
-            self._outbox,
-        )
+        return MPICommunicator(self._place.among(members, name), replace(self.settings), group, self._outbox)
 
     def _close(self) -> None:
         if not MPI.Is_finalized():

@@ -23,7 +23,8 @@ from torchmn.communicators.base import Communicator
 from torchmn.communicators.edges import Edge
 from torchmn.communicators.outbox import FILLS_WHILE_READ, SLOT_BYTES, Outbox
 from torchmn.communicators.settings import Settings
-from torchmn.communicators.watchdog import Wait, Watch
+from torchmn.communicators.topology import Place
+from torchmn.communicators.watchdog import Wait
 from torchmn.communicators.wire import Header, Kind, Layout, Message, TensorSpec
 
 INLINE_BYTES = 68 << 10  # 64 KB and its header
@@ -75,17 +76,8 @@ class _Inbox:
 class MPIMessages(Communicator):
     """The part of the MPI transport that sends from one rank to another."""
 
-    def __init__(
-        self,
-        point_to_point: MPI.Comm,
-        hosts: Sequence[str],
-        watch: Watch,
-        world_ranks: Sequence[int],
-        name: str,
-        settings: Settings,
-        outbox: Outbox,
-    ):
-        super().__init__(point_to_point.rank, hosts, watch, world_ranks, name, settings)
+    def __init__(self, place: Place, settings: Settings, point_to_point: MPI.Comm, outbox: Outbox):
+        super().__init__(place, settings)
         self._p2p = point_to_point
         # A third of the tags each: the users', payloads that follow a header, "ready" messages.
         self.tag_limit = ((MPI.COMM_WORLD.Get_attr(MPI.TAG_UB) or 32767) + 1) // 3

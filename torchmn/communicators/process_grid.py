@@ -47,7 +47,8 @@ class ProcessGrid:
         self.sizes: dict[str, int] = sizes
         self.mapping = tiles
         # Hosts in order, and the ranks of each host one after the other: then neighbours in this order share hosts.
-        order = sorted(range(comm.size), key=lambda rank: (comm._hosts.index(comm._hosts[rank]), rank))
+        hosts = comm._place.hosts
+        order = sorted(range(comm.size), key=lambda rank: (hosts.index(hosts[rank]), rank))
         self._seats = [self._seat(order.index(rank)) for rank in range(comm.size)]
         copy, tile = self._seats[comm.rank]
         self.place: dict[str, int] = {"data": copy, **self._tile_place(tile)}
@@ -123,8 +124,8 @@ class ProcessGrid:
         if size == self.comm.size and all(max(seat) == rank for rank, seat in enumerate(self._seats)):
             return self.comm  # as it is: along the other axis every rank is at 0
         if size == 1:
-            name = f"{self.comm.name}/alone"
-            return SoloCommunicator(replace(self.comm.settings), name, self.comm._watch)
+            alone = self.comm._place.among([self.comm.rank], f"{self.comm.name}/alone")
+            return SoloCommunicator(replace(self.comm.settings), alone)
         group = self.comm.split(color, key)
         assert group is not None
         return group

@@ -26,6 +26,7 @@ from torchmn.communicators.buffers import scale_
 from torchmn.communicators.launchers import Launch
 from torchmn.communicators.reductions import may_lose_nan
 from torchmn.communicators.settings import Settings
+from torchmn.communicators.topology import Place
 from torchmn.communicators.transport import Exchange
 from torchmn.communicators.watchdog import Wait, Watch
 from torchmn.communicators.wire import Header, Kind, Layout, Message, TensorSpec
@@ -107,25 +108,15 @@ class ProcessGroupCommunicator(Communicator):
     tag_limit = 1 << 30
     tells_arrivals = False  # gloo tells only whoever waits
 
-    def __init__(
-        self,
-        rank: int,
-        hosts: Sequence[str],
-        watch: Watch,
-        world_ranks: Sequence[int],
-        name: str,
-        settings: Settings,
-        store: dist.Store,
-        use_nccl: bool,
-    ):
-        size = len(hosts)
+    def __init__(self, place: Place, settings: Settings, store: dist.Store, use_nccl: bool):
+        name, rank, size = place.name, place.rank, len(place.hosts)
         self._store = store
         self._patience = timedelta(seconds=2 * settings.timeout + 600)  # our watchdog is to bark first
         self._gloo: Any = dist.ProcessGroupGloo(dist.PrefixStore(f"{name}/gloo", store), rank, size, self._patience)
         self._nccl = _nccl(dist.PrefixStore(f"{name}/nccl", store), rank, size) if use_nccl else None
         self._one_way: dict[tuple[int, int], Any] = {}  # nccl groups of two, by (source, dest)
         self.reads_gpu_memory = use_nccl
-        super().__init__(rank, hosts, watch, world_ranks, name, settings)
+        super().__init__(place, settings)
         self._deliveries = _Deliveries()
         self._boxes: defaultdict[tuple[int, int], deque[Message]] = defaultdict(deque)
         self._numbers = torch.zeros(2, dtype=torch.int64)
@@ -284,17 +275,8 @@ class ProcessGroupCommunicator(Communicator):
     def _subgroup(self, members_of: Mapping[int, list[int]], color: int | None, name: str) -> Communicator | None:
         if color is None:
             return None
-        members = members_of[color]
-        return ProcessGroupCommunicator(
-            members.index(self.rank),
-            [self._hosts[member] for member in members],
-            self._watch,
-            [self._world_ranks[member] for member in members],
-            name,
-            replace(self.settings),
-            self._store,
-            self._nccl is not None,
-        )
+        place = self._place.among(members_of[color], name)
+        return ProcessGroupCommunicator(place, replace(self.settings), self._store, self._nccl is not None)
 
     def _close(self) -> None:
         # The backends have threads of their own, which must end before Python does: give them back now.
@@ -341,7 +323,8 @@ def create(backend: str, settings: Settings, launch: Launch, host: str, name: st
     store.set(f"host/{rank}", host)
     hosts = [store.get(f"host/{peer}").decode() for peer in range(size)]
     with job.limited(patience.total_seconds()):
-        world = ProcessGroupCommunicator(rank, hosts, Watch(rank, host), range(size), name, settings, store, use_nccl)
+        place = Place.in_world(name, hosts, Watch(rank, host))
+        world = ProcessGroupCommunicator(place, settings, store, use_nccl)
         job.guard(world, _end_nothing)
     return world
 

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from torchmn.communicators.base import Communicator
 from torchmn.communicators.settings import Settings
+from torchmn.communicators.topology import Place
 from torchmn.communicators.watchdog import Watch
 from torchmn.communicators.wire import Message
 
@@ -18,12 +19,12 @@ from torchmn.communicators.wire import Message
 class SoloCommunicator(Communicator):
     """The communicator of a process that was started alone."""
 
-    def __init__(self, settings: Settings, name: str = "world", watch: Watch | None = None):
-        host = watch.host if watch else socket.gethostname()
-        super().__init__(0, [host], watch or Watch(0, host), [0], name, settings)
+    def __init__(self, settings: Settings, place: Place | None = None):
+        host = socket.gethostname()
+        super().__init__(place or Place.in_world("world", [host], Watch(0, host)), settings)
 
     def _subgroup(self, members_of: Mapping[int, list[int]], color: int | None, name: str) -> Communicator | None:
-        return None if color is None else SoloCommunicator(replace(self.settings), name, self._watch)
+        return None if color is None else SoloCommunicator(replace(self.settings), self._place.among([0], name))
 
     def _same_everywhere(self, number: int) -> bool:
         return True

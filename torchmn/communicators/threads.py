@@ -19,6 +19,7 @@ from torchmn.communicators import reductions, watchdog
 from torchmn.communicators.base import Communicator
 from torchmn.communicators.buffers import scale_
 from torchmn.communicators.settings import Settings
+from torchmn.communicators.topology import Place
 from torchmn.communicators.transport import Exchange
 from torchmn.communicators.watchdog import RankState, Watch
 from torchmn.communicators.wire import Message
@@ -112,17 +113,8 @@ class ThreadCommunicator(Communicator):
 
     ranks_share_a_process = True
 
-    def __init__(
-        self,
-        rank: int,
-        hosts: Sequence[str],
-        watch: Watch,
-        world_ranks: Sequence[int],
-        name: str,
-        settings: Settings,
-        meeting: _Meeting,
-    ):
-        super().__init__(rank, hosts, watch, world_ranks, name, settings)
+    def __init__(self, place: Place, settings: Settings, meeting: _Meeting):
+        super().__init__(place, settings)
         self._meeting = meeting
         self._exchanges: defaultdict[tuple[int, int], int] = defaultdict(int)  # started, by (source, dest)
 
@@ -196,16 +188,8 @@ class ThreadCommunicator(Communicator):
         meetings = self._meeting.all_values(self.rank, proposals)[0]
         if color is None:
             return None
-        members = members_of[color]
-        return ThreadCommunicator(
-            members.index(self.rank),
-            [self._hosts[member] for member in members],
-            self._watch,
-            [self._world_ranks[member] for member in members],
-            name,
-            replace(self.settings),
-            meetings[color],
-        )
+        place = self._place.among(members_of[color], name)
+        return ThreadCommunicator(place, replace(self.settings), meetings[color])
 
     def _flush(self) -> None:
         """Nothing to wait for: a message lies in its receiver's box already."""
@@ -259,7 +243,7 @@ def run_threads(
         settings = Settings(grad_dtype=grad_dtype)
         if timeout is not None:
             settings.timeout = timeout
-        comm = ThreadCommunicator(rank, hosts, world.watches[rank], range(size), "world", settings, meeting)
+        comm = ThreadCommunicator(Place.in_world("world", hosts, world.watches[rank]), settings, meeting)
         try:
             results[rank] = fn(comm)
             _settle([each for each in world.watches[rank].communicators if not each._closed])
