@@ -9,7 +9,7 @@ from torch.optim import Optimizer
 from torchmn.communicators.base import Communicator
 from torchmn.communicators.process_grid import ProcessGrid
 from torchmn.errors import ArgumentError
-from torchmn.optim.checks import check_optimizer
+from torchmn.optim.checks import check
 from torchmn.optim.double_buffering import DoubleBufferingOptimizer
 from torchmn.optim.multi_node import MultiNodeOptimizer
 from torchmn.optim.overlap import OverlappingOptimizer
@@ -34,14 +34,16 @@ def create_multi_node_optimizer(
     zero_fill: a gradient that only some ranks have counts as zeros on the others; False makes it an error.
     grad_dtype: torch.float16 or torch.bfloat16 to send gradients compressed; they are summed in float32.
     """
-    check_optimizer(actual_optimizer)
     if isinstance(comm, ProcessGrid):
         comm = comm.comm
     if not isinstance(comm, Communicator):
         raise ArgumentError(f"create_multi_node_optimizer: expected a communicator, got {type(comm).__name__}")
-    if double_buffering and overlap:
-        raise ArgumentError(
-            "create_multi_node_optimizer: expected double_buffering or overlap, got both: each hides the same messages"
-        )
+    options = {
+        "double_buffering": bool(double_buffering),
+        "overlap": bool(overlap),
+        "zero_fill": bool(zero_fill),
+        "grad_dtype": comm.settings.grad_dtype if grad_dtype is None else grad_dtype,
+    }
+    check(actual_optimizer, comm, model, options)
     kind = DoubleBufferingOptimizer if double_buffering else OverlappingOptimizer if overlap else MultiNodeOptimizer
     return kind(actual_optimizer, comm, model, zero_fill, grad_dtype)

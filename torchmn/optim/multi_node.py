@@ -12,10 +12,11 @@ from torch.optim import Optimizer
 
 from torchmn.communicators.base import Communicator
 from torchmn.communicators.models import bcast_tensors
+from torchmn.communicators.watchdog import Wait
 from torchmn.errors import ArgumentError
 from torchmn.nn.parts.roles import replicas_of
 from torchmn.optim import fused, gradients
-from torchmn.optim.checks import check_alike, check_model, check_slices
+from torchmn.optim.checks import OPERATION, groups_as_text
 from torchmn.optim.gradients import Gradient
 from torchmn.optim.wrapper import WrappedOptimizer
 
@@ -48,10 +49,6 @@ class MultiNodeOptimizer(WrappedOptimizer):
         self._holding = False  # inside no_sync
         self._synchronized = False
         self._watching: list[Any] = []
-        if model is not None:
-            check_model(actual_optimizer, model)
-        check_slices(actual_optimizer)
-        check_alike(actual_optimizer, comm)
         actual_optimizer._torchmn_takes_mean = True  # type: ignore[attr-defined]  (a parallel model's guard looks)
         if model is not None:
             bcast_tensors(comm, [*_shared(model.named_parameters()), *model.named_buffers()], "bcast_data")
@@ -68,6 +65,9 @@ class MultiNodeOptimizer(WrappedOptimizer):
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add a group, on every rank; its parameters become rank 0's at once."""
         self.actual_optimizer.add_param_group(param_group)
+        said = groups_as_text(self.actual_optimizer, first=len(self.param_groups) - 1)
+        with Wait(self.comm, "add_param_group"):
+            self.comm._meet("add_param_group", None, tuple(said), tuple(said.values()))
         count = len(self.param_groups[-1]["params"])
         added = self._gradients()[-count:]
         self._bcast_parameters(added)
@@ -161,10 +161,11 @@ class MultiNodeOptimizer(WrappedOptimizer):
             value = loss.detach() if isinstance(loss, Tensor) else torch.tensor(float(loss))
             if weight is None:
                 return self.comm.allreduce(value, "mean")
-            pair = self.comm.allreduce(
-                torch.stack([value.double() * weight, torch.tensor(float(weight), dtype=torch.float64)])
-            )
-            return (pair[0] / pair[1]).to(value.dtype)
+            samples = value.new_full(value.shape, float(weight), dtype=torch.float64)
+            # With no samples the mean loss of a rank is 0/0, and 0 times that is not 0.
+            weighted = value.double() * samples if weight else torch.zeros_like(samples)
+            total, count = self.comm.allreduce(torch.stack([weighted, samples]))
+            return (total / count).to(value.dtype)
 
         return averaged
 
@@ -179,9 +180,12 @@ class MultiNodeOptimizer(WrappedOptimizer):
         if not self._synchronized:
             # The scaler has looked for overflows already, at this rank's gradients only: ranks would part ways.
             problem = "call optimizer.synchronize() between backward and scaler.unscale_ or scaler.step"
-        self.comm._meet("optimizer step with a GradScaler", problem)
+        overflow = bool(found_inf.item())
+        said = None if scale is None else float(scale), overflow
+        # As they do where unscale_ came before synchronize, or where ranks began with other scales.
+        self.comm._meet("optimizer step with a GradScaler", problem, ("scale", "overflow found"), said)
         self._forget_synchronization()
-        if found_inf.item():
+        if overflow:
             return None
         if scale is not None:
             values = [grad.value for grad in self._gradients() if grad.value is not None]
@@ -212,7 +216,7 @@ class MultiNodeOptimizer(WrappedOptimizer):
 
     def _bcast_parameters(self, grads: list[Gradient]) -> None:
         named = [(grad.name, grad.parameter) for grad in grads]
-        bcast_tensors(self.comm, list(_shared(named)), "create_multi_node_optimizer")
+        bcast_tensors(self.comm, list(_shared(named)), OPERATION)
 
     def _bcast_unfrozen(self, grads: list[Gradient]) -> None:
         """Rank 0's values of parameters that were frozen before: they may have been changed meanwhile."""
