@@ -192,6 +192,10 @@ def test_a_mode_that_the_model_can_not_do_names_those_that_it_can(tmp_path):
         (["train", "x.yaml", "-n", "0"], ["at least 1"]),
         (["evaluate", "x.yaml"], ["--checkpoint"]),
         (["evaluate", "x.yaml", "--checkpoint", "y", "--split", "tset"], ["'tset'", "Did you mean 'test'"]),
+        # What is trained already, or for a few steps, has no use for a number of epochs.
+        (["evaluate", "x.yaml", "--checkpoint", "y", "--epochs", "2"], ["'--epochs' is not known here", "Valid: "]),
+        (["predict", "x.yaml", "--checkpoint", "y", "--epochs", "2"], ["'--epochs' is not known here", "Valid: "]),
+        (["verify", "x.yaml", "--epochs", "2"], ["'--epochs' is not known here. Did you mean '--steps'"]),
     ],
 )
 def test_a_wrong_command_line_is_refused_with_the_way_out(arguments, words, capsys):

@@ -50,7 +50,6 @@ def add_trained(parser: Parser) -> None:
 def add_values(parser: Parser) -> None:
     parser.add_argument("--data", metavar="DIR", help="where the data set is")
     parser.add_argument("--sample", metavar="10%", help="take only a share of the data")
-    parser.add_argument("--epochs", metavar="E", help="another number of epochs")
     parser.add_argument("-r", "--seed", metavar="S", help="another seed")
     parser.add_argument(
         "--set", metavar="KEY=VALUE", action="append", default=[], help="another value in the file, as optimizer.lr=0.1"
@@ -94,7 +93,7 @@ def overrides(options: argparse.Namespace) -> list[Override]:
 
     found = [parse_set(text) for text in options.set]
     for flag, path in (("sample", ("dataset", "sample")), ("epochs", ("epochs",)), ("seed", ("seed",))):
-        if (text := getattr(options, flag)) is not None:
+        if (text := getattr(options, flag, None)) is not None:  # only `train` takes --epochs
             said = f"--{flag} {text}"
             value = parse_set(f"x={text}").value
             found.append(Override(path, value, said))

@@ -41,6 +41,7 @@ def _parser() -> Parser:
     add_ranks(parser)
     add_modes(parser)
     add_values(parser)
+    parser.add_argument("--epochs", metavar="E", help="another number of epochs")
     parser.add_argument("-o", "--out", metavar="DIR", help="where log, checkpoints and report go")
     parser.add_argument("--resume", action="store_true", help="go on from the newest checkpoint")
     parser.add_argument("-s", "--profile", action="store_true", help="say at the end where each rank's time went")
