@@ -3,13 +3,16 @@
 import io
 import json
 import math
+import re
 
 import numpy as np
 import pytest
 import torch
 from rich.console import Console
 
+import torchmn
 from tests.worlds import ranks
+from torchmn.errors import ArgumentError
 from torchmn.training import Logger
 
 
@@ -76,6 +79,33 @@ def test_only_rank_0_speaks_and_writes(comm):
         assert text.getvalue() == ""
         with pytest.raises(FileNotFoundError):
             open(path)  # noqa: SIM115
+
+
+@pytest.mark.parametrize("place", ["a_file/log.jsonl", "a_file/deeper/log.jsonl", "a_folder"])
+def test_a_file_that_can_not_be_written_is_refused_in_words_that_help_before_the_training(place, tmp_path):
+    (tmp_path / "a_file").write_text("not a directory")
+    (tmp_path / "a_folder").mkdir()
+    wrong = re.escape(repr(str(tmp_path / place)))
+    with pytest.raises(ArgumentError, match=rf"^Logger: expected json to name a file .*got {wrong} \(.*leave json out"):
+        Logger(json=tmp_path / place)
+
+    def training(comm):
+        with Logger(comm, json=tmp_path / place) as log:
+            comm.barrier()
+            log.step()
+
+    with pytest.raises(ArgumentError, match=rf"^rank 0 of 3: Logger: .*got {wrong}"):
+        torchmn.run_threads(training, 3, timeout=30)
+
+
+def test_rank_0_may_make_a_logger_alone(tmp_path):
+    def training(comm):
+        if comm.rank == 0:
+            with Logger(comm, json=tmp_path / "log.jsonl", console=plain_console()[0]) as log:
+                log.epoch(loss=1.0)
+
+    torchmn.run_threads(training, 2, timeout=30)
+    assert json.loads((tmp_path / "log.jsonl").read_text())["loss"] == 1.0
 
 
 def test_without_a_terminal_there_is_no_bar_but_a_line_now_and_then():

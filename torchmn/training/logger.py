@@ -24,6 +24,7 @@ from rich.progress import (
 from torch import Tensor
 
 from torchmn.communicators.base import Communicator
+from torchmn.errors import ArgumentError
 
 
 class Logger:
@@ -41,7 +42,8 @@ class Logger:
 
     steps: how many steps there will be, for the bar; None: not known.
     json: the file to write: a line for each `epoch`, and for every `json_steps`-th `step` that has values. It is
-        started anew, or continued with `append=True`.
+        started anew, or continued with `append=True`. Where it can not be written: an ArgumentError of rank 0, at once,
+        which ends the job as every error of a rank does.
     formats: format specifications by name, as in `{"accuracy": ".1%"}`; other floats show six digits.
     line_seconds: where the output is no terminal there is no bar; a line this often says how far the training is.
     console: where to show; by default the standard output of rank 0.
@@ -71,8 +73,7 @@ class Logger:
         self._task = TaskID(0)
         self._file: IO[str] | None = None
         if json is not None and self.enabled:
-            Path(json).parent.mkdir(parents=True, exist_ok=True)
-            self._file = open(json, "a" if append else "w", encoding="utf-8")  # noqa: SIM115  (closed by close)
+            self._file = _opened(json, append, f"rank 0 of {comm.size}: " if comm else "")
 
     def step(self, **values: Any) -> None:
         """Count one step, and show its values beside the bar."""
@@ -167,6 +168,19 @@ class _Table:
         if name in self.formats and isinstance(value, int | float):  # None, where there is no number yet
             return format(value, self.formats[name])
         return f"{value:.6g}" if isinstance(value, float) else str(value)
+
+
+def _opened(path: str | Path, append: bool, who: str) -> IO[str]:
+    """The file to write lines to, and the directories above it."""
+    # Rank 0 does not ask the others to agree: many make a Logger on rank 0 alone, where nobody would answer.
+    try:
+        Path(path).parent.mkdir(parents=True, exist_ok=True)
+        return open(path, "a" if append else "w", encoding="utf-8")
+    except OSError as error:
+        raise ArgumentError(
+            f"{who}Logger: expected json to name a file that rank 0 can write, got {str(path)!r} ({error.strerror}: "
+            f"{error.filename!r}). Name one in a directory of yours, or leave json out to keep no file"
+        ) from None  # the message has all of it
 
 
 def _number(value: Any) -> Any:
