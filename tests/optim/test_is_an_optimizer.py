@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import pickle
+from copy import deepcopy
+
 import pytest
 import torch
 
@@ -312,8 +315,13 @@ def test_misuse_is_refused(comm) -> None:
     buffered.step()
     with pytest.raises(torchmn.ArgumentError, match="flush"):
         buffered.state_dict()
+    with pytest.raises(torchmn.ArgumentError, match="flush"):
+        buffered.load_state_dict(plain.state_dict())
     buffered.flush()
-    buffered.state_dict()
+    buffered.load_state_dict(buffered.state_dict())
+    for copied in (deepcopy, pickle.dumps):
+        with pytest.raises(torchmn.ArgumentError, match="save its state_dict"):
+            copied(buffered)
 
 
 @ranks(2, on="threads")

@@ -103,3 +103,20 @@ def test_a_closure_on_a_rank_without_samples_leaves_the_loss_of_the_others(comm,
         runs.append([loss.reshape(()), *(p.detach() for p in model.parameters())])
     assert torch.isfinite(runs[0][0])
     assert_close(*runs)
+
+
+@ranks(2, on="threads")
+@pytest.mark.parametrize("on_one_rank", ["backward", "zero_grad"])
+def test_a_mean_that_only_some_ranks_still_have_is_an_error_on_all(comm, on_one_rank: str) -> None:
+    model = make_model()
+    optimizer = create_multi_node_optimizer(torch.optim.SGD(model.parameters(), lr=1.0), comm)
+    loss_of(model, *batch(0)).backward()
+    optimizer.synchronize()
+    if comm.rank == 1 and on_one_rank == "backward":
+        loss_of(model, *batch(1)).backward()
+    elif comm.rank == 1:
+        optimizer.zero_grad()
+    before = model[0].weight.detach().clone()
+    with pytest.raises(torchmn.MismatchError, match="optimizer step after synchronize"):
+        optimizer.step()
+    assert torch.equal(model[0].weight, before)

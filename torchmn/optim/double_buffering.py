@@ -54,9 +54,16 @@ class DoubleBufferingOptimizer(MultiNodeOptimizer):
         )
 
     def state_dict(self) -> dict[str, Any]:
-        if self._journey is not None:
-            raise ArgumentError("double_buffering: gradients are still on their way: call flush() before state_dict()")
+        self._refuse_under_way("state_dict")
         return super().state_dict()
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self._refuse_under_way("load_state_dict")  # they would be applied to what was loaded
+        super().load_state_dict(state_dict)
+
+    def _refuse_under_way(self, method: str) -> None:
+        if self._journey is not None:
+            raise ArgumentError(f"double_buffering: gradients are still on their way: call flush() before {method}()")
 
     def _apply(self, arrived: list[Gradient] | None) -> Any:
         if arrived is None:

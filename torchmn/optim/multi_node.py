@@ -93,9 +93,7 @@ class MultiNodeOptimizer(WrappedOptimizer):
             return self.actual_optimizer.step(self._averaging(closure, weight))
         if self._asked_by_scaler():
             return self._step_scaled()
-        if not self._synchronized:
-            self._take_mean(weight)
-        self._forget_synchronization()
+        self._have_mean(weight)
         return fused.update(self.actual_optimizer)
 
     def synchronize(self, weight: float | None = None) -> None:
@@ -114,6 +112,16 @@ class MultiNodeOptimizer(WrappedOptimizer):
         gradients have mixed over ranks when `step(weight=...)` could weigh them. Every rank must call it.
         """
         return loss * gradients.fair_share(self.comm, samples)
+
+    def _have_mean(self, weight: float | None) -> None:
+        """Take the mean of the gradients, unless `synchronize` did."""
+        if self._synchronized:
+            # A rank that ran another backward since would take its mean with the others' next gradients.
+            with Wait(self.comm, "optimizer step"):
+                self.comm._meet("optimizer step after synchronize", None)
+        else:
+            self._take_mean(weight)
+        self._forget_synchronization()
 
     def _take_mean(self, weight: float | None) -> None:
         """Replace every gradient by its mean over ranks."""
@@ -153,9 +161,7 @@ class MultiNodeOptimizer(WrappedOptimizer):
         def averaged() -> Any:
             with torch.enable_grad():
                 loss = closure()
-            if not self._synchronized:
-                self._take_mean(weight)
-            self._forget_synchronization()
+            self._have_mean(weight)
             if loss is None:  # fine for optimizers that do not look at it
                 return None
             value = loss.detach() if isinstance(loss, Tensor) else torch.tensor(float(loss))

@@ -7,6 +7,8 @@ from typing import Any
 
 from torch.optim import Optimizer
 
+from torchmn.errors import ArgumentError
+
 
 class WrappedOptimizer(Optimizer):
     """An optimizer to everybody who meets it, whose groups, state, rates and hooks are those of `actual_optimizer`."""
@@ -44,6 +46,12 @@ class WrappedOptimizer(Optimizer):
         if name == "actual_optimizer":
             raise AttributeError(name)
         return getattr(self.actual_optimizer, name)
+
+    def __getstate__(self) -> dict[str, Any]:
+        raise ArgumentError(
+            f"a {type(self).__name__} can not be copied or pickled, because its communicator belongs to this process: "
+            "save its state_dict(), or wrap a copy of its .actual_optimizer"
+        )
 
     def state_dict(self) -> dict[str, Any]:
         return self.actual_optimizer.state_dict()
