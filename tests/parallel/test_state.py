@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import io
+from copy import deepcopy
 from math import prod
 
 import pytest
 import torch
+import torch.nn.functional as F
+from torch import nn
 
 import torchmn
 from tests.nn.parts.parity import assert_close
-from tests.parallel.training import PROBLEMS, Problem, tile_of
+from tests.parallel.training import PROBLEMS, Problem, optimizer_of, tile_of
 from torchmn.communicators.process_grid import ProcessGrid
 from torchmn.errors import ArgumentError, ParallelizeError
 from torchmn.parallel import full_state_dict, parallelize
@@ -110,10 +113,42 @@ def test_the_slices_of_another_rank_are_not_loaded(mode):
     torchmn.run_threads(body, 2, timeout=30)
 
 
-def test_a_parallel_model_is_not_pickled():
+@pytest.mark.parametrize(("mode", "sizes"), PLACES, ids=str)
+def test_a_parallel_model_is_not_pickled(mode, sizes):
     def body(comm):
-        _, model = on_grid(PROBLEMS["U-Net"], comm, "halopar", {"height": 2})
-        with pytest.raises(ArgumentError, match=r"can not be pickled. Save torchmn\.full_state_dict\(model\)"):
+        _, model = on_grid(PROBLEMS["VGG"], comm, mode, sizes)
+        with pytest.raises(ArgumentError, match=r"can not be pickled\. Save .*torchmn\.full_state_dict\(model\)"):
             torch.save(model, io.BytesIO())
 
-    torchmn.run_threads(body, 2, timeout=30)
+    torchmn.run_threads(body, prod(sizes.values()), timeout=30)
+
+
+def no_random_numbers() -> nn.Module:
+    head = [nn.Flatten(), nn.Linear(4 * 9 * 7, 8), nn.ReLU(), nn.Linear(8, 10)]
+    return nn.Sequential(nn.Conv2d(2, 4, 3, padding=1), nn.BatchNorm2d(4), nn.ReLU(), *head)
+
+
+@pytest.mark.parametrize(("mode", "sizes"), PLACES, ids=str)
+def test_a_deep_copy_computes_the_same_and_learns_apart(mode, sizes):
+    problem = Problem(no_random_numbers, "no random numbers", (2, 9, 7))
+
+    def body(comm):
+        grid, model = on_grid(problem, comm, mode, sizes)
+        twin = deepcopy(model)
+        x, y = problem.batch(0)
+        x = tile_of(x, grid) if mode.startswith("halo") else x
+        before = deepcopy(full_state_dict(model))
+        optimizer = torchmn.create_multi_node_optimizer(optimizer_of(twin), grid, model=twin)
+        F.cross_entropy(twin(x), y).backward()
+        assert all(parameter.grad is None for parameter in model.parameters())
+        optimizer.step()
+        same_state(full_state_dict(model), before)
+        # The first one, once it has learned the same, is what its copy is: also in what ranks did for one another.
+        optimizer = torchmn.create_multi_node_optimizer(optimizer_of(model), grid, model=model)
+        F.cross_entropy(model(x), y).backward()
+        optimizer.step()
+        learned = full_state_dict(twin)
+        same_state(full_state_dict(model), learned)
+        assert not torch.equal(learned["0.weight"], before["0.weight"])
+
+    torchmn.run_threads(body, prod(sizes.values()), timeout=30)

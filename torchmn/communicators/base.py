@@ -96,6 +96,15 @@ class Communicator(ObjectOperations, Buffers):
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.name}: rank {self.rank} of {self.size}>"
 
+    def __deepcopy__(self, _: Any) -> Communicator:
+        return self  # a copy of a model talks to the same ranks
+
+    def __reduce__(self) -> Any:
+        raise ArgumentError(
+            f"{self!r}, and a model with it, belongs to the ranks of its job and can not be pickled. Save "
+            "model.state_dict(), or torchmn.full_state_dict(model) of a parallel model, which holds global tensors"
+        )
+
     def finalize(self) -> None:
         """Wait until everything sent has been received, then give the communicator back. Twice is fine."""
         if self._closed:

@@ -1,7 +1,11 @@
 """create_communicator: the name decides, a typo is refused with the nearest right word."""
 
+import pickle
+from copy import copy, deepcopy
+
 import pytest
 import torch
+from torch import nn
 
 import torchmn
 from tests.worlds import ranks
@@ -99,3 +103,15 @@ def test_run_threads_returns_results_in_rank_order_and_raises_what_a_rank_raised
     for size in (0, -1, 1.5, "2"):
         with pytest.raises(torchmn.ArgumentError):
             torchmn.run_threads(one_fails, size)  # type: ignore[arg-type]
+
+
+@ranks(2, on="threads")
+@ranks(2, on="mpi")
+@ranks(2, on="gloo")
+def test_a_copy_of_what_holds_a_communicator_talks_to_the_same_ranks_and_none_is_pickled(comm):
+    holder = nn.Linear(1, 1)
+    holder.comm = comm  # type: ignore[assignment]  as layers of users do
+    assert deepcopy(holder).comm is comm
+    for pickled in (pickle.dumps, copy):
+        with pytest.raises(torchmn.ArgumentError, match=rf"rank {comm.rank} of 2>.*can not be pickled.*state_dict"):
+            pickled(comm)
