@@ -1,6 +1,8 @@
-"""Ranks that share images but not the order of their samples: found in the first backward, on every rank."""
+"""Ranks that share images but not the order of their samples: found in the first backward, on every rank that shares them."""
 
 from __future__ import annotations
+
+from math import prod
 
 import pytest
 import torch
@@ -10,6 +12,7 @@ from torch.utils.data import DataLoader
 
 import torchmn
 from tests.nn.parts.parity import numbers
+from tests.worlds import ranks
 from torchmn.communicators.process_grid import ProcessGrid
 from torchmn.data import scatter_regions
 from torchmn.errors import MismatchError
@@ -22,45 +25,64 @@ def net() -> nn.Module:
     return nn.Sequential(nn.Conv2d(1, 4, 3, padding=1), nn.ReLU(), nn.Flatten(), nn.Linear(4 * 64, 3))
 
 
-@pytest.mark.parametrize("seeds", [(5, 5), (5, 6)], ids=["one seed", "a seed of its own"])
-def test_tiles_that_each_rank_shuffles_for_itself(seeds):
+# 8 x 8 images: three ranks along a dim hold 3, 3 and 2 rows; 3 x 2 and 2 x 3 tiles have sides of 2 to 4.
+GRIDS = [{}, {"height": 2}, {"width": 3}, {"height": 2, "width": 2}, {"height": 3, "width": 2}]
+SPLIT_SAMPLES = [{"data": 2, "height": 2}, {"data": 2, "width": 3}]
+
+
+def run_on(sizes, body):
+    torchmn.run_threads(body, prod(sizes.values()), timeout=30)
+
+
+def loss_of_tiles(comm, plain, sizes, seed_of):
+    """The loss of this rank's tiles of a batch that it drew with its own seed."""
+    grid = ProcessGrid(comm, **sizes)
+    mode = "halodatapar" if "data" in sizes else "halopar"
+    model = parallelize(plain, grid, mode, input_shape=(1, 8, 8))
+    order = torch.Generator().manual_seed(seed_of(grid))
+    x, t = next(iter(DataLoader(scatter_regions((IMAGES, LABELS), grid), 6, shuffle=True, generator=order)))
+    return F.cross_entropy(model(x), t)
+
+
+@pytest.mark.parametrize("sizes", [*GRIDS, *SPLIT_SAMPLES], ids=str)
+def test_tiles_that_all_ranks_shuffle_with_one_seed(sizes):
+    plain = net()
+    run_on(sizes, lambda comm: loss_of_tiles(comm, plain, sizes, lambda _: 5).backward())
+
+
+@pytest.mark.parametrize("sizes", SPLIT_SAMPLES, ids=str)
+def test_groups_of_ranks_with_samples_of_their_own_may_shuffle_as_they_like(sizes):
+    plain = net()
+    run_on(sizes, lambda comm: loss_of_tiles(comm, plain, sizes, lambda grid: grid.place["data"]).backward())
+
+
+@pytest.mark.parametrize("sizes", [*GRIDS[1:], *SPLIT_SAMPLES], ids=str)
+def test_tiles_that_the_last_rank_shuffles_for_itself(sizes):
     plain = net()
 
     def body(comm):
-        grid = ProcessGrid(comm, height=2)
-        model = parallelize(plain, grid, "halopar", input_shape=(1, 8, 8))
-        tiles = scatter_regions((IMAGES, LABELS), grid)
-        order = torch.Generator().manual_seed(seeds[comm.rank])
-        x, t = next(iter(DataLoader(tiles, 6, shuffle=True, generator=order)))
-        loss = F.cross_entropy(model(x), t)
-        if seeds[0] == seeds[1]:
+        loss = loss_of_tiles(comm, plain, sizes, lambda _: 5 + (comm.rank == comm.size - 1))
+        tiles = comm.size // sizes.get("data", 1)  # the ranks that share images: only they must agree
+        if comm.rank < comm.size - tiles:
             loss.backward()
             return
         with pytest.raises(MismatchError, match="a generator with the same seed"):
             loss.backward()
 
-    torchmn.run_threads(body, 2, timeout=30)
+    run_on(sizes, body)
 
 
-def test_labels_in_another_order_under_modelpar():
-    plain = net()
-
-    def body(comm):
-        model = parallelize(plain, comm, "modelpar", input_shape=(1, 8, 8))
-        loss = F.cross_entropy(model(IMAGES), LABELS.flip(0) if comm.rank else LABELS)
-        with pytest.raises(MismatchError, match="their losses or their labels differ"):
-            loss.backward()
-
-    torchmn.run_threads(body, 2, timeout=30)
+@ranks(2, 3, 4, on="threads")
+def test_labels_in_another_order_under_modelpar(comm):
+    model = parallelize(net(), comm, "modelpar", input_shape=(1, 8, 8))
+    loss = F.cross_entropy(model(IMAGES), LABELS.flip(0) if comm.rank == comm.size - 1 else LABELS)
+    with pytest.raises(MismatchError, match="their losses or their labels differ"):
+        loss.backward()
 
 
-def test_later_steps_pay_nothing():
-    plain = net()
-
-    def body(comm):
-        model = parallelize(plain, comm, "modelpar", input_shape=(1, 8, 8))
-        for _ in range(5):
-            y = model(IMAGES)
-        assert not y._backward_hooks
-
-    torchmn.run_threads(body, 2, timeout=30)
+@ranks(1, 2, 3, on="threads")
+def test_later_steps_pay_nothing(comm):
+    model = parallelize(net(), comm, "modelpar", input_shape=(1, 8, 8))
+    for _ in range(5):
+        y = model(IMAGES)
+    assert not y._backward_hooks
