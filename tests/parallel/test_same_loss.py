@@ -1,4 +1,4 @@
-"""Ranks that share images but not the order of their samples: found in the first backward, on every rank that shares them."""
+"""Ranks that share images but not the order of their samples: found in the first backward, on all that share them."""
 
 from __future__ import annotations
 
