@@ -96,8 +96,11 @@ class Buffers(Transport):
             piece.copy_(reductions.reduce_in_order(list(parts.unbind()), op))
             scale_(piece, scale)
 
-    def _bcast_tensor(self, x: Tensor | None, on_gpu: bool, root: int) -> Tensor:
-        """The contiguous tensor of `root`: one message where header and payload fit a block, else two."""
+    def _bcast_tensor(self, x: Tensor | None, on_gpu: bool, root: int, into: Tensor | None = None) -> Tensor:
+        """The contiguous tensor of `root`: one message where header and payload fit a block, else two.
+
+        into: a tensor like it that may be overwritten; what is returned is this one, if the transport can write there.
+        """
         if x is not None:
             layout = wire.Layout.of((wire.TensorSpec(x.dtype, x.shape, on_gpu),))
             data = wire.Header(Kind.TENSOR, 0, 0, layout).encode()
@@ -112,7 +115,7 @@ class Buffers(Transport):
         if len(data) == start + nbytes:
             received = wire.tensor_in(data, start, nbytes, spec)
         else:
-            received = self._room(spec.shape, spec)
+            received = self._room(spec.shape, spec) if into is None or spec.on_gpu or not _is_plain(into) else into
             self._bcast_flat(received.view(-1), root)
         return received.to(self.device) if spec.on_gpu else received
 
@@ -194,6 +197,11 @@ class _All:
     def wait_received(self) -> None:
         for exchange in self._exchanges:
             exchange.wait_received()
+
+
+def _is_plain(x: Tensor) -> bool:
+    """Whether the numbers of `x` are what its memory on the host holds, one behind the other."""
+    return x.is_cpu and x.is_contiguous() and not x.is_conj() and not x.is_neg()
 
 
 def scale_(x: Tensor, scale: float) -> None:

@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.graph import increment_version
 from torch.nn.parameter import is_lazy
 
-from torchmn.communicators.mean import buckets, mean_in_place, unpack
+from torchmn.communicators.mean import LARGE_BYTES, buckets, mean_in_place, unpack
 from torchmn.communicators.watchdog import ranks_text
 from torchmn.errors import MismatchError
 
@@ -32,7 +33,17 @@ def bcast_tensors(comm: Communicator, named: Sequence[tuple[str, Tensor]], opera
     told = comm._meet(operation, problem, may_differ=signature)
     if told:
         _raise_difference(comm, operation, "tensor", told)
-    for bucket in buckets([x.detach() for _, x in named]):
+    tensors = [x.detach() for _, x in named]
+    for x in tensors:
+        if x.nbytes >= LARGE_BYTES:  # sent and received where it lies: a copy would double the memory of large models
+            received = comm._bcast_tensor(comm._outgoing(x) if comm.rank == 0 else None, x.is_cuda, 0, into=x)
+            if comm.rank == 0:
+                continue
+            if received is x:
+                increment_version(x)  # autograd did not see the writing
+            else:
+                x.copy_(received)
+    for bucket in buckets(x for x in tensors if x.nbytes < LARGE_BYTES):
         flat = torch.cat([x.reshape(-1) for x in bucket]) if comm.rank == 0 else None
         flat = comm._bcast_tensor(None if flat is None else comm._outgoing(flat), bucket[0].is_cuda, 0)
         if comm.rank != 0:

@@ -1,8 +1,9 @@
 """The sum over the ranks of one host, through memory that they share.
 
-Each rank lays open what the others add up, adds up and scales its own part of everybody's, and copies the other parts
-back. An MPI library does the same with more copies, and with fresh memory for every call. Two ranks with little to add
-do it all twice instead: each sees the other's numbers, and they wait for each other only once.
+Each rank lays out what the others add up, adds up and scales its own part of everybody's, puts the result where each
+of them had laid out its numbers, and copies from its own stage what the others have put there. An MPI library does the
+same with more copies, and with fresh memory for every call. Two ranks with little to add do it all twice instead: each
+sees the other's numbers, and they wait for each other only once.
 """
 
 from __future__ import annotations
@@ -16,8 +17,8 @@ from torch import Tensor
 from torchmn.communicators.buffers import scale_
 from torchmn.communicators.shared_memory import share
 
-CHUNK_BYTES = 2 << 20
-_STAGE_BYTES = CHUNK_BYTES + CHUNK_BYTES // 2 + 64  # the largest part that one of two or more ranks adds up
+CHUNK_BYTES = 1 << 20
+"""The size of a stage. Half as much costs a large sum a fifth of its speed; the stages count in every rank's memory."""
 _KEPT_VIEWS = 1000
 DTYPES = {
     *(torch.float32, torch.float64, torch.complex64, torch.complex128),
@@ -34,8 +35,8 @@ def least_bytes(ranks: int) -> int:
 class SharedSum:
     """The stages of a communicator's ranks. Two each, in turns: while one is still read, the other is written.
 
-    A stage has a place for numbers and one for results, apart: chunks are of different lengths, and the results of one
-    are still read while the numbers of the next but one are laid out.
+    What a rank lays out for another, only that one reads, and its result, put in the same place, only the rank itself:
+    so it may lay out the next numbers there as soon as it has copied the results.
     """
 
     def __init__(self, comm: MPI.Comm):
@@ -44,9 +45,9 @@ class SharedSum:
         self._others = [rank for rank in range(comm.size) if rank != comm.rank]
         self._turn = 0
         # The tensors keep the maps alive.
-        maps = share(comm, 2 * _STAGE_BYTES)
+        maps = share(comm, 2 * CHUNK_BYTES)
         self._stages = [torch.frombuffer(maps[rank], dtype=torch.uint8) for rank in range(len(maps))]
-        self._views: dict[tuple[int, torch.dtype, int], _Stages] = {}
+        self._parts: dict[tuple[int, torch.dtype, int], _Stages] = {}
         self._whole: dict[tuple[int, torch.dtype, torch.Size], list[Tensor]] = {}
 
     @property
@@ -62,10 +63,11 @@ class SharedSum:
             torch.add(source, self.seen(source)[self._others[0]], out=flat)
             scale_(flat, scale)
             return
-        length = CHUNK_BYTES // flat.element_size()
+        totals = flat.split(CHUNK_BYTES // flat.element_size())
+        givens = totals if source.data_ptr() == flat.data_ptr() else source.split(len(totals[0]))
         added: _Chunk | None = None
         # A barrier ends two things at once: the addition of a chunk, and the laying out of the next.
-        for given, total in zip(source.split(length), flat.split(length), strict=True):
+        for given, total in zip(givens, totals, strict=True):
             chunk = self._lay_out(given, total)
             self._comm.Barrier()
             if added is not None:
@@ -95,7 +97,7 @@ class SharedSum:
         if views is None:
             if len(self._whole) >= _KEPT_VIEWS:
                 self._whole.clear()
-            start = self._turn * _STAGE_BYTES
+            start = self._turn * CHUNK_BYTES
             views = [stage[start : start + x.nbytes].view(x.dtype).view(x.shape) for stage in self._stages]
             self._whole[key] = views
         return views
@@ -104,49 +106,47 @@ class SharedSum:
         """Copy to this rank's stage what the other ranks add up."""
         stages = self._next_stages(total.dtype, len(total))
         size = len(self._stages)
-        chunk = _Chunk(given.tensor_split(size), total.tensor_split(size), stages)
-        mine = stages.numbers[self._rank]
+        parts = total.tensor_split(size)
+        chunk = _Chunk(parts if given is total else given.tensor_split(size), parts, stages)
+        mine = stages[self._rank]
         for rank in self._others:
             mine[rank].copy_(chunk.given[rank])
         return chunk
 
     def _add_up(self, chunk: _Chunk, scale: float) -> None:
-        """Add up this rank's part of everybody's numbers, and lay out the result."""
-        me, numbers = self._rank, chunk.stages.numbers
-        total = chunk.total[me]
-        torch.add(chunk.given[me], numbers[self._others[0]][me], out=total)
-        for rank in self._others[1:]:
-            total.add_(numbers[rank][me])
+        """Add up this rank's part of everybody's numbers, and give the result to everybody."""
+        me = self._rank
+        total, theirs = chunk.total[me], [chunk.stages[rank][me] for rank in self._others]
+        torch.add(chunk.given[me], theirs[0], out=total)
+        for numbers in theirs[1:]:
+            total.add_(numbers)
         scale_(total, scale)
-        chunk.stages.results[me].copy_(total)
+        for place in theirs:
+            place.copy_(total)
 
     def _collect(self, chunk: _Chunk) -> None:
         """Copy what the other ranks have added up."""
+        mine = chunk.stages[self._rank]
         for rank in self._others:
-            chunk.total[rank].copy_(chunk.stages.results[rank])
+            chunk.total[rank].copy_(mine[rank])
 
     def _next_stages(self, dtype: torch.dtype, length: int) -> _Stages:
         """All ranks' stages whose turn it is."""
-        views = self._views.get((self._turn, dtype, length))
+        views = self._parts.get((self._turn, dtype, length))
         if views is None:
-            if len(self._views) >= _KEPT_VIEWS:
-                self._views.clear()
-            start, size = self._turn * _STAGE_BYTES, len(self._stages)
-            middle, nbytes = start + CHUNK_BYTES, length * dtype.itemsize
-            numbers = [stage[start : start + nbytes].view(dtype).tensor_split(size) for stage in self._stages]
-            lengths = [part.nbytes for part in numbers[0]]
-            rooms = zip(self._stages, lengths, strict=True)
-            results = [stage[middle : middle + part].view(dtype) for stage, part in rooms]
-            views = self._views[self._turn, dtype, length] = _Stages(numbers, results)
+            if len(self._parts) >= _KEPT_VIEWS:
+                self._parts.clear()
+            start, size = self._turn * CHUNK_BYTES, len(self._stages)
+            end = start + length * dtype.itemsize
+            views = [stage[start:end].view(dtype).tensor_split(size) for stage in self._stages]
+            self._parts[self._turn, dtype, length] = views
         self._turn = 1 - self._turn
         return views
 
 
-class _Stages(NamedTuple):
-    """Where the ranks lay out one chunk."""
-
-    numbers: list[tuple[Tensor, ...]]  # [rank][part]: what the rank gives to the one that adds up that part
-    results: list[Tensor]  # [rank]: the part that the rank has added up
+_Stages = list[
+    tuple[Tensor, ...]
+]  # [rank][part]: what the rank gives to the one that adds up that part, and its result
 
 
 class _Chunk(NamedTuple):

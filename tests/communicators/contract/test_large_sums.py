@@ -30,9 +30,12 @@ def test_large_sums_and_means_are_those_of_the_parts(comm) -> None:
 @ranks(2, 3, on=("mpi", "openmpi"))
 def test_many_large_sums_in_a_row_do_not_meet_each_other(comm) -> None:
     for turn in range(20):
-        # Two ranks take another way for the shorter ones; both use the same shared memory, in turns.
-        x = torch.full((600_000 if turn % 3 == 0 else 50_000 + turn,), float(comm.rank))
-        assert (comm.allreduce(x + turn) == sum(range(comm.size)) + comm.size * turn).all()
+        # Two ranks take another way for the shorter ones; all use the same shared memory, in turns. Three chunks and
+        # two, so that a chunk comes to lie now in the one stage and now in the other.
+        length = (600_000, 300_000 + turn, 50_000 + turn)[turn % 3]
+        x = torch.full((length,), float(comm.rank))
+        in_place = turn % 2 == 0
+        assert (comm.allreduce(x + turn, in_place=in_place) == sum(range(comm.size)) + comm.size * turn).all()
 
 
 @ranks(3, on="mpi")

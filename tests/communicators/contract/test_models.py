@@ -1,6 +1,7 @@
 """bcast_data and multi_node_mean_grad: whole models at once."""
 
 import numpy as np
+import pytest
 import torch
 from torch import nn
 
@@ -27,6 +28,7 @@ class Assorted(nn.Module):
         self.doubled = nn.Parameter(torch.randn(2, 3, dtype=torch.float64, generator=torch_seed))
         self.frozen = nn.Parameter(bits((5,), torch.int32, seed), requires_grad=False)
         self.large = nn.Parameter(torch.randn(300_001, generator=torch_seed))
+        self.large_transposed = nn.Parameter(torch.randn(600, 500, generator=torch_seed).t())
         self.tied = self.doubled
         self.register_buffer("mask", bits((9,), torch.bool, seed))
         self.register_buffer("unsaved", bits((4,), torch.complex64, seed), persistent=False)
@@ -58,6 +60,18 @@ def test_bcast_data_gives_every_rank_the_parameters_and_buffers_of_rank_0(comm):
         assert (x.data_ptr(), x.stride(), x.requires_grad) == before[name], f"{name} is another tensor now"
     assert model.tied is model.doubled
     comm.bcast_data(nn.ReLU())
+
+
+@ranks(2, on=("threads", "mpi"))
+def test_backward_notices_that_bcast_data_has_changed_a_large_parameter(comm):
+    model = nn.ParameterList([nn.Parameter(torch.full((300_000,), float(comm.rank)))])
+    squares = model[0] ** 2
+    comm.bcast_data(model)
+    if comm.rank == 0:
+        squares.sum().backward()
+    else:
+        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+            squares.sum().backward()
 
 
 @ranks(2, 3)
