@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from torchmn.functions.halo_blocks import blocks, relu_in_blocks_
 from torchmn.functions.halo_exchange import empty_like_layout
 
 _convolution_backward = torch.ops.aten.convolution_backward.default
@@ -26,7 +27,10 @@ class Kept(NamedTuple):
 
 
 class Link(NamedTuple):
-    """The settings of a convolution, whether a ReLU follows, and what is kept of its outputs; None for all."""
+    """The settings of a convolution, whether a ReLU follows, and what is kept of its outputs; None for all.
+
+    stays: the outputs stay in oneDNN's blocks for the next convolution, see halo_blocks.py; all of them are kept then
+    """
 
     stride: tuple[int, ...]
     padding: tuple[int, ...]
@@ -34,6 +38,7 @@ class Link(NamedTuple):
     groups: int
     relu: bool
     kept: Kept | None = None
+    stays: bool = False
 
 
 def convolve_in_chain(x: Tensor, links: Sequence[Link], parameters: Sequence[Tensor | None]) -> Tensor:
@@ -56,6 +61,8 @@ class _Chain(torch.autograd.Function):
             if link.kept is not None:
                 x = _narrowed(x, link.kept.box)
                 x = x.relu() if link.relu else x.clone(memory_format=torch.contiguous_format)
+            elif link.relu and link.stays:
+                relu_in_blocks_(x)
             elif link.relu:
                 x.relu_()
             values.append(x)
@@ -79,7 +86,12 @@ class _Chain(torch.autograd.Function):
             g = _before_relu(g, y, link, is_ours=number < len(links) - 1)
             wants = [any(wanted[: 2 * number + 1]), *wanted[2 * number + 1 : 2 * number + 3]]
             settings = (link.stride, link.padding, link.dilation, False, [0] * len(link.stride), link.groups, wants)
-            g, *of_parameters = _convolution_backward(g, x, weight, None if bias is None else bias.shape, *settings)
+            seen = x
+            if link.stays or x.is_mkldnn:
+                g, seen = blocks(g), blocks(x)
+            g, *of_parameters = _convolution_backward(g, seen, weight, None if bias is None else bias.shape, *settings)
+            if wants[0] and g.is_mkldnn and not x.is_mkldnn:
+                g = g.to_dense()
             found[:0] = of_parameters
             if not wants[0]:
                 found[:0] = [None] * (2 * number)
@@ -90,7 +102,9 @@ class _Chain(torch.autograd.Function):
 def _convolved(x: Tensor, link: Link, weight: Tensor | None, bias: Tensor | None) -> Tensor:
     assert weight is not None  # only a bias may be missing
     unset = [0] * len(link.stride)
-    return torch.convolution(x, weight, bias, link.stride, link.padding, link.dilation, False, unset, link.groups)
+    x = blocks(x) if link.stays else x
+    y = torch.convolution(x, weight, bias, link.stride, link.padding, link.dilation, False, unset, link.groups)
+    return y.to_dense() if x.is_mkldnn and not link.stays else y
 
 
 def _before_relu(g: Tensor, y: Tensor | None, link: Link, is_ours: bool) -> Tensor:
@@ -99,7 +113,7 @@ def _before_relu(g: Tensor, y: Tensor | None, link: Link, is_ours: bool) -> Tens
     is_ours: nobody else has `g`, so its memory may be used
     """
     if link.kept is None:
-        if link.relu and is_ours:
+        if link.relu and is_ours and not link.stays:
             return _relu_backward_into(g, y, 0, grad_input=g)
         return _relu_backward(g, y, 0) if link.relu else g
     whole = empty_like_layout(g, link.kept.shape)
@@ -124,7 +138,7 @@ def _differentiable_backward(
 ) -> tuple[Tensor | None, ...]:
     y = x
     for number, link in enumerate(links):
-        y = _convolved(y, link, parameters[2 * number], parameters[2 * number + 1])
+        y = _convolved(y, link._replace(stays=False), parameters[2 * number], parameters[2 * number + 1])
         y = y if link.kept is None else _narrowed(y, link.kept.box)
         y = y.relu() if link.relu else y
     inputs = [value for value, want in zip((x, *parameters), wanted, strict=True) if want and value is not None]

@@ -132,6 +132,35 @@ def test_images_of_other_dims(layer, shape, grid, chained):
     assert set(chained) == {2}
 
 
+def in_blocks(last: int = 4) -> nn.Sequential:
+    """A chain whose values stay in oneDNN's blocks, where there is oneDNN."""
+    return nn.Sequential(conv(2, 16), nn.ReLU(), conv(16, 32), conv(32, 16), nn.ReLU(), conv(16, last), nn.ReLU())
+
+
+@pytest.mark.parametrize("grid", [(2, 1), (2, 2)], ids=str)
+def test_values_in_blocks_equal_one_rank(grid, chained):
+    assert_parity(in_blocks(), IMAGE, grid, x=numbers(IMAGE, dtype=torch.float32), tolerance=1e-5)
+    assert chained == [4] * (grid[0] * grid[1])
+
+
+def test_a_hook_on_saved_tensors_sees_no_blocks():
+    x = numbers(IMAGE, dtype=torch.float32)
+
+    def body(model: nn.Module, grid: ProcessGrid) -> None:
+        layouts: list[torch.layout] = []
+
+        def pack(saved: Tensor) -> Tensor:
+            layouts.append(saved.layout)
+            return saved
+
+        with torch.autograd.graph.saved_tensors_hooks(pack, lambda saved: saved):
+            hooked = model(tile_of(x, grid))
+        assert set(layouts) == {torch.strided}
+        assert_close(hooked.detach(), model(tile_of(x, grid)).detach(), "output", 1e-6)
+
+    on_two_ranks(in_blocks(), body)
+
+
 # -- what people do with models ----------------------------------------------------------------------------------------
 
 

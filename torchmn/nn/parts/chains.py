@@ -15,6 +15,7 @@ import torch
 from torch import nn
 from torch.nn.modules import module as torch_module
 
+from torchmn.functions.halo_blocks import may_stay_in_blocks
 from torchmn.functions.halo_chain import Box, Kept, Link, convolve_in_chain
 from torchmn.geometry import Interval
 from torchmn.nn.parts import roles
@@ -22,7 +23,7 @@ from torchmn.nn.parts.exchange import outside
 from torchmn.nn.parts.layout import Layout
 from torchmn.nn.parts.moving import entering
 from torchmn.nn.parts.part import Part, wrap
-from torchmn.nn.parts.rules.convolution import per_dim, prepared, wide_enough
+from torchmn.nn.parts.rules.convolution import Prepared, per_dim, prepared, wide_enough
 from torchmn.nn.parts.wide import Reach, Wide, wide_part
 
 _CONVOLUTIONS: tuple[Any, ...] = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
@@ -163,31 +164,44 @@ def _chained(layers: Sequence[nn.Module], at: int, x: Part) -> tuple[int, Any]:
         wide = wide_enough(x, found[0][0][0], reach)
         if wide is None:
             return 0, x
-        key = (_chain, wide.width, wide.margin, said)
+        in_blocks = may_stay_in_blocks(wide.tensor, [weight for (weight, _), _ in found])
+        key = (_chain, wide.width, wide.margin, said, in_blocks)
         chain = layout.worked_out.get(key)
         if chain is None:
-            chain = layout.worked_out[key] = _chain(layout, wide, said)
+            chain = layout.worked_out[key] = _chain(layout, wide, said, in_blocks)
         found = found[: len(chain.links)]
         taken = sum(1 + settings.relu for _, settings in found)
         return taken, _computed(wide, chain, [parameters for parameters, _ in found])
 
 
-def _chain(layout: Layout, wide: Wide, said: Sequence[_Settings]) -> _Chain:
+def _chain(layout: Layout, wide: Wide, said: Sequence[_Settings], in_blocks: bool) -> _Chain:
     """As many of these convolutions as find right values around the tile; the first one does."""
     links: list[Link] = []
     width, margin, image = wide.width, wide.margin, layout
+    works = _works(layout, wide.margin, said)
+    for number, (work, settings) in enumerate(zip(works, said, strict=False), start=1):
+        assert work.reach is not None
+        margin = tuple(have - need for have, need in zip(margin, work.reach, strict=True))
+        image, kept, stays = work.result, None, in_blocks and number < len(works)
+        if not stays and _is_worth_dropping(width, margin):  # from blocks nothing can be dropped
+            kept, width = _kept(image, width, margin), margin
+        around = tuple(window.padding[0] for window in work.windows)
+        strides = (per_dim(settings.stride, len(around)), around, per_dim(settings.dilation, len(around)))
+        links.append(Link(*strides, settings.groups, settings.relu, kept, stays))
+    return _Chain(tuple(links), image, width, margin)
+
+
+def _works(image: Layout, margin: Reach, said: Sequence[_Settings]) -> list[Prepared]:
+    """What the first of these convolutions come to, as long as there are right values around the tile."""
+    works: list[Prepared] = []
     for settings in said:
         work = prepared(image, settings.weight, settings.stride, settings.padding, settings.dilation)
         if work.reach is None or any(have < need for have, need in zip(margin, work.reach, strict=True)):
             break
         margin = tuple(have - need for have, need in zip(margin, work.reach, strict=True))
-        image, kept = work.result, None
-        if _is_worth_dropping(width, margin):
-            kept, width = _kept(image, width, margin), margin
-        around = tuple(window.padding[0] for window in work.windows)
-        strides = (per_dim(settings.stride, len(around)), around, per_dim(settings.dilation, len(around)))
-        links.append(Link(*strides, settings.groups, settings.relu, kept))
-    return _Chain(tuple(links), image, width, margin)
+        works.append(work)
+        image = work.result
+    return works
 
 
 def _is_worth_dropping(width: Reach, margin: Reach) -> bool:
