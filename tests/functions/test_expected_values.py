@@ -1,4 +1,4 @@
-"""A small value is expected to look like the last one from its rank and tag; whatever comes instead is right, too."""
+"""A value is expected to look like the last one from its rank and tag; whatever comes instead is right, too."""
 
 from __future__ import annotations
 
@@ -13,6 +13,8 @@ from tests.worlds import ranks
 from torchmn import functions as F
 
 BOTH = ["threads", "mpi"]
+LENGTHS = [64, 1 << 15, 5 << 18]  # in one message, in a slot of shared memory, in a message of its own
+each_length = pytest.mark.parametrize("length", LENGTHS)
 
 
 def value(step: int, *shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
@@ -63,7 +65,7 @@ def test_a_value_unlike_the_expected_one_arrives_and_its_gradient_comes_back(com
         assert received.requires_grad == x.requires_grad
         if x.requires_grad:
             received.backward(5 * received.detach())
-    settle(comm, 256)
+    settle(comm, *LENGTHS)
 
 
 @ranks(2, on=BOTH)
@@ -88,32 +90,34 @@ def test_a_tuple_an_object_and_an_error_where_a_tensor_is_expected(comm) -> None
 
 
 @ranks(2, on=BOTH)
-def test_gradients_that_look_alike_find_their_edges_in_any_order(comm) -> None:
+@each_length
+def test_gradients_that_look_alike_find_their_edges_in_any_order(comm, length) -> None:
     for order in ((0, 1, 2), (2, 1, 0), (1, 2, 0), (2, 0, 1)):
-        leaves = [value(step, 64) for step in range(3)]
+        leaves = [value(step, length) for step in range(3)]
         if comm.rank == 0:
             delegates = [F.send(leaf, comm, 1) for leaf in leaves]
             for place in order:
                 delegates[place].backward()
             for place, leaf in enumerate(leaves):
-                assert torch.equal(leaf.grad, torch.full((64,), float(place)))
+                assert torch.equal(leaf.grad, torch.full((length,), float(place)))
         else:
             received = [F.recv(comm, 0) for _ in leaves]
             for place in (0, 1, 2):
                 assert torch.equal(received[place], leaves[place])
-                received[place].backward(torch.full((64,), float(place)))
+                received[place].backward(torch.full((length,), float(place)))
 
 
 @ranks(2, on=BOTH)
-def test_what_was_expected_may_be_changed_in_place_kept_and_thrown_away(comm) -> None:
-    settle(comm, 256)
+@each_length
+def test_what_was_expected_may_be_changed_in_place_kept_and_thrown_away(comm, length) -> None:
+    settle(comm, length)
     kept = []
     for step in range(5):
-        x = value(step, 256)
+        x = value(step, length)
         if comm.rank == 0:
             F.send(x, comm, 1).backward()
-            assert torch.equal(x.grad, torch.full((256,), 4.0))
-            unused = value(step, 256)
+            assert torch.equal(x.grad, torch.full((length,), 4.0))
+            unused = value(step, length)
             F.send(unused, comm, 1).backward()
             assert unused.grad is None
         else:
@@ -123,7 +127,7 @@ def test_what_was_expected_may_be_changed_in_place_kept_and_thrown_away(comm) ->
             (2 * received).sum().backward()
             F.recv(comm, 0)
             gc.collect()
-    assert all(torch.equal(each, value(step, 256)) for step, each in enumerate(kept))
+    assert all(torch.equal(each, value(step, length)) for step, each in enumerate(kept))
     comm.barrier()
 
 

@@ -161,7 +161,7 @@ class EdgeBook:
             comm._send_message(Message(Kind.TUPLE, gradients, number, wants_gradient), peer, comm.tag_limit)
         self.received.pop(key, None)
 
-    def put_answer_into(self, room: bytearray, layout: Layout, edge: Edge) -> bool:
+    def put_answer_into(self, room: Tensor, layout: Layout, edge: Edge) -> bool:
         """Whether `room` now holds the answer to a sent edge: if it came next, and is one tensor of that layout.
 
         If not, `await_answer` finds it.
@@ -180,7 +180,7 @@ class EdgeBook:
             if came & _NUMBER_MASK == key[1]:
                 self.sent.pop(key, None)
                 return True
-            came = Message(Kind.TENSOR, (wire.tensor_around(room, layout.specs[0]),), came, (False,))
+            came = Message(Kind.TENSOR, (room,), came, (False,))
         self._keep(comm, peer, came)
         return False
 

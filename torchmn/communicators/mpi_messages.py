@@ -29,6 +29,7 @@ from torchmn.communicators.wire import Header, Kind, Layout, Message, TensorSpec
 
 INLINE_BYTES = 68 << 10  # 64 KB and its header
 _QUICK_BYTES = 64 << 10
+_ROOM_BYTES = 64 << 20  # larger tensors take so long that it does not matter when their memory is asked for
 _COPIED_BYTES = 512 << 10  # up to this a copy is cheaper than asking whether the receiver is ready
 _IN_OUTBOX = 1 << 40  # larger than any tag: the payload lies in the sender's outbox, in the slot above this number
 _pack_edge, _unpack_edge = wire.EDGE.pack, wire.EDGE.unpack_from
@@ -85,7 +86,7 @@ class MPIMessages(Communicator):
         self._sent = [0] * self.size
         self._pending: list[_Undelivered] = []
         self._inboxes: list[_Inbox] = []
-        self.room_bytes = _QUICK_BYTES
+        self.room_bytes = _ROOM_BYTES
         self._nothing = [bytearray(1), 0, MPI.BYTE]
 
     def _send_at_once(
@@ -215,7 +216,7 @@ class MPIMessages(Communicator):
         self._pending = [send for send in self._pending if not self._has_ended(send)]
 
     def _has_ended(self, send: _Undelivered) -> bool:
-        return MPI.Request.Testall(send.requests) and (send.slot is None or self._outbox.is_free(send.slot))
+        return MPI.Request.Testall(send.requests) and (send.slot is None or self._outbox.is_delivered(send.slot))
 
     def _take(self, source: int, tag: int) -> Message:
         inbox = self._inboxes.pop() if self._inboxes else _Inbox()  # two threads may receive at once
@@ -223,12 +224,12 @@ class MPIMessages(Communicator):
         return self._message_in(inbox, source)
 
     def _take_into(
-        self, room: bytearray, layout: Layout, source: int, tag: int, operation: str, edge: Edge | None = None
+        self, room: Tensor, layout: Layout, source: int, tag: int, operation: str, edge: Edge | None = None
     ) -> int | Message:
         inbox = self._inboxes.pop() if self._inboxes else _Inbox()
-        data, alike = inbox.data, layout.alike
+        data, alike, nbytes = inbox.data, layout.alike, layout.nbytes
         start = 8 + len(alike)
-        payload, space = inbox.view[start : start + layout.nbytes], memoryview(room)
+        payload, space = inbox.view[start : start + nbytes], _fromaddress(room.data_ptr(), nbytes)
         request = self._p2p.Irecv(inbox.buffer, source, tag)
         shown = tag if edge is None else edge.place[0]
         if not request.Test():  # what is there already needs no note
@@ -236,13 +237,19 @@ class MPIMessages(Communicator):
                 request.Wait()
         if not data.startswith(alike, 8):
             with Wait(self, operation, source, shown, edge):
-                return self._message_in(inbox, source)
+                message = self._message_in(inbox, source, room, layout)
+            return message.edge if message.tensors and message.tensors[0] is room else message
         space[:] = payload
         self._inboxes.append(inbox)
         return _unpack_edge(data)[0]
 
-    def _message_in(self, inbox: _Inbox, source: int) -> Message:
-        """The message whose first part is in the inbox, which is given back."""
+    def _message_in(
+        self, inbox: _Inbox, source: int, room: Tensor | None = None, expected: Layout | None = None
+    ) -> Message:
+        """The message whose first part is in the inbox, which is given back.
+
+        What does not fit into the inbox is put into `room` if it is one tensor of the expected layout.
+        """
         header, start = Header.decode(inbox.data)
         number = header.number
         if number == 0:
@@ -254,8 +261,8 @@ class MPIMessages(Communicator):
             self._p2p.Send(self._nothing, source, 2 * self.tag_limit - number)
         self._inboxes.append(inbox)
         if number >= _IN_OUTBOX:
-            x = header.layout.specs[0].empty()
-            self._outbox.take(self._world_ranks[source], number - _IN_OUTBOX, x.data_ptr(), x.nbytes)
+            x = self._tensors_for(header, room, expected)[0]
+            self._outbox.receive(self._world_ranks[source], number - _IN_OUTBOX, x)
             return header.message((x,))
         if header.kind == Kind.LONG:
             long = header.layout.specs[0].empty()
@@ -263,9 +270,14 @@ class MPIMessages(Communicator):
             header, _ = Header.decode(wire.to_bytes(long))
             if header.number < 0:
                 self._p2p.Send(self._nothing, source, 2 * self.tag_limit + number)
-        tensors = [self._room(spec.shape, spec) for spec in header.layout.specs]
+        tensors = self._tensors_for(header, room, expected)
         MPI.Request.Waitall(self._irecv(tensors, source, abs(number)))
         return header.message(tensors)
+
+    def _tensors_for(self, header: Header, room: Tensor | None, expected: Layout | None) -> list[Tensor]:
+        """Memory for the tensors of a message: `room` if they look as expected."""
+        alike = expected is not None and header.kind == Kind.TENSOR and header.layout.encoded == expected.encoded
+        return [room] if alike and room is not None else [self._room(spec.shape, spec) for spec in header.layout.specs]
 
     def _has_arrived(self, source: int, tag: int) -> bool:
         return self._p2p.Iprobe(source, tag)
@@ -282,6 +294,6 @@ class MPIMessages(Communicator):
             send = self._pending[0]
             with Wait(self, "finalize (a message not yet received)", send.dest, send.tag):
                 MPI.Request.Waitall(send.requests)
-                while send.slot is not None and not self._outbox.is_free(send.slot):
+                while send.slot is not None and not self._outbox.is_delivered(send.slot):
                     sleep(1e-3)
             self._pending.pop(0)

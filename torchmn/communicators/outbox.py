@@ -1,7 +1,10 @@
-"""Shared memory between the ranks of a host: a sender copies a tensor into its outbox, the receiver copies it out.
+"""Shared memory between the ranks of a host: a sender copies a tensor into its outbox, and the receiver has it there.
 
 `send` must not wait and its caller may change the tensor at once, so one copy has to be made anyway; made here, it is
-the transfer. MPI would make another one or two. The two copies run side by side: the sender says how far it has come.
+the transfer. MPI would make another one or two. What the receiver gets lies in the sender's slot as long as it lives.
+
+But a tensor may live long, and slots are few: so only one slot of an outbox is on loan at a time. What comes meanwhile
+is copied out; the two copies run side by side, since the sender says how far it has come.
 """
 
 from __future__ import annotations
@@ -11,19 +14,37 @@ import os
 import platform
 import threading
 
+import torch
 from mpi4py import MPI
+from torch import Tensor
 
 from torchmn.communicators.shared_memory import share
 
 SLOT_BYTES = 4 << 20
-SLOTS = 2
-# The first page holds a number per slot, each in a cache line of its own: 0 if it is free, else 1 and the bytes so far.
+SLOTS = 3
+# The first page holds a number per slot, each in a cache line of its own: 0 if it is free, else 1 and the bytes so far,
+# and this one while what was sent is with its receiver, but still lies there.
+_ON_LOAN = 1 << 63
 _PAGE, _LINE = 4096, 64
 _BYTES = _PAGE + SLOTS * SLOT_BYTES
 # Other processors may show a number to the receiver before the bytes that it speaks of: there, a slot is filled first.
 FILLS_WHILE_READ = platform.machine() in ("x86_64", "AMD64")
 _STEP_BYTES = 128 << 10 if FILLS_WHILE_READ else SLOT_BYTES
 _SPINS = 200
+
+_Slot = tuple[ctypes.c_uint64, int]  # its number, and where its room begins
+
+
+class _Loan(ctypes.c_char * SLOT_BYTES):
+    """The room of a slot, for a tensor to lie in. When the last tensor that does is gone, the slot is free again."""
+
+    outbox: Outbox  # so that the memory lives as long as the tensor
+    number: ctypes.c_uint64
+    process: int
+
+    def __del__(self) -> None:
+        if self.process == os.getpid():  # a forked child has a copy of the tensor, but the loan is not its own
+            self.number.value = 0
 
 
 class Outbox:
@@ -57,33 +78,60 @@ class Outbox:
     def fill(self, slot: int, address: int, nbytes: int) -> None:
         """Copy memory into a slot that was claimed; the receiver may be reading already."""
         filled, room = self._mine[slot]
-        for start in range(0, nbytes, _STEP_BYTES):
-            end = min(start + _STEP_BYTES, nbytes)
+        step = _STEP_BYTES if _one_is_on_loan(self._mine) else nbytes  # of what stays there, nobody reads a part
+        for start in range(0, nbytes, step):
+            end = min(start + step, nbytes)
             ctypes.memmove(room + start, address + start, end - start)
             filled.value = 1 + end
 
-    def is_free(self, slot: int) -> bool:
-        """Whether the receiver has taken what was in the slot."""
-        return self._mine[slot][0].value == 0
+    def is_delivered(self, slot: int) -> bool:
+        """Whether the receiver has what was put into the slot."""
+        return self._mine[slot][0].value in (0, _ON_LOAN)
 
-    def take(self, source: int, slot: int, address: int, nbytes: int) -> None:
-        """Copy what `source`, a rank of the world, puts into its slot, as it comes, and free the slot."""
+    def receive(self, source: int, slot: int, x: Tensor) -> None:
+        """Let contiguous `x` be what `source`, a rank of the world, puts into its slot."""
+        if _one_is_on_loan(self._slots[source]):
+            self._copy_out(source, slot, x)
+        else:
+            self._borrow(source, slot, x)
+
+    def _copy_out(self, source: int, slot: int, x: Tensor) -> None:
+        """Fill `x` with what is in the slot, as it comes, and free the slot."""
         filled, room = self._slots[source][slot]
-        taken = spins = 0
+        address, nbytes, taken = x.data_ptr(), x.nbytes, 0
         while taken < nbytes:
-            end = filled.value - 1
-            if end > taken:
-                ctypes.memmove(address + taken, room + taken, end - taken)
-                taken = end
-                continue
-            spins += 1
-            if spins > _SPINS:  # the sender may need this very core
-                os.sched_yield()
+            end = _filled_beyond(taken, filled)
+            ctypes.memmove(address + taken, room + taken, end - taken)
+            taken = end
         filled.value = 0
 
+    def _borrow(self, source: int, slot: int, x: Tensor) -> None:
+        """Let `x` lie in the slot, once it is filled."""
+        filled, room = self._slots[source][slot]
+        _filled_beyond(x.nbytes - 1, filled)
+        filled.value = _ON_LOAN
+        loan = _Loan.from_address(room)
+        loan.outbox, loan.number, loan.process = self, filled, os.getpid()
+        # Its own memory has not been touched so far, and so cost nothing.
+        x.data = torch.frombuffer(loan, dtype=x.dtype, count=x.numel()).view(x.shape)
 
-def _slots_at(address: int) -> list[tuple[ctypes.c_uint64, int]]:
-    """Per slot of the outbox that begins there: its number, and where its room begins."""
+
+def _one_is_on_loan(slots: list[_Slot]) -> bool:
+    return _ON_LOAN in [number.value for number, _ in slots]
+
+
+def _filled_beyond(taken: int, filled: ctypes.c_uint64) -> int:
+    """How many bytes there are in a slot, when they are more than `taken`."""
+    spins = 0
+    while (end := filled.value - 1) <= taken:
+        spins += 1
+        if spins > _SPINS:  # the sender may need this very core
+            os.sched_yield()
+    return end
+
+
+def _slots_at(address: int) -> list[_Slot]:
+    """The slots of the outbox that begins there."""
     return [
         (ctypes.c_uint64.from_address(address + slot * _LINE), address + _PAGE + slot * SLOT_BYTES)
         for slot in range(SLOTS)

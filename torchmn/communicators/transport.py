@@ -71,11 +71,11 @@ class Transport(ABC):
         """Wait for the next message from `source` with `tag`."""
 
     def _take_into(
-        self, room: bytearray, layout: Layout, source: int, tag: int, operation: str, edge: Edge | None = None
+        self, room: Tensor, layout: Layout, source: int, tag: int, operation: str, edge: Edge | None = None
     ) -> int | Message:
         """`_take`, with the watchdog's note; but of one tensor of that layout, put into `room`, only its number.
 
-        Only for layouts of at most `room_bytes`.
+        `room` is a tensor of that layout, on the host; only for layouts of at most `room_bytes`, which are not empty.
         """
         raise NotImplementedError
 

@@ -49,6 +49,12 @@ EDGE, REST = struct.Struct("<q"), struct.Struct("<3q")
 _PREFIX = struct.Struct("<4q")  # both
 
 
+@lru_cache(maxsize=4096)
+def _template(dtype: torch.dtype, shape: tuple[int, ...]) -> Tensor:
+    """A tensor of that dtype and shape, all in the memory of one element: `empty_like` is twice as fast as `empty`."""
+    return torch.empty((), dtype=dtype, device="cpu").expand(shape)
+
+
 class TensorSpec(NamedTuple):
     """Dtype and shape of one tensor on its way, and whether it left a GPU and wants its gradient back."""
 
@@ -63,7 +69,7 @@ class TensorSpec(NamedTuple):
 
     def empty(self) -> Tensor:
         """Room for this tensor, in host memory."""
-        return torch.empty(self.shape, dtype=self.dtype, device="cpu")
+        return torch.empty_like(_template(self.dtype, self.shape), memory_format=torch.contiguous_format)
 
 
 @dataclass(slots=True)

@@ -1,7 +1,7 @@
 """The two nodes of autograd's graph that `send` and `recv` make. Each is the other one's adjoint.
 
 Messages are sent before their node is made, and in as few steps as Python allows: what happens between two messages is
-what a message costs. Where a small one is expected to look like the last one, its node is made before it comes.
+what a message costs. Where one is expected to look like the last one, its node is made before it comes.
 
 When backward is itself to be differentiated (`create_graph=True`), the gradient travels by the same two nodes: the
 answer to an edge is then an edge, too.
@@ -18,7 +18,7 @@ from torch import Tensor, is_grad_enabled
 from torchmn.communicators.base import Communicator
 from torchmn.communicators.edges import HIGHER_ORDER, Edge, Key, Place
 from torchmn.communicators.watchdog import Wait
-from torchmn.communicators.wire import Kind, Layout, Message, TensorSpec, tensor_around
+from torchmn.communicators.wire import Kind, Layout, Message
 from torchmn.functions.anchor import ANCHOR
 
 
@@ -54,9 +54,8 @@ class _Sent(torch.autograd.Function):
             edges.tend_after_backward(comm)
         in_graph = is_grad_enabled()
         if answer is not None and not in_graph:
-            room = bytearray(answer.nbytes)
-            gradient = tensor_around(room, answer.specs[0])
-            if edges.put_answer_into(room, answer, edge):
+            gradient = answer.specs[0].empty()
+            if edges.put_answer_into(gradient, answer, edge):
                 return None, gradient
         with Wait(comm, "backward of send", key[0], edge.place[0], edge):
             message = edges.await_answer(comm, key)
@@ -80,8 +79,8 @@ def received_from(arrive: Callable[[], Arrival], delegate: Tensor | None) -> Any
     return _make_received(delegate if delegate is not None and delegate.requires_grad else ANCHOR, arrive)
 
 
-Expected = tuple[Edge, bytearray, TensorSpec]
-"""The edge of a tensor that is yet to come, the memory that it will be put into, and what it looks like."""
+Expected = tuple[Edge, Tensor]
+"""The edge of a tensor that is yet to come, and the memory that it will be put into."""
 
 
 def received_ahead(expected: Expected, delegate: Tensor | None) -> Tensor:
@@ -147,11 +146,11 @@ class _Expected(_Received):
 
     @staticmethod
     def forward(ctx: Any, delegate: Tensor, expected: Expected) -> Tensor:
-        edge, room, spec = expected
+        edge, room = expected
         ctx.edge = edge
         if delegate is not ANCHOR:
             ctx.delegate = delegate.shape, delegate.dtype
-        return tensor_around(room, spec)
+        return room
 
 
 def _answer_with_edge(edge: Edge, gradients: tuple[Tensor, ...]) -> Tensor | None:

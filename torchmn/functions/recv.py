@@ -74,8 +74,8 @@ def _received_as_expected(
     edges = comm._edges
     if edges.unneeded:
         edges.say_unneeded(comm)
-    edge, room = Edge(comm, (rank, 0), place, edges.unneeded), bytearray(layout.nbytes)
-    received = received_ahead((edge, room, layout.specs[0]), delegate)
+    edge, room = Edge(comm, (rank, 0), place, edges.unneeded), layout.specs[0].empty()
+    received = received_ahead((edge, room), delegate)
     came = comm._take_into(room, layout, rank, tag, "recv")
     if isinstance(came, int):
         edge.key = key = (rank, came)
