@@ -13,7 +13,8 @@ from torchmn.data import create_empty_dataset, scatter_dataset
 def test_an_empty_dataset_is_as_long_as_the_other_and_has_empty_tuples(length):
     empty = create_empty_dataset(TensorDataset(torch.zeros(length, 2)))
     assert len(empty) == length
-    assert list(empty) == [()] * length
+    assert list(empty) == empty[:] == [()] * length
+    assert empty[1:] == empty[-length:][1:] == [()] * max(0, length - 1)
     with pytest.raises(IndexError):
         empty[length]
 

@@ -242,6 +242,7 @@ def test_wrong_arguments_are_refused_on_every_rank(comm):
         ({"root": "0"}, "root"),
         ({"seed": "x"}, "seed"),
         ({"seed": -1}, "seed"),
+        ({"seed": 2**64}, "seed"),
         ({"dataset": 5}, "int"),
         ({"dataset": Stream()}, "Stream"),
         ({"dataset": torch.tensor(1.0)}, "length"),

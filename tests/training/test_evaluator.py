@@ -127,6 +127,8 @@ def test_results_that_can_not_be_joined_are_refused_on_every_rank(comm):
         "got 'many' as the number": ({"loss": 1.0}, "many"),
         "got -1 as the number": {"loss": (1.0, -1)},
         "expected a number": "low",
+        "got 0.9 as the number. Return several metrics as a dict": (0.5, 0.9),  # (loss, accuracy)
+        "metric 'names': expected a number": {"names": np.array(["a", "b"])},
     }
     for words, result in wrong.items():
         given = result if comm.rank == 1 else {"loss": (1.0, 1)}
@@ -170,13 +172,53 @@ def test_repeats_that_can_not_be_left_out_are_refused_on_every_rank(comm):
     assert everywhere(DataLoader(Transformed(uneven))) == pytest.approx((3 * 3 + 2 * 2) / 5)
 
 
+@ranks(2, 3, on="threads")
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.bool, torch.float16, torch.float8_e4m3fn, torch.uint16])
+def test_sums_of_small_numbers_have_room(comm, dtype):
+    value = 240.0 if dtype != torch.bool else 1.0
+    mine = {"sum": Sum(torch.tensor([value, 0.0]).to(dtype)), "mean": (torch.tensor([value]).to(dtype), comm.rank)}
+    got = create_multi_node_evaluator(lambda: mine, comm)()
+    assert got["sum"].tolist() == [value * comm.size, 0.0]
+    assert got["mean"].tolist() == [value]
+
+
+class Holding(Dataset):
+    """A data set that has other data sets in its attributes."""
+
+    def __init__(self, **attributes):
+        vars(self).update(attributes)
+
+    def __len__(self):
+        return 2
+
+    def __getitem__(self, index):
+        return [1.0, 2.0][index]
+
+
+@ranks(2, on="threads")
+def test_repeats_are_found_in_dicts_and_data_sets_may_hold_each_other(comm):
+    everywhere = create_multi_node_evaluator(lambda data: sum(data) / len(data), comm)
+    scattered = scatter_dataset(torch.arange(5.0), comm)
+    assert_refused(comm, lambda: everywhere(Holding(parts={"x": scattered})), "counted twice")
+    around = Holding()
+    around.inner = Holding(outer=around)
+    assert everywhere(around) == 1.5
+
+
+@ranks(2, on="threads")
+def test_items_of_a_loader_without_batches_may_be_batches_and_are_not_counted(comm):
+    batches = Holding()
+    everywhere = create_multi_node_evaluator(lambda loader: sum(loader) / 2, comm)
+    assert_refused(comm, lambda: everywhere(DataLoader(batches, batch_size=None)), "did not say over how many samples")
+
+
 @ranks(2, on="threads")
 def test_samples_of_a_loader_are_those_that_it_goes_through(comm):
     everywhere = create_multi_node_evaluator(lambda _: float(comm.rank), comm)
     whole = whole_set(10)
     loaders = {
         8: DataLoader(whole, batch_size=4, drop_last=True),
-        10: DataLoader(whole, batch_size=None),
+        10: DataLoader(whole, batch_size=3),
         6: DataLoader(whole, batch_size=4, sampler=RandomSampler(whole, num_samples=6)),
     }
     for n, loader in loaders.items():

@@ -81,6 +81,14 @@ def test_batches_reach_calc_local_as_positions_names_or_one_value(comm):
 
 
 @ranks(2, on="threads")
+def test_a_generator_is_used_up_after_one_evaluation_and_that_is_said_on_every_rank(comm):
+    batches = (torch.ones(1) for _ in range(2)) if comm.rank else [torch.ones(1)]
+    evaluator = GenericMultiNodeEvaluator(comm, batches, torch.Tensor.item)
+    assert evaluator() == ([1.0, 1.0, 1.0] if comm.rank == 0 else None)
+    assert_refused(comm, evaluator, "rank 1", "generator", "only once", kind=torchmn.ArgumentError)
+
+
+@ranks(2, on="threads")
 def test_a_wrong_root_is_refused_on_every_rank(comm):
     evaluator = GenericMultiNodeEvaluator(comm, [], print, root=0 if comm.rank else 7)
     assert_refused(comm, evaluator, "rank 0", "root", "7", kind=torchmn.ArgumentError)

@@ -6,7 +6,7 @@ import torch
 import torchmn
 from tests.worlds import ranks
 from tests.worlds.data import assert_refused
-from torchmn.training import MultiNodeEarlyStopping, ObservationAggregator
+from torchmn.training import MultiNodeEarlyStopping, ObservationAggregator, Sum
 
 
 @ranks(1, 2, 3, 4, on="threads")
@@ -57,6 +57,8 @@ def test_an_aggregator_of_the_users_runs_once_and_sees_every_ranks_values(comm):
 def test_wrong_observations_and_settings_are_refused_on_every_rank(comm):
     aggregate = ObservationAggregator(comm, "loss")
     assert_refused(comm, lambda: aggregate({"loss": "low" if comm.rank else 1.0}), "rank 1", "expected a number")
+    added = {"loss": Sum(1.0) if comm.rank else 1.0}
+    assert_refused(comm, lambda: aggregate(added), "rank 1", "aggregator that adds up", kind=torchmn.ArgumentError)
     mixed = {"loss": (1.0, 3) if comm.rank else 1.0}
     assert_refused(comm, lambda: aggregate(mixed), "weigh all or none", kind=torchmn.ArgumentError)
     assert_refused(comm, lambda: ObservationAggregator(comm, "loss", every=0 if comm.rank else 1), "rank 1", "every")

@@ -21,10 +21,29 @@ if TYPE_CHECKING:
     from torchmn.communicators.base import Communicator
 
 
+# torch pickles tensors of other dtypes (uint16, float8, ...), too, but can not load what it has pickled.
+_LOADED_BY_TORCH = {
+    *(torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.complex128, torch.complex64),
+    *(torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.bool),
+}
+
+
+class _Pickler(pickle.Pickler):
+    def reducer_override(self, obj: Any) -> Any:
+        if type(obj) is not Tensor or obj.dtype in _LOADED_BY_TORCH or obj.layout is not torch.strided or obj.is_cuda:
+            return NotImplemented
+        flat = obj.detach().resolve_conj().resolve_neg().reshape(-1)
+        return _with_dtype, (flat.view(torch.uint8), obj.dtype, tuple(obj.shape))
+
+
+def _with_dtype(data: Tensor, dtype: torch.dtype, shape: tuple[int, ...]) -> Tensor:
+    return data.view(dtype).view(shape)
+
+
 def pickled(obj: Any) -> Tensor:
     """`obj` as a uint8 tensor, pickled straight into the tensor's memory."""
     stream = io.BytesIO()
-    pickle.dump(obj, stream, protocol=pickle.HIGHEST_PROTOCOL)
+    _Pickler(stream, protocol=pickle.HIGHEST_PROTOCOL).dump(obj)
     return torch.frombuffer(stream.getbuffer(), dtype=torch.uint8)
 
 

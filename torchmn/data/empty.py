@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence, Sized
+from typing import Any
 
 from torch.utils.data import Dataset
 
@@ -18,7 +19,10 @@ class EmptyDataset(Dataset[tuple[()]]):
     def __len__(self) -> int:
         return self.length
 
-    def __getitem__(self, index: int) -> tuple[()]:
+    def __getitem__(self, index: Any) -> Any:
+        """An empty tuple, or a list of those of a slice."""
+        if isinstance(index, slice):
+            return [()] * len(range(self.length)[index])
         if not -self.length <= index < self.length:
             raise IndexError(f"item {index} of an empty data set of length {self.length}")
         return ()

@@ -46,7 +46,7 @@ def scatter_dataset(
     if problem is None:
         length, problem = _length(dataset, needed=comm.rank == root)
     if problem is None:
-        seed, problem = _integer(seed, "seed", least=0)
+        seed, problem = _integer(seed, "seed", least=0, below=2**64)
     agreed = {
         "root": root,
         "shuffle": bool(shuffle),
@@ -106,7 +106,7 @@ def _length(dataset: Any, needed: bool) -> tuple[int | None, str | None]:
         return None, f"expected a data set with a length, got {type(dataset).__name__}: {error}"
 
 
-def _integer(value: Any, name: str, least: int | None = None) -> tuple[int | None, str | None]:
+def _integer(value: Any, name: str, least: int, below: int | None = None) -> tuple[int | None, str | None]:
     """`value` as a plain int, NumPy's too, and what is wrong with it; None for None."""
     if value is None:
         return None, None
@@ -114,8 +114,10 @@ def _integer(value: Any, name: str, least: int | None = None) -> tuple[int | Non
         number = as_int(value)
     except TypeError:
         return None, f"expected {name} to be an int or None, got {checks.describe(value)}"
-    if least is not None and number < least:
+    if number < least:
         return None, f"expected {name} >= {least}, got {number}"
+    if below is not None and number >= below:
+        return None, f"expected {name} < {below}, got {number}"
     return number, None
 
 

@@ -46,7 +46,7 @@ class MultiNodeEarlyStopping:
         max_checks: int | None = None,
         every: int = 1,
     ):
-        problem = None
+        problem = None if isinstance(monitor, str) else f"expected monitor to be the name of a metric, got {monitor!r}"
         if mode not in MODES:
             problem = f"expected mode to be 'auto', 'min' or 'max', got {mode!r}. {nearest(mode, MODES)}"
         for name, value, least in (("patience", patience, 1), ("max_checks", max_checks, 1), ("every", every, 1)):

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
+from itertools import chain
 from typing import Any
 
 from torch.utils.data import BatchSampler, DataLoader, Dataset, IterableDataset, RandomSampler, SequentialSampler
@@ -50,6 +51,8 @@ def samples_in(data: Any) -> int | None:
     if isinstance(data, DataLoader):
         if isinstance(data.dataset, IterableDataset) or not hasattr(data.sampler, "__len__"):
             return None
+        if data.batch_size is None and data.batch_sampler is None:
+            return None  # its items may be samples, or batches of any size
         if type(data.batch_sampler) not in (BatchSampler, type(None)):
             return None
         samples = len(data.sampler)  # type: ignore[arg-type]
@@ -86,9 +89,18 @@ def _refuse_distributed_sampler(loader: DataLoader) -> None:
 
 def _repeats_inside(dataset: Any) -> Iterator[ScatteredDataset]:
     """Scattered data sets with repeats that `dataset` is made of."""
-    for value in vars(dataset).values() if hasattr(dataset, "__dict__") else ():
-        for part in value if isinstance(value, list | tuple) else (value,):
+    seen, waiting = {id(dataset)}, [dataset]  # two data sets may hold each other
+    while waiting:
+        held = vars(waiting.pop()).values()
+        for part in chain.from_iterable(_parts(value) for value in held):
             if isinstance(part, ScatteredDataset) and part.repeated:
                 yield part
-            elif isinstance(part, Dataset):
-                yield from _repeats_inside(part)
+            elif isinstance(part, Dataset) and id(part) not in seen:
+                seen.add(id(part))
+                waiting.append(part)
+
+
+def _parts(value: Any) -> Iterable[Any]:
+    if isinstance(value, Mapping):
+        return value.values()
+    return value if isinstance(value, list | tuple) else (value,)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -44,6 +44,7 @@ class GenericMultiNodeEvaluator:
             raise ArgumentError(f"{type(self).__name__}: expected comm to be a communicator, got {comm!r}")
         self.comm, self.iterator, self.target, self.root = comm, iterator, target, root
         self.device, self.converter, self.progress_hook = device, converter, progress_hook
+        self._used_up: Any = None  # an iterator that can not start again
 
     def calc_local(self, *args: Any, **kwargs: Any) -> Any:
         """The result of one batch, any object that pickles: by default, what `target` returns."""
@@ -79,6 +80,12 @@ class GenericMultiNodeEvaluator:
     __call__ = evaluate
 
     def _batches(self, problem: str | None) -> tuple[Iterable[Any], str | None]:
+        if self.iterator is self._used_up:
+            problem = (
+                problem or f"the {type(self.iterator).__name__} can be iterated only once: pass a list or a loader"
+            )
+        elif isinstance(self.iterator, Iterator):
+            self._used_up = self.iterator
         try:
             return (without_repeats(self.iterator) if is_data(self.iterator) else self.iterator), problem
         except ArgumentError as error:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from math import isfinite
 from typing import Any
@@ -83,9 +84,10 @@ def read_one(value: Any, samples: float | None) -> tuple[Metric | None, str | No
     if (isinstance(value, Tensor) and value.dim() == 0) or isinstance(value, np.generic):
         value = value.item()
     if isinstance(value, np.ndarray):
-        value = torch.from_numpy(value)
+        with suppress(TypeError):  # of strings, or objects: refused below
+            value = torch.from_numpy(value)
     if isinstance(value, Tensor):
-        return Metric(value.detach().cpu(), samples, is_sum), None
+        return Metric(value.detach().to_dense().cpu(), samples, is_sum), None
     if isinstance(value, bool | int | float):
         return Metric(value, samples, is_sum), None
     return None, (
@@ -96,10 +98,15 @@ def read_one(value: Any, samples: float | None) -> tuple[Metric | None, str | No
 
 def _number_of_samples(given: Any) -> tuple[float | None, str | None]:
     """The number, and the problem with it or None."""
-    number = given.item() if isinstance(given, Tensor | np.ndarray | np.generic) and given.shape == () else given
-    if isinstance(number, int | float) and not isinstance(number, bool) and isfinite(number) and number >= 0:
+    number: Any = given.item() if isinstance(given, Tensor | np.ndarray | np.generic) and given.shape == () else given
+    is_number = isinstance(number, int | float) and not isinstance(number, bool) and isfinite(number)
+    if is_number and number >= 0 and number == int(number):
         return number, None
-    return None, f"expected a pair to be (mean, number of samples), got {checks.describe(given)} as the number"
+    # No number of samples, but another metric: (loss, accuracy).
+    return None, (
+        f"expected a pair to be (mean, number of samples), got {checks.describe(given)} as the number. Return several "
+        "metrics as a dict, {'loss': loss, 'accuracy': accuracy}"
+    )
 
 
 def combine(everyone: Sequence[Local], equal: bool, operation: str) -> Any:
@@ -128,7 +135,7 @@ def _join(what: str, given: dict[int, Metric], equal: bool, operation: str) -> A
             f"{next(iter(given))}, but {differing}"
         )
     if first.is_sum:
-        return sum((metric.value for metric in list(given.values())[1:]), first.value)
+        return _total([metric.value for metric in given.values()])
     # A rank without samples has no mean: what it returned may be a nan, which no weight of 0 makes harmless.
     counted = {rank: metric for rank, metric in given.items() if metric.samples != 0}
     if len(counted) == 1:
@@ -145,6 +152,20 @@ def _join(what: str, given: dict[int, Metric], equal: bool, operation: str) -> A
         )
     weights = [1.0 if equal else float(metric.samples or 0) for metric in counted.values()]
     return weighted_mean([metric.value for metric in counted.values()], weights)
+
+
+def _total(values: Sequence[Any]) -> Any:
+    """The sum, of tensors in a dtype that has room for it: small integers would wrap around, bools stay bools."""
+    if not isinstance(values[0], Tensor):
+        return sum(values)
+    dtype = values[0].dtype
+    if dtype.is_complex:
+        wide, room = torch.complex128, dtype
+    elif dtype.is_floating_point:
+        wide, room = torch.float64, dtype if dtype.itemsize >= 4 else torch.float32
+    else:
+        wide = room = torch.int64
+    return torch.stack([value.to(wide) for value in values]).sum(0).to(room)
 
 
 def weighted_mean(values: Sequence[Any], weights: Sequence[float]) -> Any:

@@ -80,6 +80,8 @@ def plain(value: Any) -> tuple[Any, str | None]:
     metric, problem = metrics.read_one(value, None)
     if metric is None:
         return None, problem
+    if metric.is_sum:
+        return None, "expected a value to take the mean of, got a torchmn.training.Sum: pass an aggregator that adds up"
     return (metric.value if metric.samples is None else (metric.value, metric.samples)), None
 
 

@@ -33,6 +33,20 @@ def assorted(rank: int) -> list:
     ]
 
 
+@ranks(2, on=("threads", "mpi"))
+def test_tensors_of_dtypes_that_torch_can_not_unpickle_arrive_in_objects(comm):
+    for dtype in (torch.uint16, torch.uint32, torch.uint64, torch.float8_e4m3fn, torch.float8_e5m2):
+        for mine in (
+            torch.arange(6.0).reshape(2, 3).t().to(dtype),
+            torch.ones((), dtype=dtype),
+            torch.zeros(0, 3).to(dtype),
+        ):
+            for arrived in comm.allgather_obj({"x": mine, "again": [mine, torch.nn.Parameter(mine, False)]}):
+                for x in (arrived["x"], *arrived["again"]):
+                    assert (x.dtype, x.shape) == (dtype, mine.shape)
+                    assert x.double().equal(mine.double())
+
+
 @every_world_of_several
 @ranks(2, on="openmpi")
 def test_objects_go_round_a_ring(comm):

@@ -1,5 +1,7 @@
 """Mistakes are told to every rank, before anything is written or loaded, with the name of what is wrong."""
 
+from functools import partial
+
 import pytest
 import torch
 from torch import nn
@@ -98,6 +100,22 @@ def test_an_optimizer_of_other_parameters_is_refused(comm, tmp_path):
         refused = lambda optimizer=optimizer: checkpointer.maybe_load(optimizer=optimizer)  # noqa: E731
         assert_refused(comm, refused, "'optimizer'", text, kind=CheckpointError)
         assert not optimizer.state
+
+
+@ranks(2, on="threads")
+def test_an_optimizer_of_another_kind_is_refused(comm, tmp_path):
+    weights = [torch.zeros(3, requires_grad=True)]
+    kinds = torch.optim.SGD, torch.optim.Adam, torch.optim.RMSprop
+    for kind in kinds:
+        checkpointer = create_multi_node_checkpointer(kind.__name__, comm, tmp_path)
+        saved = kind(weights, lr=0.1)
+        torch.optim.lr_scheduler.OneCycleLR(saved, 0.1, total_steps=3)  # which leaves values of its own in the groups
+        checkpointer.save(1, optimizer=saved)
+        assert checkpointer.maybe_load(optimizer=kind(weights, lr=0.5)) == 1
+        for other in kinds:
+            if other is not kind:
+                refused = partial(checkpointer.maybe_load, optimizer=other(weights))
+                assert_refused(comm, refused, "another kind of optimizer", kind=CheckpointError)
 
 
 @ranks(2, on="threads")

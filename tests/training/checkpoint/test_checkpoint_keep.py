@@ -88,3 +88,39 @@ def test_what_killed_saves_left_is_removed_by_the_next_one(comm, tmp_path):
     checkpointer.save(6)
     comm.barrier()
     assert [path.name for path in tmp_path.iterdir()] == ["run.step-0000000006.save-000002"]
+
+
+@ranks(2, on="threads")
+def test_a_checkpoint_that_was_moved_away_and_linked_to_stays_where_it_is(comm, tmp_path):
+    checkpointer = create_multi_node_checkpointer("run", comm, tmp_path / "here", keep=1)
+    checkpointer.save(1, extra=torch.ones(3))
+    link, archive = tmp_path / "here" / "run.step-0000000001.save-000001", tmp_path / "archive"
+    comm.barrier()
+    if comm.rank == 0:
+        link.rename(archive)
+        link.symlink_to(archive)
+    comm.barrier()
+    assert checkpointer.maybe_load() == 1
+    checkpointer.save(2)
+    comm.barrier()
+    assert not link.is_symlink()
+    assert sorted(file.name for file in archive.iterdir()) == ["common.safetensors", "manifest.json"]
+
+
+@ranks(2, on="threads")
+def test_a_file_that_is_called_like_a_checkpoint_stays_and_hinders_nothing(comm, tmp_path, caplog):
+    names = ("run.step-0000000001.save-000001", ".run.step-0000000001.save-000002.partial")
+    checkpointer = create_multi_node_checkpointer("run", comm, tmp_path, keep=1)
+    if comm.rank == 0:
+        for name in names:
+            (tmp_path / name).write_text("mine")
+        (tmp_path / "run.step-0000000001.save-000003").mkdir()
+        (tmp_path / "run.step-0000000001.save-000003" / "manifest.json").write_text("[" * 100_000)
+    comm.barrier()
+    checkpointer.save(4)
+    checkpointer.save(5)
+    comm.barrier()
+    assert [(tmp_path / name).read_text() for name in names] == ["mine", "mine"]
+    assert "can not be removed" not in caplog.text
+    assert saved(tmp_path) == [1, 5]
+    assert checkpointer.maybe_load() == 5

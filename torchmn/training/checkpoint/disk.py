@@ -41,11 +41,16 @@ def publish(partial: Path, final: Path) -> None:
 def remove(directory: Path) -> None:
     """Remove a checkpoint: first what makes it one, then the rest. Files that are not ours stay.
 
-    A kill in the middle leaves a directory without a manifest, which the next removal finishes.
+    A kill in the middle leaves a directory without a manifest, which the next removal finishes. Of a checkpoint that
+    somebody moved elsewhere and left a link to, only the link goes.
     """
-    with suppress(FileNotFoundError):
+    if directory.is_symlink():
+        os.unlink(directory)
+        return
+    not_ours = suppress(FileNotFoundError, NotADirectoryError)
+    with not_ours:
         os.unlink(directory / MANIFEST)
-    with suppress(FileNotFoundError):
+    with not_ours:
         for file in sorted(os.listdir(directory)):
             if file.endswith(_TENSORS):
                 os.unlink(directory / file)

@@ -16,6 +16,9 @@ EXTRA = "extra"
 ITERATOR = "iterator"
 _RESERVED = ("step", "from_rank")  # of maybe_load
 _SHOWN = 5
+# Values of a group that say nothing of the optimizer's class.
+_OF_NEWER_TORCH = {"maximize", "foreach", "capturable", "differentiable", "fused", "decoupled_weight_decay"}
+_OF_SCHEDULERS = {"initial_lr", "max_lr", "min_lr", "base_momentum", "max_momentum", "swa_lr"}
 
 
 def objects_problem(objects: Mapping[str, Any], method: str) -> str | None:
@@ -74,7 +77,7 @@ def unknown_problem(objects: Mapping[str, Any], entries: Mapping[str, Any]) -> s
 
 def fit_problem(name: str, obj: Any, state: Any, tree: Mapping[str, Any]) -> str | None:
     """Why the saved `state` can not be loaded into `obj`, tensor by tensor, or None."""
-    problems = _module_problems(obj, state) if isinstance(obj, nn.Module) else _shape_problems(obj, tree)
+    problems = _module_problems(obj, state) if isinstance(obj, nn.Module) else _optimizer_problems(obj, state, tree)
     if not problems:
         return None
     more = [f"and {len(problems) - _SHOWN} more"] if len(problems) > _SHOWN else []
@@ -95,10 +98,14 @@ def _module_problems(module: nn.Module, state: Mapping[str, Any]) -> list[str]:
     return problems + [f"{key}: in the checkpoint, but not here" for key in state if key not in current]
 
 
-def _shape_problems(obj: Any, tree: Mapping[str, Any]) -> list[str]:
+def _optimizer_problems(obj: Any, state: Any, tree: Mapping[str, Any]) -> list[str]:
+    """What `load_state_dict` of torch's optimizers does not look at; nothing of other objects."""
     saved, here = tree.get("parameter shapes"), parameter_shapes(obj)
     if saved is None or here is None:
         return []
+    other_kind = _other_kind(obj, state)
+    if other_kind:
+        return [other_kind]
     if [len(group) for group in saved] != [len(group) for group in here]:
         counts = ["+".join(str(len(group)) for group in groups) for groups in (saved, here)]
         return [f"parameters in groups: saved {counts[0]}, expected here {counts[1]}"]
@@ -108,3 +115,16 @@ def _shape_problems(obj: Any, tree: Mapping[str, Any]) -> list[str]:
         for place, (one, other) in enumerate(zip(ones, others, strict=True))
         if one != other
     ]
+
+
+def _other_kind(optimizer: Any, state: Any) -> str | None:
+    """Whether an optimizer of another class was saved: one with other values in its groups."""
+    needed = {*(getattr(optimizer, "defaults", None) or {})}
+    for group, saved in zip(optimizer.param_groups, state["param_groups"], strict=False):
+        missing, unknown = needed - {*saved} - _OF_NEWER_TORCH, {*saved} - {*group} - _OF_SCHEDULERS
+        if missing and unknown:
+            return (
+                f"another kind of optimizer was saved, with {', '.join(sorted(unknown))} in its groups, where "
+                f"expected here are {', '.join(sorted(missing))}"
+            )
+    return None

@@ -121,7 +121,7 @@ def read(directory: Path) -> Manifest:
         raise Broken(f"{Path(error.filename).name} is missing: half written, half copied or half removed") from error
     except OSError as error:
         raise Broken(str(error)) from error
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise Broken(f"{disk.MANIFEST} is damaged: {error!r}") from error
     return manifest
 
