@@ -66,9 +66,8 @@ def race(size: int, comm: torchmn.Communicator, rounds: int) -> list[str]:
         "one": side_by_side.alone(pass_through(convolutions(), x)),
         "threads": side_by_side.alone(pass_through(convolutions(), x), threads=2),
     }
-    turns = side_by_side.times_in_turns(
-        contenders, iterations=1 if size >= 512 else 5, rounds=rounds, barrier=WORLD.Barrier
-    )
+    steps = max(1, (512 // size) ** 2)  # turns of small images take as long as those of large ones
+    turns = side_by_side.times_in_turns(contenders, iterations=steps, rounds=rounds, barrier=WORLD.Barrier)
     seconds = side_by_side.of_the_job(turns)
     ours = seconds["ours"]
     return [

@@ -10,12 +10,14 @@ from __future__ import annotations
 import ctypes
 import platform
 from collections.abc import Sequence
+from math import prod
 
 import torch
 from torch import Tensor
 
 # Blocks are of 8 or 16 channels. Those of other numbers of channels would be filled up: more memory than the values.
 _CHANNELS = 16
+_PAGE_BYTES = 4096
 _IS_KNOWN = (
     torch.backends.mkldnn.is_available()
     and platform.machine() in ("x86_64", "AMD64")
@@ -46,6 +48,17 @@ def may_stay_in_blocks(x: Tensor, weights: Sequence[Tensor]) -> bool:
 def blocks(x: Tensor) -> Tensor:
     """`x` in blocks, if it is not yet."""
     return x if x.is_mkldnn else x.to_mkldnn()
+
+
+def room(like: Tensor, shape: tuple[int, ...]) -> Tensor:
+    """Memory for a contiguous tensor, whose place in the heap blocks may take when it is gone.
+
+    oneDNN wants pages, and malloc finds none in a hole that is just as large as the blocks: without a few pages more
+    the heap of most processes grew by a tensor or two.
+    """
+    numel = prod(shape)
+    more = 4 * _PAGE_BYTES // like.element_size()
+    return torch.empty(numel + more, dtype=like.dtype)[:numel].view(shape)
 
 
 def relu_in_blocks_(x: Tensor) -> None:

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from torchmn.functions.halo_blocks import blocks, relu_in_blocks_
+from torchmn.functions.halo_blocks import blocks, relu_in_blocks_, room
 from torchmn.functions.halo_exchange import empty_like_layout
 
 _convolution_backward = torch.ops.aten.convolution_backward.default
@@ -83,7 +83,7 @@ class _Chain(torch.autograd.Function):
         for number in reversed(range(len(links))):
             link, x, y = links[number], values[number], values[number + 1]
             weight, bias = parameters[2 * number : 2 * number + 2]
-            g = _before_relu(g, y, link, is_ours=number < len(links) - 1)
+            g = _before_relu(g, y, link, is_ours=number < len(links) - 1, in_blocks=x.is_mkldnn)
             wants = [any(wanted[: 2 * number + 1]), *wanted[2 * number + 1 : 2 * number + 3]]
             settings = (link.stride, link.padding, link.dilation, False, [0] * len(link.stride), link.groups, wants)
             seen = x
@@ -107,16 +107,18 @@ def _convolved(x: Tensor, link: Link, weight: Tensor | None, bias: Tensor | None
     return y.to_dense() if x.is_mkldnn and not link.stays else y
 
 
-def _before_relu(g: Tensor, y: Tensor | None, link: Link, is_ours: bool) -> Tensor:
+def _before_relu(g: Tensor, y: Tensor | None, link: Link, is_ours: bool, in_blocks: bool) -> Tensor:
     """The gradient of all outputs of a convolution, from that of what was kept of them behind the ReLU.
 
     is_ours: nobody else has `g`, so its memory may be used
+    in_blocks: the convolution's inputs came in blocks, so this will go there
     """
     if link.kept is None:
         if link.relu and is_ours and not link.stays:
             return _relu_backward_into(g, y, 0, grad_input=g)
         return _relu_backward(g, y, 0) if link.relu else g
-    whole = empty_like_layout(g, link.kept.shape)
+    shape = link.kept.shape
+    whole = room(g, (*g.shape[: -len(shape)], *shape)) if in_blocks else empty_like_layout(g, shape)
     inner = _narrowed(whole, link.kept.box)
     if link.relu:
         _relu_backward_into(g, y, 0, grad_input=inner)
