@@ -120,6 +120,7 @@ def test_flags_win_over_the_file(tmp_path, capsys):
     assert len(changed) == 3
     written_down = (tmp_path / "run" / "experiment.yaml").read_text()
     assert "seed: 5" in written_down and "sample: 0.5" in written_down and "mode: datapar" in written_down
+    assert "one rank, which divides nothing: --datapar goes with -n N" in capsys.readouterr().err
 
 
 def test_without_out_every_run_has_a_directory_of_its_own(tmp_path, capsys):
@@ -190,6 +191,10 @@ def test_a_mode_that_the_model_can_not_do_names_those_that_it_can(tmp_path):
         (["train", "x.yaml", "--halopr"], ["'--halopr'", "Did you mean '--halopar'"]),
         (["train", "x.yaml", "--grid", "2by2"], ["2x2", "'2by2'"]),
         (["train", "x.yaml", "-n", "0"], ["at least 1"]),
+        (["train", "x.yaml", "--halopar", "--grid", "2x2"], ["--grid is for 4 ranks, and there is one: say -n 4."]),
+        (["train", "train.py"], ["is a script, no experiment", "torchmn run -n N train.py"]),
+        (["run", "-n", "2", "cnn.yaml"], ["is no Python script", "torchmn train cnn.yaml -n N"]),
+        (["new", "mnist"], ["there is no starter 'mnist'. There are mnist-", "mnist-cnn"]),
         (["evaluate", "x.yaml"], ["--checkpoint"]),
         (["evaluate", "x.yaml", "--checkpoint", "y", "--split", "tset"], ["'tset'", "Did you mean 'test'"]),
         # What is trained already, or for a few steps, has no use for a number of epochs.

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from torchmn.cli.experiment_options import overrides, parallel_overrides
-from torchmn.cli.experiment_ranks import started_elsewhere
+from torchmn.cli.experiment_ranks import note_idle_modes, started_elsewhere
 from torchmn.cli.parser import Parser, speaks
 from torchmn.errors import ExperimentError
 
@@ -30,6 +30,8 @@ def run_command(
 ) -> int:
     """The exit status of `body` with the options and the experiment: on this rank, or on ranks that are started."""
     options = parser.parse(arguments)
+    if options.file.endswith(".py"):
+        parser.error(f"{options.file} is a script, no experiment. It is started by: torchmn run -n N {options.file}")
     try:
         ranks = default_ranks if options.n is None else options.n
         status = started_elsewhere(parser, name, arguments, options, ranks, lambda: check(options, ranks, checks_mode))
@@ -38,6 +40,7 @@ def run_command(
         experiment = experiment_of(options)
         if speaks():
             explain(options)
+            note_idle_modes(options)
         return body(options, experiment)
     except ExperimentError as error:
         if speaks():

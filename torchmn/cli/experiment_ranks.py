@@ -5,7 +5,9 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Callable, Sequence
+from math import prod
 
+from torchmn.cli.experiment_options import MODES
 from torchmn.cli.launch.job import rank_environment
 from torchmn.cli.launch.supervisor import supervise
 from torchmn.cli.parser import Parser
@@ -34,12 +36,22 @@ def started_elsewhere(
             parser.error(f"-n {options.n}, but {launch.name} has started {launch.size} ranks: leave out -n.")
         return None
     if ranks == 1:
+        asked = prod((getattr(options, "grid", None) or {}).values())
+        if asked > 1:
+            parser.error(f"--grid is for {asked} ranks, and there is one: say -n {asked}.")
         return None
     check()
     environment = rank_environment(ranks, options.threads)
     command = [sys.executable, "-m", "torchmn.cli.main", name, *arguments]
     job = job_for(options.transport, ranks, command, environment)
     return supervise(job, raw=True, patience=SECONDS_TO_SAVE, explained=2)
+
+
+def note_idle_modes(options: argparse.Namespace) -> None:
+    """Say that the modes on the command line do nothing, where there is one rank: -n may have been forgotten."""
+    named = [f"--{mode}" for mode in MODES if getattr(options, mode, False)]
+    if named and not is_rank(detect()):
+        print(f"one rank, which divides nothing: {' '.join(named)} goes with -n N", file=sys.stderr)
 
 
 def is_rank(launch: Launch) -> bool:

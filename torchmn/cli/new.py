@@ -28,7 +28,9 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("file", metavar="FILE", nargs="?", help="where to write it; by default NAME.yaml")
     options = parser.parse(arguments)
     if options.name not in known:
-        parser.error(f"there is no starter {options.name!r}. {nearest(options.name, known)}")
+        alike = [name for name in known if name.startswith(options.name)]  # `torchmn new mnist`
+        offer = f"There are {', '.join(alike)}." if len(alike) > 1 else nearest(options.name, known)
+        parser.error(f"there is no starter {options.name!r}. {offer}")
     path = Path(options.file or f"{options.name}.yaml")
     if path.exists():
         parser.error(f"{path} is there already. Name another file: torchmn new {options.name} FILE")

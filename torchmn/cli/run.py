@@ -81,6 +81,8 @@ def check_command(parser: Parser, command: list[str]) -> None:
             parser.error(f"there is no module {name!r} in {os.getcwd()} or in this Python.")
         return
     script = Path(command[0])
+    if script.suffix in (".yaml", ".yml"):
+        parser.error(f"{script} is no Python script. An experiment is started by: torchmn train {script} -n N")
     if not script.exists():
         beside = [path.name for path in script.parent.glob("*.py")] if script.parent.is_dir() else []
         parser.error(f"there is no script {str(script)!r}." + (f" {nearest(script.name, beside)}" if beside else ""))
