@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Callable
+from typing import Any
 
 import pytest
+from torch import nn
 
 import torchmn
 
@@ -18,6 +21,20 @@ def test_every_public_name_can_be_had(name: str) -> None:
 def test_a_wrong_name_is_answered_with_the_nearest() -> None:
     with pytest.raises(AttributeError, match=r"Did you mean 'create_communicator'\?"):
         torchmn.create_comunicator  # type: ignore[attr-defined]  # noqa: B018
+
+
+@pytest.mark.parametrize(
+    ("call", "said"),
+    [
+        (lambda comm: torchmn.create_mnbn_model(comm, nn.Linear(1, 1)), "create_mnbn_model: .* of type Linear"),  # type: ignore[type-var]
+        (lambda comm: torchmn.scatter_dataset(comm, [1, 2]), "scatter_dataset: .* a list of 2"),  # type: ignore[arg-type]
+        (lambda comm: torchmn.ProcessGrid(2, height=1), "ProcessGrid: .* 2$"),  # type: ignore[arg-type]
+        (lambda comm: torchmn.training.Logger("log.jsonl"), "Logger: .* 'log.jsonl'$"),  # type: ignore[arg-type]
+    ],
+)
+def test_arguments_in_the_wrong_order_are_told_apart(call: Callable[[Any], Any], said: str) -> None:
+    with pytest.raises(torchmn.ArgumentError, match=rf"^{said}".replace(".*", "expected comm to be a communicator.*")):
+        call(torchmn.create_communicator("solo"))
 
 
 def test_the_command_line_does_not_wait_for_torch() -> None:

@@ -78,7 +78,8 @@ def rank_problem(rank: object, size: int, name: str) -> str | None:
     if isinstance(rank, bool) or not isinstance(rank, int):
         return f"expected {name} to be a rank (an int), got {describe(rank)}"
     if not 0 <= rank < size:
-        return f"expected {name} in 0..{size - 1}, got {rank}"
+        alone = ": there is only one rank; `torchmn run -n N script.py` or mpiexec starts more" if size == 1 else ""
+        return f"expected {name} in 0..{size - 1}, got {rank}{alone}"
     return None
 
 

@@ -7,6 +7,7 @@ from math import prod
 from typing import Any
 
 from torchmn.communicators.base import Communicator
+from torchmn.communicators.checks import describe
 from torchmn.communicators.solo import SoloCommunicator
 from torchmn.communicators.watchdog import Wait
 from torchmn.errors import ArgumentError, HaloError, nearest
@@ -39,6 +40,8 @@ class ProcessGrid:
         *,
         tiles: str = MAPPINGS[0],
     ):
+        if not isinstance(comm, Communicator):
+            raise ArgumentError(f"ProcessGrid: expected comm to be a communicator, got {describe(comm)}")
         sizes: dict[str, Any] = {"data": data, "depth": depth, "height": height, "width": width}
         with Wait(comm, "ProcessGrid"):
             problem = _problem(sizes, tiles, comm.size)

@@ -15,7 +15,7 @@ from torchmn.data.delivery import deliver
 from torchmn.data.meeting import meet
 from torchmn.data.partition import Window, drawn_seed, permutation
 from torchmn.data.scattered import ScatteredDataset
-from torchmn.errors import MismatchError
+from torchmn.errors import ArgumentError, MismatchError
 
 
 def scatter_dataset(
@@ -42,6 +42,8 @@ def scatter_dataset(
 
     A wrong argument, data sets of different lengths, or an item that can not travel raise on every rank.
     """
+    if not isinstance(comm, Communicator):
+        raise ArgumentError(f"scatter_dataset: expected comm to be a communicator, got {checks.describe(comm)}")
     length, problem = None, checks.rank_problem(root, comm.size, "root")
     if problem is None:
         length, problem = _length(dataset, needed=comm.rank == root)

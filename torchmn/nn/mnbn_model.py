@@ -11,7 +11,9 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.lazy import LazyModuleMixin
 
 from torchmn.communicators.base import Communicator
+from torchmn.communicators.checks import describe
 from torchmn.communicators.watchdog import Wait
+from torchmn.errors import ArgumentError
 from torchmn.nn.batch_norm import (
     MultiNodeBatchNorm,
     MultiNodeBatchNorm1d,
@@ -36,6 +38,8 @@ def create_mnbn_model(model: Model, comm: Communicator) -> Model:
     SyncBatchNorm, a lazy layer without its shape yet or a subclass with a forward of its own, is an error that
     names it. All ranks must call this, with the same model; an error on one is raised on all.
     """
+    if not isinstance(comm, Communicator):
+        raise ArgumentError(f"create_mnbn_model: expected comm to be a communicator, got {describe(comm)}")
     with Wait(comm, "create_mnbn_model"):
         problem = _problem(model, comm)
         copied = None

@@ -24,6 +24,7 @@ from rich.progress import (
 from torch import Tensor
 
 from torchmn.communicators.base import Communicator
+from torchmn.communicators.checks import describe
 from torchmn.errors import ArgumentError
 
 
@@ -63,6 +64,8 @@ class Logger:
         line_seconds: float = 60.0,
         console: Console | None = None,
     ):
+        if comm is not None and not isinstance(comm, Communicator):
+            raise ArgumentError(f"Logger: expected comm to be a communicator or None, got {describe(comm)}")
         self.enabled = comm is None or comm.rank == 0
         self.steps, self.json_steps, self.line_seconds = steps, json_steps, line_seconds
         self._table = _Table(dict(formats or {}))

@@ -180,6 +180,12 @@ def test_a_single_rank_refuses_what_many_refuse(comm):
         assert_refused(comm, wrong, "rank 0", operation, "expected", *words, kind=torchmn.ArgumentError)
 
 
+@ranks(1)
+def test_who_sends_without_a_launcher_is_told_how_ranks_are_started(comm):
+    for call in (lambda: comm.send(ONES, 1), lambda: comm.recv(1), lambda: comm.bcast(ONES, root=1)):
+        assert_refused(comm, call, "there is only one rank; `torchmn run -n N script.py` or mpiexec starts more")
+
+
 @ranks(2, 3)
 def test_an_argument_that_python_itself_refuses_does_not_harm_the_communicator(comm):
     with pytest.raises(TypeError):
