@@ -111,6 +111,33 @@ def test_a_result_that_backward_forgot_is_told_in_the_words_of_the_chain(comm):
     assert "recv" not in told and "tag" not in told and "pseudo_connect" not in told
 
 
+@ranks(2, on="threads")
+@pytest.mark.parametrize(("microbatches", "edges"), [(1, 1), (2, 1), (1, 2)])
+def test_what_a_failed_call_did_not_receive_is_not_taken_for_values_of_the_next(comm, microbatches, edges):
+    class Fragile(nn.Module):
+        broken = True
+
+        def forward(self, x):
+            if self.broken:
+                raise MemoryError("no room for this batch")
+            return x
+
+    chain, fragile = MultiNodeChainList(comm, microbatches), Fragile()
+    for _ in range(edges):
+        chain.add_link(*((nn.Identity(), None, 1) if comm.rank == 0 else (fragile, 0, None)))
+    with torch.no_grad():
+        if comm.rank == 0:
+            chain(torch.full((2, 1), 1.0))
+        else:
+            with pytest.raises(ComponentError, match="no room"):  # and the user goes on with the next batch
+                chain()
+        fragile.broken = False
+        outputs = chain(torch.full((2, 1), 2.0))
+    if comm.rank == 1:
+        for y in outputs if edges > 1 else (outputs,):
+            assert torch.equal(y, torch.full((2, 1), 2.0))
+
+
 @ranks(1, 2, on="threads")
 def test_a_chain_without_any_component_is_an_error(comm):
     chain = MultiNodeChainList(comm)

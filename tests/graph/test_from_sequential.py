@@ -8,7 +8,7 @@ from torch import nn
 
 from tests.worlds import ranks
 from tests.worlds.data import assert_refused
-from torchmn.errors import ArgumentError, GraphError
+from torchmn.errors import ArgumentError, GraphError, MismatchError
 from torchmn.graph import MultiNodeChainList
 from torchmn.graph.sequential import balanced, seconds
 
@@ -126,6 +126,16 @@ def test_a_costly_layer_counts_as_such():
 def test_a_wrong_balance_on_one_rank_is_an_error_on_all(comm, balance, words):
     mine = balance if comm.rank == 0 else "parameters"
     assert_refused(comm, lambda: MultiNodeChainList.from_sequential(model_of(2), comm, mine), words, kind=ArgumentError)
+
+
+@ranks(2, on="threads")
+def test_another_balance_or_other_layers_on_one_rank_are_an_error_on_all(comm):
+    def cut(model, balance):
+        return lambda: MultiNodeChainList.from_sequential(model, comm, balance)
+
+    assert_refused(comm, cut(model_of(2), [comm.rank + 1, 3 - comm.rank]), "balance (2, 2)", kind=MismatchError)
+    wider = nn.Sequential(nn.Linear(3, 3 + comm.rank), nn.Linear(3 + comm.rank, 3))
+    assert_refused(comm, cut(wider, "parameters"), "Linear (4, 3) (4,)", kind=MismatchError)
 
 
 @ranks(2, 3, on="threads")

@@ -24,7 +24,7 @@ def line(size: int) -> list[Spec]:
 @ranks(2, 3, 4, on=("threads", "mpi"))
 @pytest.mark.parametrize("rows", [8, 7, 3, 1, 0], ids="rows{}".format)
 def test_a_pipeline_gives_the_numbers_of_one_batch(comm, rows):
-    """7 rows make micro-batches of 2, 2, 2 and 1; 3 rows leave one empty, 0 all."""
+    """7 rows make micro-batches of 2, 2, 2 and 1; 3 rows make 3 of them, and 0 make empty ones."""
     if rows:
         assert_equal_to_one_process(comm, line(comm.size), microbatches=4, rows=rows, iterations=5)
     chain = MultiNodeChainList.from_sequential(nn.Sequential(*[nn.Linear(2, 2) for _ in range(4)]), comm)
@@ -53,6 +53,28 @@ def test_branches_skips_and_rings_give_the_numbers_of_one_batch(comm, microbatch
 def test_branches_and_rings_over_mpi(comm):
     for specs in (ring(2), crossing(2), twisting(2), fan(2, "dict")):
         assert_equal_to_one_process(comm, specs, microbatches=3, rows=7, iterations=20)
+
+
+class Rows(nn.Module):
+    """A layer as people write them, which can not be computed on an empty batch."""
+
+    def forward(self, x):
+        return x.view(x.size(0), -1).mul(x.new_tensor(2.0))
+
+
+@ranks(2, 3, on="threads")
+@pytest.mark.parametrize("rows", [3, 1, 4, 9], ids="rows{}".format)
+def test_a_batch_of_fewer_rows_than_micro_batches_makes_no_empty_ones(comm, rows):
+    stages = nn.Sequential(*[Rows() for _ in range(comm.size)])
+    chain = MultiNodeChainList.from_sequential(stages, comm, [1] * comm.size, microbatches=4)
+    for _ in range(2):
+        x = torch.arange(2.0 * rows).view(rows, 2, 1).requires_grad_()
+        y = chain(x) if comm.rank == 0 else chain()
+        y.sum().backward()
+        if comm.rank == comm.size - 1:
+            assert torch.equal(y, x.view(rows, 2) * 2.0**comm.size)
+        if comm.rank == 0:
+            assert torch.equal(x.grad, torch.full_like(x, 2.0**comm.size))
 
 
 def two_stages(comm, first: nn.Module, second: nn.Module, microbatches: int) -> MultiNodeChainList:

@@ -16,7 +16,7 @@ from torchmn.communicators.watchdog import Wait
 from torchmn.errors import ArgumentError
 from torchmn.graph.delegates import attach, blank
 from torchmn.graph.description import Component, Graph
-from torchmn.graph.microbatches import batch_dependent
+from torchmn.graph.microbatches import batch_dependent, rows_if_few
 from torchmn.graph.payload import flatten, restore
 from torchmn.graph.program import Program, gather_graph
 from torchmn.graph.sequential import stage_of_rank
@@ -35,7 +35,8 @@ class MultiNodeChainList(nn.Module):
     what does not fit.
 
     With `microbatches=m` the batch (the first dim of every tensor) is cut into m parts that flow through the ranks
-    as a pipeline, in forward and in backward, and outputs are joined again. The numbers stay those of m=1, but for
+    as a pipeline, in forward and in backward, and outputs are joined again; a batch of fewer rows into as many as it
+    has. The numbers stay those of m=1, but for
     layers whose result depends on the batch (BatchNorm): a warning names them.
 
     `state_dict`, `parameters`, `.to` and hooks are those of this rank's components, which are named "0", "1", ... in
@@ -123,10 +124,17 @@ class MultiNodeChainList(nn.Module):
         return (self[place] for place in range(len(self)))
 
     def forward(self, *inputs: Any) -> Any:
-        program = self._agreed_program()
+        program, pieces = self._agreed_program(inputs)
         if self.microbatches > 1:
             self._warn_of_batch_dependent_layers()
-        outputs, delegate = program.run(list(self), inputs)
+        try:
+            outputs, delegate = program.run(list(self), inputs, pieces)
+        except BaseException:
+            if self._communicator().settings.checks:
+                # What this rank did not receive any more must not be taken for values of the next call: that agrees
+                # anew, on edges of its own.
+                self._program = None
+            raise
         if not outputs:
             return blank() if delegate is None else delegate
         result = outputs[0] if len(outputs) == 1 else tuple(outputs)
@@ -144,17 +152,22 @@ class MultiNodeChainList(nn.Module):
             raise ArgumentError("MultiNodeChainList was unpickled and has no communicator: assign one to its .comm")
         return self.comm
 
-    def _agreed_program(self) -> Program:
+    def _agreed_program(self, inputs: tuple[Any, ...]) -> tuple[Program, int]:
+        """The program of all ranks, and into how many micro-batches this batch is cut."""
         comm = self._communicator()
-        changed = self._program is None
+        changed, rows, pieces = self._program is None, None, self._microbatches
+        if pieces > 1 and any(component.rank_in is None for component in self._components):
+            rows = rows_if_few(inputs, pieces)
         if comm.settings.checks:  # one tiny all-reduce, in which a rank hears that another one changed the graph
             with Wait(comm, "forward of a MultiNodeChainList"):
-                told = comm._meet("MultiNodeChainList.forward", None, may_differ=changed)
-            changed = changed or told is not None
+                told = comm._meet("MultiNodeChainList.forward", None, may_differ=(changed, rows))
+            told = told or [(changed, rows)]
+            changed = any(its_change for its_change, _ in told)
+            pieces = min([its_rows for _, its_rows in told if its_rows is not None], default=pieces)
         if changed or self._program is None:
             self._program = None  # stays so if the graph is refused: then the next call asks again
             self._program = Program.agree(self._components, comm, self._microbatches)
-        return self._program
+        return self._program, pieces
 
     def _warn_of_batch_dependent_layers(self) -> None:
         found = [f"component {n}: {layer}" for n, module in enumerate(self) for layer in batch_dependent(module)]

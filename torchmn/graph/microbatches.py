@@ -14,6 +14,12 @@ from torchmn.errors import GraphError
 from torchmn.graph.payload import flatten, restore
 
 
+def rows_if_few(inputs: tuple[Any, ...], pieces: int) -> int | None:
+    """How many rows `inputs` have, if there are fewer than `pieces` and more than none; else None."""
+    rows = {x.shape[0] for x in flatten(inputs, keep_objects=True)[0] if x.dim()}
+    return rows.pop() if len(rows) == 1 and 0 < min(rows) < pieces else None
+
+
 def cut(inputs: tuple[Any, ...], pieces: int) -> list[tuple[tuple[Any, ...], int | None]]:
     """`pieces` micro-batches of `inputs`, each with its number of rows (None if no tensor tells).
 

@@ -15,7 +15,7 @@ from torchmn.graph.channel import Channel
 from torchmn.graph.description import Component, Edge, Graph, connect
 from torchmn.graph.failures import with_its_place
 from torchmn.graph.microbatches import cut, put_together
-from torchmn.graph.schedule import schedule
+from torchmn.graph.schedule import Task, schedule
 
 # How many of a communicator's tags the graphs on it have taken, from the highest downwards, where no user looks.
 _taken_tags: WeakKeyDictionary[Communicator, int] = WeakKeyDictionary()
@@ -36,7 +36,8 @@ class Program:
         self.microbatches = microbatches
         self.components = graph.of_rank(comm.rank)
         self.takes_inputs = any(component.rank_in is None for component in self.components)
-        self._tasks = schedule(graph, microbatches)[comm.rank]
+        self._rank = comm.rank
+        self._tasks: dict[int, list[Task]] = {}  # by number of micro-batches
         self._channels = {
             edge: Channel(edge, comm, comm.tag_limit - 1 - taken_tags - edge.number)
             for edge in graph.edges
@@ -63,13 +64,20 @@ class Program:
         _taken_tags[comm] = taken + len(graph.edges)
         return Program(graph, comm, microbatches, taken)
 
-    def run(self, modules: Sequence[Callable[..., Any]], inputs: tuple[Any, ...]) -> tuple[list[Any], Tensor | None]:
-        """This rank's outputs in the order of its components, and the delegate of everything it sent and received."""
-        batches = cut(inputs, self.microbatches) if self.takes_inputs else []
+    def run(
+        self, modules: Sequence[Callable[..., Any]], inputs: tuple[Any, ...], pieces: int
+    ) -> tuple[list[Any], Tensor | None]:
+        """This rank's outputs in the order of its components, and the delegate of everything it sent and received.
+
+        pieces: how many micro-batches this batch is cut into, the same on every rank
+        """
+        batches = cut(inputs, pieces) if self.takes_inputs else []
         kept: dict[tuple[Edge, int], tuple[Any, int | None]] = {}
         outputs: dict[Component, list[tuple[Any, int | None]]] = {c: [] for c in self.components if c.rank_out is None}
         delegate = None
-        for microbatch, place, _ in self._tasks:
+        if pieces not in self._tasks:
+            self._tasks[pieces] = schedule(self.graph, pieces)[self._rank]
+        for microbatch, place, _ in self._tasks[pieces]:
             component = self.components[place]
             if component.rank_in is None:
                 arguments, rows = batches[microbatch]

@@ -48,17 +48,22 @@ def layers_per_rank(
 ) -> tuple[int, ...]:
     """How many layers each rank gets; a wrong argument on one rank is an error on every rank."""
     problem = _problem(model, comm, balance, sample)
-    layers = () if problem else tuple(type(layer).__name__ for layer in model)
-    said = balance if isinstance(balance, str) else "a list"
+    layers = () if problem else tuple(map(_in_words, model))
+    said = balance if problem or isinstance(balance, str) else tuple(balance)
     with Wait(comm, _OPERATION):
         comm._meet(_OPERATION, problem, ("layers", "balance"), (layers, said))
     if not isinstance(balance, str):
-        counts = comm.bcast_obj(tuple(balance))
+        counts = tuple(balance)
     elif balance == "time":
         counts = balanced(_measured_on_rank_0(model, comm, sample), comm.size)
     else:
         counts = balanced(comm.bcast_obj(parameters(model)), comm.size)
     return counts
+
+
+def _in_words(layer: nn.Module) -> str:
+    """A layer's class and the shapes of its parameters: what all ranks must have alike."""
+    return " ".join([type(layer).__name__, *(str(tuple(parameter.shape)) for parameter in layer.parameters())])
 
 
 def _measured_on_rank_0(model: nn.Sequential, comm: Communicator, sample: Any) -> list[float]:
