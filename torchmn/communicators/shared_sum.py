@@ -1,6 +1,6 @@
 """The sum over the ranks of one host, through memory that they share.
 
-Each rank lays out what the others add up, adds up and scales its own part of everybody's, puts the result where each
+Each rank lays out, scaled, what the others add up, adds up its own part of everybody's, puts the result where each
 of them had laid out its numbers, and copies from its own stage what the others have put there. An MPI library does the
 same with more copies, and with fresh memory for every call. Two ranks with little to add do it all twice instead: each
 sees the other's numbers, and they wait for each other only once.
@@ -14,7 +14,6 @@ import torch
 from mpi4py import MPI
 from torch import Tensor
 
-from torchmn.communicators.buffers import scale_
 from torchmn.communicators.shared_memory import share
 
 CHUNK_BYTES = 1 << 20
@@ -58,17 +57,17 @@ class SharedSum:
     def sum_(self, source: Tensor, flat: Tensor, scale: float) -> None:
         """Fill `flat` with `scale` times the sum of all ranks' `source`, which may be it; everywhere the same bits."""
         if len(self._others) == 1 and flat.nbytes <= CHUNK_BYTES:
-            self.show(source)
+            _put(source, scale, self._shown(source)[self._rank])
             self._comm.Barrier()
-            torch.add(source, self.seen(source)[self._others[0]], out=flat)
-            scale_(flat, scale)
+            first, second = self.seen(source)
+            torch.add(first, second, out=flat)
             return
         totals = flat.split(CHUNK_BYTES // flat.element_size())
         givens = totals if source.data_ptr() == flat.data_ptr() else source.split(len(totals[0]))
         added: _Chunk | None = None
         # A barrier ends two things at once: the addition of a chunk, and the laying out of the next.
         for given, total in zip(givens, totals, strict=True):
-            chunk = self._lay_out(given, total)
+            chunk = self._lay_out(given, total, scale)
             self._comm.Barrier()
             if added is not None:
                 self._collect(added)
@@ -102,25 +101,24 @@ class SharedSum:
             self._whole[key] = views
         return views
 
-    def _lay_out(self, given: Tensor, total: Tensor) -> _Chunk:
-        """Copy to this rank's stage what the other ranks add up."""
+    def _lay_out(self, given: Tensor, total: Tensor, scale: float) -> _Chunk:
+        """Put on this rank's stage what the other ranks add up."""
         stages = self._next_stages(total.dtype, len(total))
         size = len(self._stages)
         parts = total.tensor_split(size)
         chunk = _Chunk(parts if given is total else given.tensor_split(size), parts, stages)
         mine = stages[self._rank]
         for rank in self._others:
-            mine[rank].copy_(chunk.given[rank])
+            _put(chunk.given[rank], scale, mine[rank])
         return chunk
 
     def _add_up(self, chunk: _Chunk, scale: float) -> None:
         """Add up this rank's part of everybody's numbers, and give the result to everybody."""
         me = self._rank
         total, theirs = chunk.total[me], [chunk.stages[rank][me] for rank in self._others]
-        torch.add(chunk.given[me], theirs[0], out=total)
+        torch.add(theirs[0], chunk.given[me], alpha=1 if scale == 1.0 else scale, out=total)  # ints take no float
         for numbers in theirs[1:]:
             total.add_(numbers)
-        scale_(total, scale)
         for place in theirs:
             place.copy_(total)
 
@@ -144,9 +142,16 @@ class SharedSum:
         return views
 
 
-_Stages = list[
-    tuple[Tensor, ...]
-]  # [rank][part]: what the rank gives to the one that adds up that part, and its result
+def _put(source: Tensor, scale: float, into: Tensor) -> None:
+    """Scale numbers where they are copied anyway: to scale their sum would be one more pass over memory."""
+    if scale == 1.0:
+        into.copy_(source)
+    else:
+        torch.mul(source, scale, out=into)
+
+
+_Stages = list[tuple[Tensor, ...]]
+"""[rank][part]: what the rank gives to the one that adds up that part, and then the result."""
 
 
 class _Chunk(NamedTuple):

@@ -19,6 +19,7 @@ from torch.optim.optimizer import _global_optimizer_pre_hooks
 
 _KINDS = (SGD, Adam, AdamW)  # of a subclass nobody knows what it does with its groups
 _DTYPES = (torch.float32, torch.float64)
+_STRIDED = torch.strided
 
 
 def update(optimizer: Optimizer) -> Any:
@@ -45,17 +46,21 @@ def _may_fuse(group: dict[str, Any], optimizer: Optimizer) -> bool:
         return False  # chosen by the user
     if group.get("differentiable") or group.get("capturable") or isinstance(group["lr"], Tensor):
         return False
-    learning = [p for p in group["params"] if p.grad is not None]
-    # The fused SGD knows only groups of which every parameter makes its first step, or none does.
-    alike = len({bool(optimizer.state.get(p)) for p in learning}) <= 1
-    return alike and all(_in_order(p, optimizer.state) for p in learning)
+    state = optimizer.state
+    begun = None  # the fused SGD knows only groups of which every parameter makes its first step, or none does
+    for parameter in group["params"]:
+        grad = parameter.grad
+        if grad is None:
+            continue
+        values = state.get(parameter)
+        if begun not in (None, bool(values)) or not _in_order(parameter) or not _in_order(grad):
+            return False
+        begun = bool(values)
+        if values and not all(_in_order(x) for x in values.values() if isinstance(x, Tensor) and x.dim()):
+            return False
+    return True
 
 
-def _in_order(parameter: Tensor, state: Any) -> bool:
-    """Whether parameter, gradient and state are on the CPU, of a dtype that is not rounded, and in plain order."""
-    values = state[parameter].values() if parameter in state else ()
-    together = [parameter, parameter.grad, *(x for x in values if isinstance(x, Tensor) and x.dim())]
-    return all(
-        x.layout is torch.strided and x.device.type == "cpu" and x.dtype in _DTYPES and x.is_contiguous()
-        for x in together
-    )
+def _in_order(x: Tensor) -> bool:
+    """Whether a tensor is on the CPU, of a dtype that is not rounded, and in plain order."""
+    return x.is_cpu and x.dtype in _DTYPES and x.layout is _STRIDED and x.is_contiguous()
