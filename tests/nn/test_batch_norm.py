@@ -200,6 +200,11 @@ def test_a_wrong_input_on_one_rank_is_refused_on_every_rank(comm):
     other = MultiNodeBatchNorm2d(3 if comm.rank == last else 2, comm)
     x = torch.ones(2, other.num_features, 3, 3)
     assert_refused(comm, lambda: other(x), "num_features 3", "num_features 2", kind=torchmn.MismatchError)
+    for value in ({"eps": 1e-3}, {"momentum": 0.5}, {"dtype": torch.float64}):
+        other = MultiNodeBatchNorm2d(2, comm, **(value if comm.rank == last else {}))
+        x = right.to(value.get("dtype", torch.float32) if comm.rank == last else torch.float32)
+        (name,) = value
+        assert_refused(comm, lambda other=other, x=x: other(x), f"{name} {value[name]}", kind=torchmn.MismatchError)
     # Backward would have waited for ever: the last rank has no graph.
     x = right.clone().requires_grad_(comm.rank != last)
     frozen = MultiNodeBatchNorm2d(2, comm, affine=False)

@@ -69,8 +69,9 @@ class MultiNodeBatchNorm(_BatchNorm):
     def _moments_of_all_ranks(self, comm: Communicator, x: Tensor) -> Moments:
         problem = self._input_problem(x)
         asked = "nothing" if problem else self._gradients_asked_for(x)
-        names = ("num_features", "gradients for")
-        comm._meet(type(self).__name__, problem, names, (self.num_features, asked))
+        names = ("num_features", "eps", "momentum", "dtype", "gradients for")
+        said = () if problem else (self.num_features, self.eps, self.momentum, x.dtype, asked)
+        comm._meet(type(self).__name__, problem, names, said)
         with torch.no_grad():
             mine = comm._outgoing(local_moments(x.to(_accumulator(x.dtype))).packed())
             everyone = comm._allgather_whole(mine, [mine.numel()] * comm.size).to(x.device)
