@@ -9,7 +9,7 @@ The other contenders run in our processes, where our communicator has told mallo
 the difference comes from. `DDP here` and `one here`: the same two again. `apart`: two ranks that never hear of each
 other. `met`: two ranks that do nothing together but wait for each other in every step, as whoever takes a mean must.
 `views`: all gradients as views of one flat buffer into which backward adds, zeroed and all-reduced in place, with no
-checks of gradients.
+checks of gradients. What they need of memory: peak_memory.py.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ import torch.distributed as dist
 from gloo import free_port, start_gloo
 from mnist_nets import MODELS, OPTIMIZERS, batch_of, training
 from mpi4py import MPI
-from plain_process import Elsewhere, PlainProcess, peak_memory
+from plain_process import Elsewhere, PlainProcess
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
@@ -100,39 +100,15 @@ def gloo_communicator() -> torchmn.Communicator:
     return torchmn.create_communicator("gloo")
 
 
-def memory_of(which: str, name: str = "MLP 784-1000-1000-10") -> str:
-    """The highest resident memory of a rank that trains alone, ours or DDP's, each as its users start it."""
-    if which == "ddp":
-        plain = PlainProcess("rivals.py", WORLD.rank, WORLD.size, free_port())
-        plain.turn(f"DDP {name} SGD", 30)
-        peak = plain.peak_memory()
-        plain.close()
-    else:
-        comm = torchmn.create_communicator("mpi")
-        model = MODELS[name][0]()
-        optimizer = torchmn.create_multi_node_optimizer(OPTIMIZERS["SGD"](model), comm, model=model)
-        step = training(model, optimizer, *batch_of(name))
-        for _ in range(30):
-            step()
-        peak = peak_memory()
-    return f"peak resident memory, {which}: {', '.join(f'{mb:.0f} MB' for mb in WORLD.allgather(peak))}"
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--overlap", action="store_true", help="only overlap with backward, over MPI and over gloo")
     parser.add_argument("--rounds", type=int, default=15, help="turns per contender; the median counts")
     parser.add_argument("--optimizers", nargs="+", choices=OPTIMIZERS, default=list(OPTIMIZERS), metavar="NAME")
     parser.add_argument("--models", nargs="+", choices=MODELS, default=list(MODELS), metavar="NAME")
-    parser.add_argument("--memory", choices=("ours", "ddp"), help="only this contender, and print its peak memory")
     options = parser.parse_args()
     torch.set_num_threads(1)
     torch.manual_seed(0)
-    if options.memory:
-        text = memory_of(options.memory)
-        if WORLD.rank == 0:
-            print(text)
-        return
     comm = torchmn.create_communicator("mpi")
     if comm.size != 2:
         raise SystemExit("benchmarks/data_parallel.py runs on 2 ranks: mpiexec -n 2 python benchmarks/data_parallel.py")

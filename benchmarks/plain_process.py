@@ -8,18 +8,10 @@ it its turns, and sleeps while it runs.
 from __future__ import annotations
 
 import os
-import resource
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Container, Mapping
-
-_PEAK = "peak memory"
-
-
-def peak_memory() -> float:
-    """The most memory that this process has held, in MB."""
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
 
 
 class PlainProcess:
@@ -43,10 +35,6 @@ class PlainProcess:
         if not answer:
             raise RuntimeError(f"the process of {contender} ended with status {self._process.wait()}")
         return float(answer)
-
-    def peak_memory(self) -> float:
-        """The most memory that the process has held, in MB."""
-        return self.turn(_PEAK, 0)
 
     def close(self) -> None:
         assert self._process.stdin
@@ -74,9 +62,6 @@ def serve(
     steps: dict[str, Callable[[], object]] = {}
     for line in sys.stdin:
         name, iterations = line.rstrip("\n").split("\t")
-        if name == _PEAK:
-            print(peak_memory(), flush=True)
-            continue
         if name not in steps:
             steps[name] = makers[name]()
         step = steps[name]
