@@ -8,9 +8,11 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+import torch
 from torch import nn
 
 import torchmn
+from torchmn import functions
 
 
 @pytest.mark.parametrize("name", torchmn.__all__)
@@ -35,6 +37,13 @@ def test_a_wrong_name_is_answered_with_the_nearest() -> None:
 def test_arguments_in_the_wrong_order_are_told_apart(call: Callable[[Any], Any], said: str) -> None:
     with pytest.raises(torchmn.ArgumentError, match=rf"^{said}".replace(".*", "expected comm to be a communicator.*")):
         call(torchmn.create_communicator("solo"))
+
+
+def test_a_collective_function_that_gets_its_tensor_first_says_how_it_is_called() -> None:
+    comm = torchmn.create_communicator("solo")
+    for function in (functions.allreduce, functions.allgather, functions.bcast, functions.gather):
+        with pytest.raises(torchmn.ArgumentError, match=r"F\.allreduce\(comm, x\), got a torch\.float32 tensor"):
+            function(torch.ones(2), comm)  # type: ignore[arg-type]
 
 
 def test_the_command_line_does_not_wait_for_torch() -> None:

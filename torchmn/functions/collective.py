@@ -15,9 +15,9 @@ import torch
 from torch import Tensor
 
 from torchmn.communicators.base import Communicator
-from torchmn.communicators.checks import NEEDS_GRADIENT, NEEDS_NONE, NO_GRAD, Aside
+from torchmn.communicators.checks import NEEDS_GRADIENT, NEEDS_NONE, NO_GRAD, Aside, describe
 from torchmn.communicators.watchdog import ranks_text
-from torchmn.errors import MismatchError
+from torchmn.errors import ArgumentError, MismatchError
 from torchmn.functions import recomputation
 
 Result = TypeVar("Result")
@@ -39,6 +39,11 @@ class Call(NamedTuple):
 
     @staticmethod
     def new(comm: Communicator) -> Call:
+        if not isinstance(comm, Communicator):
+            raise ArgumentError(
+                "expected a communicator as the first argument of a collective function, as in F.allreduce(comm, x), "
+                f"got {describe(comm)}"
+            )
         if not recomputation.replaying():
             comm._calls += 1
         return Call(comm, comm._calls)
