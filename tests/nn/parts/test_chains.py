@@ -27,7 +27,7 @@ from tests.nn.parts.parity import (
 )
 from tests.worlds import ranks
 from torchmn.communicators.process_grid import ProcessGrid
-from torchmn.functions import halo_chain
+from torchmn.functions import halo_blocks, halo_chain
 from torchmn.nn.parts import chains, wide
 from torchmn.parallel import parallelize
 
@@ -39,6 +39,8 @@ def small_tiles_too(monkeypatch):
     """So that small images, which are quick, have wide halos."""
     monkeypatch.setattr(wide, "LARGEST_SHARE", 1.0)
     monkeypatch.setattr(wide, "MOST_ROWS", 6)
+    monkeypatch.setattr(halo_blocks, "_LEAST_BYTES", 0)
+    monkeypatch.setattr(chains, "_ROWS_PER_HALO_IN_BLOCKS", 1)
 
 
 @pytest.fixture
@@ -138,9 +140,18 @@ def in_blocks(last: int = 4) -> nn.Sequential:
 
 
 @pytest.mark.parametrize("grid", [(2, 1), (2, 2)], ids=str)
-def test_values_in_blocks_equal_one_rank(grid, chained):
+def test_values_in_blocks_equal_one_rank(grid, monkeypatch):
+    stayed: list[list[bool]] = []
+    convolve = chains.convolve_in_chain
+
+    def noting(x: Tensor, links: Any, parameters: Any) -> Tensor:
+        stayed.append([link.stays for link in links])
+        return convolve(x, links, parameters)
+
+    monkeypatch.setattr(chains, "convolve_in_chain", noting)
     assert_parity(in_blocks(), IMAGE, grid, x=numbers(IMAGE, dtype=torch.float32), tolerance=1e-5)
-    assert chained == [4] * (grid[0] * grid[1])
+    known = halo_blocks._IS_KNOWN
+    assert stayed == [[known, known, known, False]] * (grid[0] * grid[1])
 
 
 def test_a_hook_on_saved_tensors_sees_no_blocks():

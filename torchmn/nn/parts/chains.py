@@ -28,6 +28,9 @@ from torchmn.nn.parts.wide import Reach, Wide, wide_part
 
 _CONVOLUTIONS: tuple[Any, ...] = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 
+# From blocks no rows can be dropped half-way: with a halo of 4 beside 32 rows, that cost more than blocks gained.
+_ROWS_PER_HALO_IN_BLOCKS = 16
+
 
 def run_in_chains(model: nn.Module) -> None:
     """Let every nn.Sequential inside of `model` compute what it can in chains."""
@@ -179,11 +182,12 @@ def _chain(layout: Layout, wide: Wide, said: Sequence[_Settings], in_blocks: boo
     links: list[Link] = []
     width, margin, image = wide.width, wide.margin, layout
     works = _works(layout, wide.margin, said)
+    in_blocks = in_blocks and _is_narrow(layout, width)
     for number, (work, settings) in enumerate(zip(works, said, strict=False), start=1):
         assert work.reach is not None
         margin = tuple(have - need for have, need in zip(margin, work.reach, strict=True))
         image, kept, stays = work.result, None, in_blocks and number < len(works)
-        if not stays and _is_worth_dropping(width, margin):  # from blocks nothing can be dropped
+        if not stays and _is_worth_dropping(width, margin):
             kept, width = _kept(image, width, margin), margin
         around = tuple(window.padding[0] for window in work.windows)
         strides = (per_dim(settings.stride, len(around)), around, per_dim(settings.dilation, len(around)))
@@ -202,6 +206,12 @@ def _works(image: Layout, margin: Reach, said: Sequence[_Settings]) -> list[Prep
         works.append(work)
         image = work.result
     return works
+
+
+def _is_narrow(layout: Layout, width: Reach) -> bool:
+    """Whether the tile has so many rows that a few around it cost little."""
+    dims = enumerate(width, len(layout.shape) - len(width))
+    return all(rows * _ROWS_PER_HALO_IN_BLOCKS <= len(layout.interval(dim)) for dim, rows in dims)
 
 
 def _is_worth_dropping(width: Reach, margin: Reach) -> bool:
