@@ -177,6 +177,7 @@ def test_npz_files_hold_bytes_or_floats_labels_or_values(tmp_path):
         ({"a": np.ones(3)}, r"no x_train and y_train in it \(it holds: a\)"),
         ({"x_train": np.ones((3, 2))}, "it has x_train, and no y_train"),
         ({"x": np.ones((3, 2)), "y": np.ones(4)}, "3 inputs, and 4 targets"),
+        ({"x": np.ones((3, 2)), "y": np.array(1)}, "3 inputs, and one targets"),
         ({"x": np.ones(3), "y": np.ones(3)}, "expected inputs of bytes or floats with a first dim"),
         ({"x": np.ones((3, 2)), "y": np.array([0, -1, 2])}, "expected labels 0, 1, 2"),
         ({"x": np.ones((3, 2)), "y": np.array(["a", "b", "c"])}, "expected targets of whole numbers"),

@@ -196,3 +196,16 @@ print("rank", comm.rank, "was here")
     result = run_job(script, 3, transport)
     assert result.returncode == 0, result.output
     assert result.stdout.count("was here") == 3
+
+
+def test_a_rank_that_makes_fewer_steps_than_the_others_does_not_leave_them_waiting() -> None:
+    body = """
+model = torch.nn.Linear(4, 2)
+optimizer = torchmn.create_multi_node_optimizer(torch.optim.SGD(model.parameters(), lr=0.1), comm)
+for _ in range(3 - comm.rank):
+    model(x).sum().backward()
+    optimizer.step()
+"""
+    result = job(body, n=2)
+    assert result.returncode != 0
+    assert "rank 1 left (its script ended or called sys.exit); rank 0 waits for it in optimizer step" in result.output

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from threading import get_ident
 from typing import Any
 
 import pytest
@@ -120,3 +121,34 @@ def test_a_mean_that_only_some_ranks_still_have_is_an_error_on_all(comm, on_one_
     with pytest.raises(torchmn.MismatchError, match="optimizer step after synchronize"):
         optimizer.step()
     assert torch.equal(model[0].weight, before)
+
+
+@ranks(2, on="threads")
+@pytest.mark.parametrize("options", [{}, {"overlap": True}, {"double_buffering": True}], ids=str)
+def test_the_watchdog_sees_every_meeting_of_an_optimizer(comm, options: dict[str, bool], monkeypatch) -> None:
+    meet, met = comm._meet, []
+
+    def watched(operation: str, *rest: Any, **more: Any) -> Any:
+        assert get_ident() in comm._watch.waits, f"a wait in {operation!r} would never end"
+        met.append(operation)
+        return meet(operation, *rest, **more)
+
+    monkeypatch.setattr(comm, "_meet", watched)
+    model = make_model()
+    optimizer = create_multi_node_optimizer(torch.optim.SGD(model.parameters(), lr=1.0), comm, model=model, **options)
+    optimizer.weigh(loss_of(model, *batch(0)), 3).backward()
+    optimizer.step()
+    optimizer.add_param_group({"params": make_model(1).parameters()})
+    if not options.get("double_buffering"):
+        loss_of(model, *batch(0)).backward()
+        optimizer.synchronize()
+        optimizer.step()
+    loss_of(model, *batch(0)).backward()
+    optimizer.zero_grad()
+    if not options:
+        scaler = torch.amp.GradScaler("cpu")
+        scaler.scale(loss_of(model, *batch(0))).backward()
+        optimizer.synchronize()
+        scaler.step(optimizer)
+    optimizer.flush()
+    assert {"create_multi_node_optimizer", "bcast_data", "weigh", "add_param_group", "optimizer step"} <= {*met}

@@ -47,11 +47,11 @@ def npz(path: str | os.PathLike[str], split: str = "train") -> Arrays | None:
 
 
 def checked(path: Path, split: str, inputs: np.ndarray, targets: np.ndarray) -> Arrays:
-    if inputs.ndim < 2 or inputs.dtype.kind not in "fiub" or inputs.dtype.kind == "i":
+    if inputs.ndim < 2 or inputs.dtype.kind not in "fub":
         raise DatasetError(f"{path}: expected inputs of bytes or floats with a first dim of samples, got "
                            f"{inputs.dtype} of shape {inputs.shape}.")  # fmt: skip
-    if len(inputs) != len(targets) or not len(inputs):
-        raise DatasetError(f"{path}: {len(inputs)} inputs, and {len(targets)} targets.")
+    if targets.ndim == 0 or len(inputs) != len(targets) or not len(inputs):
+        raise DatasetError(f"{path}: {len(inputs)} inputs, and {len(targets) if targets.ndim else 'one'} targets.")
     if targets.dtype.kind in "iu":
         targets = targets.reshape(len(targets), -1)[:, 0] if targets.ndim > 1 and targets.shape[1:] == (1,) else targets
         if targets.ndim != 1 or targets.min() < 0:

@@ -72,7 +72,8 @@ def agree(
     kinds = tuple(grad.kind() for grad in grads)
     names = ("weighted", "mode of the model", "unfrozen", "learning rates", "parameters")
     values = (weight is not None, mode, unfrozen, learning_rates, shapes)
-    told = comm._meet(operation, problem, names, problem or values, (kinds, weight))
+    with Wait(comm, operation):
+        told = comm._meet(operation, problem, names, problem or values, (kinds, weight))
     if told is None:
         _refuse_no_samples(comm, operation, weight)
         return Agreement(kinds, 1.0 / comm.size)
@@ -91,7 +92,8 @@ def fair_share(comm: Communicator, samples: float) -> float:
     number, problem = number_of_samples(samples)
     if samples is None:
         problem = "expected a number of samples, got None"
-    told = comm._meet("weigh", problem, may_differ=(number,))
+    with Wait(comm, "weigh"):
+        told = comm._meet("weigh", problem, may_differ=(number,))
     numbers: list[float] = [samples for (samples,) in told] if told else [number] * comm.size
     _refuse_no_samples(comm, "weigh", max(numbers))
     return number * comm.size / sum(numbers)

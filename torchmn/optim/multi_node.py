@@ -51,7 +51,8 @@ class MultiNodeOptimizer(WrappedOptimizer):
         self._watching: list[Any] = []
         actual_optimizer._torchmn_takes_mean = True  # type: ignore[attr-defined]  (a parallel model's guard looks)
         if model is not None:
-            bcast_tensors(comm, [*_shared(model.named_parameters()), *model.named_buffers()], "bcast_data")
+            with Wait(comm, OPERATION):
+                bcast_tensors(comm, [*_shared(model.named_parameters()), *model.named_buffers()], "bcast_data")
         self._bcast_parameters(self._gradients())
         self._trainable = self._trainable_now()
         self._prepare()
@@ -189,7 +190,8 @@ class MultiNodeOptimizer(WrappedOptimizer):
         overflow = bool(found_inf.item())
         said = None if scale is None else float(scale), overflow
         # As they do where unscale_ came before synchronize, or where ranks began with other scales.
-        self.comm._meet("optimizer step with a GradScaler", problem, ("scale", "overflow found"), said)
+        with Wait(self.comm, "optimizer step"):
+            self.comm._meet("optimizer step with a GradScaler", problem, ("scale", "overflow found"), said)
         self._forget_synchronization()
         if overflow:
             return None
@@ -222,7 +224,8 @@ class MultiNodeOptimizer(WrappedOptimizer):
 
     def _bcast_parameters(self, grads: list[Gradient]) -> None:
         named = [(grad.name, grad.parameter) for grad in grads]
-        bcast_tensors(self.comm, list(_shared(named)), OPERATION)
+        with Wait(self.comm, OPERATION):
+            bcast_tensors(self.comm, list(_shared(named)), OPERATION)
 
     def _bcast_unfrozen(self, grads: list[Gradient]) -> None:
         """Rank 0's values of parameters that were frozen before: they may have been changed meanwhile."""

@@ -7,6 +7,7 @@ from weakref import WeakMethod
 
 from torch import Tensor
 
+from torchmn.communicators.watchdog import Wait
 from torchmn.errors import ArgumentError
 from torchmn.optim import gradients
 from torchmn.optim.gradients import Gradient
@@ -67,7 +68,8 @@ class OverlappingOptimizer(MultiNodeOptimizer):
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         if self._begun:  # a backward whose gradients nobody wants: they must arrive before they are written over
-            self.comm._meet("zero_grad after a backward without a step", None)
+            with Wait(self.comm, "zero_grad"):
+                self.comm._meet("zero_grad after a backward without a step", None)
             self._wait_for_all()
         super().zero_grad(set_to_none)
 
@@ -109,7 +111,8 @@ class OverlappingOptimizer(MultiNodeOptimizer):
             )
         unfrozen = tuple(grad.name for grad in self._unfrozen(self._gradients()))
         names = ("mode of the model", "unfrozen", "learning rates")
-        self.comm._meet("optimizer step", problem, names, (self._mode(), unfrozen, self._learning_rates()))
+        with Wait(self.comm, "optimizer step"):
+            self.comm._meet("optimizer step", problem, names, (self._mode(), unfrozen, self._learning_rates()))
         for grad in self._wait_for_all():
             grad.put_back()
         self._bcast_unfrozen(self._gradients())

@@ -13,6 +13,7 @@ from torch import nn
 import torchmn.nn.parts.rules  # noqa: F401  (registers the rules)
 from torchmn.communicators.base import Communicator
 from torchmn.communicators.process_grid import ProcessGrid
+from torchmn.communicators.watchdog import Wait
 from torchmn.errors import ArgumentError, ParallelizeError, nearest
 from torchmn.nn.parts.chains import run_in_chains
 from torchmn.nn.parts.layout import Samples, image_layout
@@ -56,7 +57,8 @@ def parallelize(
     mode = ALIASES.get(mode, mode)
     comm = grid.comm if isinstance(grid, ProcessGrid) else grid
     problem = _problem(model, mode, output, input_shape)
-    comm._meet("parallelize", problem, ("mode", "output", "input_shape"), (mode, output, str(input_shape)))
+    with Wait(comm, "parallelize"):
+        comm._meet("parallelize", problem, ("mode", "output", "input_shape"), (mode, output, str(input_shape)))
     grid = _as_grid(grid, mode)
     _check_axes(grid, mode)
     if grid.sizes["data"] > 1:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from torchmn.communicators.base import Communicator
+from torchmn.communicators.watchdog import Wait
 from torchmn.errors import ArgumentError
 from torchmn.training import metrics
 from torchmn.training.agreement import decided_on_rank_0
@@ -41,9 +42,9 @@ class ObservationAggregator:
         problem = None
         if isinstance(every, bool) or not isinstance(every, int) or every < 1:
             problem = f"expected every to be a number of calls >= 1, got {every!r}"
-        comm._meet(
-            "ObservationAggregator", problem, ("key", "aggregated_key", "every"), (key, self.aggregated_key, every)
-        )
+        names = ("key", "aggregated_key", "every")
+        with Wait(comm, "ObservationAggregator"):
+            comm._meet("ObservationAggregator", problem, names, (key, self.aggregated_key, every))
         self._calls = 0
         self._observed: list[Any] = []
 
