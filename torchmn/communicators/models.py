@@ -58,7 +58,8 @@ def multi_node_mean_grad(comm: Communicator, model: nn.Module, zero_fill: bool) 
     sparse = [name for name, p in named if p.grad is not None and p.grad.layout is not torch.strided]
     problem = f"expected dense gradients, got a sparse one of {', '.join(sparse)}" if sparse else None
     signature = tuple((name, p.dtype if p.grad is None else p.grad.dtype, tuple(p.shape)) for name, p in named)
-    told = comm._meet("multi_node_mean_grad", problem, may_differ=signature)
+    wire = (str(comm.settings.grad_dtype),)
+    told = comm._meet("multi_node_mean_grad", problem, ("grad_dtype",), wire, may_differ=signature)
     if told:
         _raise_difference(comm, "multi_node_mean_grad", "gradient", told)
     for _, parameter in named:

@@ -262,7 +262,9 @@ class MPIMessages(Communicator):
         self._inboxes.append(inbox)
         if number >= _IN_OUTBOX:
             x = self._tensors_for(header, room, expected)[0]
-            self._outbox.receive(self._world_ranks[source], number - _IN_OUTBOX, x)
+            # Only what a node of the graph waits for: anything else may be data, which is kept and forked.
+            fetch = self._outbox.borrow if x is room else self._outbox.copy_out
+            fetch(self._world_ranks[source], number - _IN_OUTBOX, x)
             return header.message((x,))
         if header.kind == Kind.LONG:
             long = header.layout.specs[0].empty()

@@ -1,10 +1,11 @@
 """Shared memory between the ranks of a host: a sender copies a tensor into its outbox, and the receiver has it there.
 
 `send` must not wait and its caller may change the tensor at once, so one copy has to be made anyway; made here, it is
-the transfer. MPI would make another one or two. What the receiver gets lies in the sender's slot as long as it lives.
+the transfer. MPI would make another one or two. The receiver copies it out, side by side with the sender, who says how
+far it has come; or it borrows the slot, in which the tensor then lies as long as it lives.
 
-But a tensor may live long, and slots are few: so only one slot of an outbox is on loan at a time. What comes meanwhile
-is copied out; the two copies run side by side, since the sender says how far it has come.
+A tensor may live long, and slots are few: so only one slot of an outbox is on loan at a time. And children that the
+receiver forks write to the same memory: so only values inside a model are borrowed, not data.
 """
 
 from __future__ import annotations
@@ -78,9 +79,8 @@ class Outbox:
     def fill(self, slot: int, address: int, nbytes: int) -> None:
         """Copy memory into a slot that was claimed; the receiver may be reading already."""
         filled, room = self._mine[slot]
-        step = _STEP_BYTES if _one_is_on_loan(self._mine) else nbytes  # of what stays there, nobody reads a part
-        for start in range(0, nbytes, step):
-            end = min(start + step, nbytes)
+        for start in range(0, nbytes, _STEP_BYTES):
+            end = min(start + _STEP_BYTES, nbytes)
             ctypes.memmove(room + start, address + start, end - start)
             filled.value = 1 + end
 
@@ -88,15 +88,8 @@ class Outbox:
         """Whether the receiver has what was put into the slot."""
         return self._mine[slot][0].value in (0, _ON_LOAN)
 
-    def receive(self, source: int, slot: int, x: Tensor) -> None:
-        """Let contiguous `x` be what `source`, a rank of the world, puts into its slot."""
-        if _one_is_on_loan(self._slots[source]):
-            self._copy_out(source, slot, x)
-        else:
-            self._borrow(source, slot, x)
-
-    def _copy_out(self, source: int, slot: int, x: Tensor) -> None:
-        """Fill `x` with what is in the slot, as it comes, and free the slot."""
+    def copy_out(self, source: int, slot: int, x: Tensor) -> None:
+        """Fill contiguous `x` with what `source`, a rank of the world, puts into a slot of its own, and free that."""
         filled, room = self._slots[source][slot]
         address, nbytes, taken = x.data_ptr(), x.nbytes, 0
         while taken < nbytes:
@@ -105,8 +98,11 @@ class Outbox:
             taken = end
         filled.value = 0
 
-    def _borrow(self, source: int, slot: int, x: Tensor) -> None:
-        """Let `x` lie in the slot, once it is filled."""
+    def borrow(self, source: int, slot: int, x: Tensor) -> None:
+        """Let `x` lie in the slot, once it is filled; if another slot of `source` is on loan, `x` gets a copy."""
+        if _one_is_on_loan(self._slots[source]):
+            self.copy_out(source, slot, x)
+            return
         filled, room = self._slots[source][slot]
         _filled_beyond(x.nbytes - 1, filled)
         filled.value = _ON_LOAN

@@ -1,19 +1,21 @@
 """The sum over the ranks of one host, through memory that they share.
 
-Each rank lays out, scaled, what the others add up, adds up its own part of everybody's, puts the result where each
-of them had laid out its numbers, and copies from its own stage what the others have put there. An MPI library does the
-same with more copies, and with fresh memory for every call. Two ranks with little to add do it all twice instead: each
-sees the other's numbers, and they wait for each other only once.
+Each rank lays out what the others add up, scaled where that is exact, adds up its own part of everybody's, puts the
+result where each of them had laid out its numbers, and copies from its own stage what the others have put there. An MPI
+library does the same with more copies, and with fresh memory for every call. Two ranks with little to add do it all
+twice instead: each sees the other's numbers, and they wait for each other only once.
 """
 
 from __future__ import annotations
 
+from math import frexp
 from typing import NamedTuple
 
 import torch
 from mpi4py import MPI
 from torch import Tensor
 
+from torchmn.communicators.buffers import scale_
 from torchmn.communicators.shared_memory import share
 
 CHUNK_BYTES = 1 << 20
@@ -56,22 +58,24 @@ class SharedSum:
 
     def sum_(self, source: Tensor, flat: Tensor, scale: float) -> None:
         """Fill `flat` with `scale` times the sum of all ranks' `source`, which may be it; everywhere the same bits."""
+        before, after = (scale, 1.0) if _is_power_of_two(scale) else (1.0, scale)
         if len(self._others) == 1 and flat.nbytes <= CHUNK_BYTES:
-            _put(source, scale, self._shown(source)[self._rank])
+            _put(source, before, self._shown(source)[self._rank])
             self._comm.Barrier()
             first, second = self.seen(source)
             torch.add(first, second, out=flat)
+            scale_(flat, after)
             return
         totals = flat.split(CHUNK_BYTES // flat.element_size())
         givens = totals if source.data_ptr() == flat.data_ptr() else source.split(len(totals[0]))
         added: _Chunk | None = None
         # A barrier ends two things at once: the addition of a chunk, and the laying out of the next.
         for given, total in zip(givens, totals, strict=True):
-            chunk = self._lay_out(given, total, scale)
+            chunk = self._lay_out(given, total, before)
             self._comm.Barrier()
             if added is not None:
                 self._collect(added)
-            self._add_up(chunk, scale)
+            self._add_up(chunk, before, after)
             added = chunk
         self._comm.Barrier()
         if added is not None:
@@ -112,13 +116,14 @@ class SharedSum:
             _put(chunk.given[rank], scale, mine[rank])
         return chunk
 
-    def _add_up(self, chunk: _Chunk, scale: float) -> None:
+    def _add_up(self, chunk: _Chunk, before: float, after: float) -> None:
         """Add up this rank's part of everybody's numbers, and give the result to everybody."""
         me = self._rank
         total, theirs = chunk.total[me], [chunk.stages[rank][me] for rank in self._others]
-        torch.add(theirs[0], chunk.given[me], alpha=1 if scale == 1.0 else scale, out=total)  # ints take no float
+        torch.add(theirs[0], chunk.given[me], alpha=1 if before == 1.0 else before, out=total)  # ints take no float
         for numbers in theirs[1:]:
             total.add_(numbers)
+        scale_(total, after)
         for place in theirs:
             place.copy_(total)
 
@@ -140,6 +145,11 @@ class SharedSum:
             self._parts[self._turn, dtype, length] = views
         self._turn = 1 - self._turn
         return views
+
+
+def _is_power_of_two(scale: float) -> bool:
+    """Whether numbers may be scaled before they are added: not by a third, or what cancels out would leave rounding."""
+    return frexp(scale)[0] == 0.5
 
 
 def _put(source: Tensor, scale: float, into: Tensor) -> None:

@@ -91,6 +91,13 @@ def test_gradients_are_compressed_between_threads(size):
         torchmn.run_threads(lambda comm, half=half: check_compression(comm, half), size, grad_dtype=half)
 
 
+@ranks(2, 3)
+def test_ranks_that_would_send_other_dtypes_are_told_before(comm):
+    comm.settings.grad_dtype = torch.bfloat16 if comm.rank == 0 else None
+    with pytest.raises(torchmn.TorchMNError, match="grad_dtype"):
+        comm.multi_node_mean_grad(model_with({"w": np.ones(3)}))
+
+
 def test_one_rank_alone_rounds_nothing():
     comm = torchmn.create_communicator("solo", grad_dtype=torch.bfloat16)
     model = model_with({"w": np.array([1 + 2.0**-20])})
