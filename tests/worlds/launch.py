@@ -8,6 +8,7 @@ import shutil
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 import uuid
 from pathlib import Path
@@ -98,6 +99,9 @@ class Launch:
         for process in self.processes:
             process.wait()
         self.remain(seconds=10)
+        for process in self.processes:
+            # An Open MPI that was killed leaves this, and a later one with the same number would not start.
+            shutil.rmtree(Path(tempfile.gettempdir()) / f"ompi.{process.pid}", ignore_errors=True)
 
 
 def labelled(label: str) -> list[psutil.Process]:
