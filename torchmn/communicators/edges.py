@@ -174,15 +174,16 @@ class EdgeBook:
             if key in self._answers:
                 return False
             came = comm._take_into(room, layout, peer, comm.tag_limit, "backward of send", edge)
+            if isinstance(came, int):
+                if came & _NUMBER_MASK == key[1]:
+                    self.sent.pop(key, None)
+                    return True
+                came = Message(Kind.TENSOR, (room,), came, (False,))
+            # While still listening: whoever listens next must find it, or would wait for what has come.
+            self._keep(comm, peer, came)
+            return False
         finally:
             del self._listeners[peer]
-        if isinstance(came, int):
-            if came & _NUMBER_MASK == key[1]:
-                self.sent.pop(key, None)
-                return True
-            came = Message(Kind.TENSOR, (room,), came, (False,))
-        self._keep(comm, peer, came)
-        return False
 
     def await_answer(self, comm: Communicator, key: Key) -> Message:
         """The answer to a sent edge. Whatever else comes from that rank meanwhile is kept."""
