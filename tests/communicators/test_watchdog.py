@@ -92,3 +92,13 @@ def test_run_threads_returns_the_results_in_rank_order() -> None:
 def test_run_threads_refuses_a_size_that_can_not_be(size: int, hosts: list[str] | None) -> None:
     with pytest.raises(torchmn.ArgumentError, match="run_threads"):
         torchmn.run_threads(lambda comm: None, size, hosts)
+
+
+def test_a_comparison_of_arguments_that_took_no_note_is_in_the_table_all_the_same() -> None:
+    def body(comm: torchmn.Communicator) -> None:
+        if comm.rank == 0:
+            comm._meet("a lonely comparison", None)
+        comm.recv(0)
+
+    with pytest.raises(torchmn.WaitTimeout, match="a lonely comparison +all"):
+        torchmn.run_threads(body, 2, timeout=0.3)

@@ -7,6 +7,7 @@ import torch
 import torchmn
 from tests.worlds import ranks
 from torchmn.communicators.mean import LARGE_BYTES, means
+from torchmn.communicators.watchdog import Wait
 
 
 @ranks(2, 3, on="threads")
@@ -16,7 +17,8 @@ def test_means_of_small_gradients_are_views_of_one_buffer_and_others_stay_where_
     large = torch.full((LARGE_BYTES // 4,), float(comm.rank))
     turned = torch.full((5, 4), float(comm.rank)).t()
     in_graph = torch.full((4,), float(comm.rank), requires_grad=True)
-    found = means(comm, [small[0], large, turned, small[1], in_graph, small[2]], None, None)
+    with Wait(comm, "means"):
+        found = means(comm, [small[0], large, turned, small[1], in_graph, small[2]], None, None)
     expected = [middle, middle, middle, 10 * middle, middle, 0.0]
     for mean, number in zip(found, expected, strict=True):
         assert (mean == number).all()

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from math import prod
+from threading import get_ident
 from typing import Any
 
 import torch
@@ -28,7 +29,7 @@ from torchmn.errors import ArgumentError, PeerError, TorchMNError
 class Communicator(ObjectOperations, Buffers):
     """A group of ranks that can send to each other and act together.
 
-    Operations on tensors return new, detached tensors. A wrong argument on one rank of a collective operation
+    Operations on tensors return new, detached tensors (`bcast` the root's own). A wrong argument on one rank of a collective operation
     raises on every rank of it, before anything is sent. A wait longer than `timeout` ends the job with a table
     of what each rank was doing.
     """
@@ -121,12 +122,11 @@ class Communicator(ObjectOperations, Buffers):
         Every rank must call it; a rank with `color=None` takes part and gets None.
         """
         with Wait(self, "split"):
-            problem = (
-                None
-                if color is None or isinstance(color, int)
-                else f"expected color to be an int or None, got {color!r}"
-            )
-            problem = problem or (None if isinstance(key, int) else f"expected key to be an int, got {key!r}")
+            problem = None
+            if color is not None and not isinstance(color, int):
+                problem = f"expected color to be an int or None, got {color!r}"
+            elif not isinstance(key, int):
+                problem = f"expected key to be an int, got {key!r}"
             self._meet("split", problem)
             choices = self._allgather_pickled((color, key))
             self._splits += 1
@@ -221,7 +221,10 @@ class Communicator(ObjectOperations, Buffers):
                 self._barrier()
 
     def bcast(self, x: Tensor | None, root: int = 0) -> Tensor:
-        """The tensor of rank `root`, on every rank; the other ranks' `x` is ignored and may be None."""
+        """The tensor of rank `root`, on every rank; the other ranks' `x` is ignored and may be None.
+
+        On `root` that is `x` itself, detached, without a copy: who changes it there changes `x`.
+        """
         with Wait(self, "bcast"):
             problem = checks.rank_problem(root, self.size, "root")
             if problem is None and self.rank == root:
@@ -278,8 +281,7 @@ class Communicator(ObjectOperations, Buffers):
                 self._bcast_bytes(wire.Header(Kind.TUPLE, 0, 0, layout).encode(), root)
                 self._exchange_pieces({peer: part for peer, part in enumerate(parts) if peer != root}, {})
                 return xs[root].detach().clone()
-            header, _ = wire.Header.decode(self._bcast_bytes(None, root))
-            spec = header.layout.specs[self.rank]
+            spec = wire.Header.decode(self._bcast_bytes(None, root))[0].layout.specs[self.rank]
             mine = self._room(spec.shape, spec)
             self._exchange_pieces({}, {root: mine})
             return mine.to(self.device) if spec.on_gpu else mine
@@ -361,6 +363,9 @@ class Communicator(ObjectOperations, Buffers):
         Returns None if all ranks said exactly the same; otherwise each rank's `may_differ`. A contiguous tensor of at
         most `carried_bytes` goes to all ranks along with the comparison: see `_carried_parts`.
         """
+        if get_ident() not in self._watch.waits:  # the watchdog must see this wait, whoever comes here without a note
+            with Wait(self, operation):
+                return self._meet(operation, problem, names, values, may_differ, carried)
         if self._closed:
             self._check_open(operation)
         if self._edges.unneeded:

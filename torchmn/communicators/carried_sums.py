@@ -25,7 +25,7 @@ Said = tuple[torch.dtype, torch.Size, str]
 
 def again(comm: Communicator, x: Tensor, op: str, in_place: bool) -> Tensor | None:
     """The reduction of a tensor just like one that was carried before; None if there was none."""
-    if type(x) is not Tensor or type(op) is not str or x.layout is not _STRIDED:
+    if type(x) is not Tensor or type(op) is not str or x.layout is not _STRIDED or x.is_nested:
         return None
     number = comm._carried_before.get((x.dtype, x.shape, op))
     if number is None or comm._aside is not None or comm._closed or comm._edges.unneeded:

@@ -46,6 +46,8 @@ def tensor_problem(x: object) -> str | None:
         return f"expected a tensor, got {describe(x)}"
     if x.layout is not torch.strided:
         return f"expected a dense tensor, got layout {x.layout} (send its indices and values, or x.to_dense())"
+    if x.is_nested:
+        return "expected a dense tensor, got a nested one (send the tensors of x.unbind())"
     if x.dtype not in wire.DTYPE_CODES:
         return f"expected a dtype that can travel, got {x.dtype}"
     if not (x.is_cpu or x.is_cuda):

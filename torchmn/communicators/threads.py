@@ -53,6 +53,8 @@ class ThreadWorld:
     def wait_until(self, ready: Callable[[], bool], needed: Callable[[], Sequence[int]], rank: int) -> None:
         """Wait, with the lock held, until `ready`; raise if the world failed or a needed rank has left."""
         while not ready():
+            # Every operation comes by here in some test: none of them may wait where the watchdog can not see it.
+            assert threading.get_ident() in self.watches[rank].waits, "a wait without a note for the watchdog"
             if self.failure is not None:
                 raise (WaitTimeout if self.timed_out else PeerError)(self.failure)
             gone = self.left.intersection(needed())

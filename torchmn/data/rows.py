@@ -55,7 +55,7 @@ _BUILDERS: dict[str, Callable[[str, Sequence[Tensor]], Any]] = {
 
 
 def _is_rows(x: object) -> bool:
-    return isinstance(x, Tensor) and x.dim() > 0 and not x.is_nested and checks.tensor_problem(x) is None
+    return isinstance(x, Tensor) and checks.tensor_problem(x) is None and x.dim() > 0
 
 
 def _torch_knows(dtype: np.dtype) -> bool:

@@ -8,6 +8,7 @@ from tests.worlds import every_world_of_several, ranks
 from tests.worlds.data import assert_refused
 
 ONES = torch.ones(3)
+NESTED = torch.nested.as_nested_tensor([torch.ones(2), torch.ones(3)])
 
 
 def wrong_arguments(comm) -> list[tuple]:
@@ -22,6 +23,7 @@ def wrong_arguments(comm) -> list[tuple]:
         ("allreduce", lambda: comm.allreduce(ONES, "avg"), lambda: comm.allreduce(ONES), ("'avg'", "mean")),
         ("allreduce", lambda: comm.allreduce(ONES.to_sparse()), lambda: comm.allreduce(ONES), ("sparse",)),
         ("allreduce", lambda: comm.allreduce(ONES.to("meta")), lambda: comm.allreduce(ONES), ("meta",)),
+        ("allreduce", lambda: comm.allreduce(NESTED), lambda: comm.allreduce(ONES), ("nested", "unbind")),
         ("allgather", lambda: comm.allgather((ONES,)), lambda: comm.allgather(ONES), ("tensor", "tuple")),
         ("gather", lambda: comm.gather(3.0), lambda: comm.gather(ONES), ("tensor", "3.0")),
         ("gather", lambda: comm.gather(ONES, n), lambda: comm.gather(ONES), ("root", str(n))),
