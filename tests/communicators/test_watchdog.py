@@ -100,5 +100,5 @@ def test_a_comparison_of_arguments_that_took_no_note_is_in_the_table_all_the_sam
             comm._meet("a lonely comparison", None)
         comm.recv(0)
 
-    with pytest.raises(torchmn.WaitTimeout, match="a lonely comparison +all"):
+    with pytest.raises(torchmn.WaitTimeout, match=r"a lonely comparison +all"):
         torchmn.run_threads(body, 2, timeout=0.3)

@@ -29,9 +29,9 @@ from torchmn.errors import ArgumentError, PeerError, TorchMNError
 class Communicator(ObjectOperations, Buffers):
     """A group of ranks that can send to each other and act together.
 
-    Operations on tensors return new, detached tensors (`bcast` the root's own). A wrong argument on one rank of a collective operation
-    raises on every rank of it, before anything is sent. A wait longer than `timeout` ends the job with a table
-    of what each rank was doing.
+    Operations on tensors return new, detached tensors (`bcast` the root's own). A wrong argument on one rank of a
+    collective operation raises on every rank of it, before anything is sent. A wait longer than `timeout` ends the
+    job with a table of what each rank was doing.
     """
 
     def __init__(self, place: Place, settings: Settings):
