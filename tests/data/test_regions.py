@@ -200,6 +200,52 @@ def test_what_is_cut_must_exist_and_be_the_same_on_every_rank(comm):
 
 
 @ranks(2, on="threads")
+def test_a_table_of_labels_is_never_cut_along_its_rows(comm):
+    images, _ = images_and_labels()
+    grid, table = ProcessGrid(comm, height=2), torch.arange(40).view(10, 4)
+    with pytest.raises(HaloError, match=r"expected images of at least 2 dims, got shape \(4,\)"):
+        scatter_regions((images, table), grid, cut=(0, 1))
+    masks = torch.zeros(10, 7, 8 + comm.rank)
+    with pytest.raises(MismatchError, match=r"images \(\(3, 7, 9\), \(7, 8\)\)"):
+        scatter_regions((images, masks), grid, cut=(0, 1))
+
+
+@ranks(2, on="threads")
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"cut": None}, "rank 1 of 2: .*expected cut to be a place or a key, or several of them, got None"),
+        ({"cut": ()}, r"expected cut to be a place .*got \(\)"),
+        ({"cut": (0.5,)}, r"expected cut to be a place .*got \(0.5,\)"),
+        ({"dims": "2"}, "expected dims, .*to be an int, got '2'"),
+    ],
+)
+def test_options_that_one_rank_gets_wrong_are_an_error_on_all(comm, options: dict, words: str):
+    with pytest.raises(ArgumentError, match=words):
+        scatter_regions(images_and_labels(), ProcessGrid(comm, height=2), **(options if comm.rank == 1 else {}))
+
+
+@ranks(2, on="threads")
+def test_images_that_are_not_found_are_told_what_there_is(comm):
+    images, labels = images_and_labels()
+    grid = ProcessGrid(comm, height=2)
+    with pytest.raises(ArgumentError, match=r"an element 'images' to cut, got a dict of 'image', 'label'.*cut="):
+        scatter_regions(Items(images, labels, dict), grid, cut="images")
+    with pytest.raises(ArgumentError, match=r"tensors or arrays, got 3.*the data set's transform"):
+        scatter_regions([(3, 1)], grid)
+
+
+@ranks(2, on="threads")
+def test_a_slice_is_a_list_of_items(comm):
+    images, labels = images_and_labels()
+    grid, mine = ProcessGrid(comm, height=2), slice(0, 4) if comm.rank == 0 else slice(4, 7)
+    for data in ((images, labels), Items(images, labels, tuple)):
+        items = scatter_regions(data, grid)[8:1:-3]
+        assert [int(label) for _, label in items] == labels[[8, 5, 2]].tolist()
+        assert torch.equal(torch.stack([image for image, _ in items]), images[[8, 5, 2]][:, :, mine])
+
+
+@ranks(2, on="threads")
 def test_volumes_and_signals(comm):
     volumes = torch.rand(2, 1, 4, 3, 5)
     tiles = scatter_regions(volumes, ProcessGrid(comm, depth=2))

@@ -60,8 +60,9 @@ class Columns:
     def __len__(self) -> int:
         return min(len(column) for column in self.columns)
 
-    def image_shape(self) -> tuple[int, ...]:
-        return tuple(self.columns[self.cut[0]].shape[1:])
+    def image_shapes(self) -> tuple[tuple[int, ...], ...]:
+        """Of what is cut of an item."""
+        return tuple(tuple(self.columns[place].shape[1:]) for place in self.cut)
 
     def tiles(self, region: Region, rows: Tensor | None) -> Tiles:
         """The items of `rows` (None: all), cut. What lay in memory can then be freed."""
@@ -87,11 +88,11 @@ class Items:
     def __len__(self) -> int:
         return len(self.dataset)
 
-    def image_shape(self) -> tuple[int, ...]:
+    def image_shapes(self) -> tuple[tuple[int, ...], ...]:
+        """Of what is cut of the first item."""
         item = self.dataset[0]
         images = [_of(item, key) for key in self.cut] if isinstance(item, list | tuple | dict) else [item]
-        shapes = [tuple(_checked(image).shape) for image in images]
-        return shapes[0]
+        return tuple(tuple(_checked(image).shape) for image in images)
 
     def tiles(self, region: Region, rows: Tensor | None) -> Tiles:
         """The items of `rows` (None: all), cut."""
@@ -163,7 +164,7 @@ def _places(cut: Cut, columns: int) -> tuple[int, ...]:
 
 def _taken(x: Any, region: Region | None, rows: Tensor | None) -> Tiles:
     """The rows of a column, cut: a copy of the tiles of what lies in memory; a file's are read when asked for."""
-    index = region.index(x.shape) if region else (slice(None),) * len(x.shape)
+    index = (slice(None), *(region.index(x.shape[1:]) if region else (slice(None),) * (len(x.shape) - 1)))
     # Slice first, then take rows: so no more than the tile is ever read.
     if isinstance(x, Tensor):
         tiles = x.detach()[index]
@@ -206,10 +207,16 @@ def _of(item: Any, key: int | str) -> Any:
     try:
         return item[key]
     except (KeyError, IndexError, TypeError):
-        raise ArgumentError(f"expected items with an element {key!r} to cut, got {describe(item)}") from None
+        has = f"a dict of {', '.join(map(repr, item))}" if isinstance(item, dict) else describe(item)
+        raise ArgumentError(
+            f"expected items with an element {key!r} to cut, got {has}. Name the elements that are images with cut="
+        ) from None
 
 
 def _checked(image: Any) -> Any:
     if not isinstance(image, Tensor | np.ndarray):
-        raise ArgumentError(f"expected images that are tensors or arrays, got {describe(image)}")
+        raise ArgumentError(
+            f"expected images that are tensors or arrays, got {describe(image)}. Name those elements of an item that "
+            "are with cut=; a picture of another kind must be made one by the data set's transform"
+        )
     return image

@@ -47,28 +47,29 @@ def scatter_regions(
     Data sets that differ between ranks, images with fewer rows than ranks, and wrong arguments raise on every rank.
     """
     grid = checked_grid(grid, "scatter_regions")
-    dims = dims or (3 if grid.sizes["depth"] > 1 else 2)
-    places = (cut,) if isinstance(cut, int | str) else tuple(cut)
-    region, source, said, problem, kind = None, None, {}, None, ArgumentError
+    region, source, total, shapes, problem, kind = None, None, 0, (), None, ArgumentError
+    places: tuple[int | str, ...] = ()
     try:
+        places = _places(cut)
+        dims = _dims(dims, grid)
         region = Region(grid.axes_of(dims), grid.parts_of(dims), grid.place_of(dims))
         source = source_of(dataset, places)
-        said = {"items": len(source), "image": source.image_shape() if len(source) else ()}
-        if said["items"]:
-            region.intervals(said["image"])
-        problem = _order_problem(batch_size, seed, said["items"], grid.sizes["data"], drop_last)
+        total = len(source)
+        shapes = source.image_shapes() if total else ()
+        for shape in shapes:
+            region.intervals(shape)
+        problem = _order_problem(batch_size, seed, total, grid.sizes["data"], drop_last)
     except (ArgumentError, HaloError) as error:
         problem, kind = str(error), type(error)
     except Exception as error:  # a user's data set may raise anything
         problem = f"the data set raised {type(error).__name__}: {error}"
-    agreed = {**said, "batch_size": batch_size, "shuffle": bool(shuffle), "seed": seed, "drop_last": bool(drop_last)}
-    agreed |= {"cut": places, "dims": dims}
+    agreed = {"items": total, "images": shapes, "batch_size": batch_size, "shuffle": bool(shuffle), "seed": seed}
+    agreed |= {"drop_last": bool(drop_last), "cut": places, "dims": dims}
     try:
         meet(grid.comm, "scatter_regions", problem, {} if problem else agreed)
     except ArgumentError as error:
         raise kind(str(error)) from None
     assert region is not None and source is not None
-    total = int(said["items"])
     if shuffle and seed is None:
         seed = grid.comm.bcast_obj(drawn_seed() if grid.comm.rank == 0 else None)
     order = permutation(total, seed if shuffle else None)
@@ -78,7 +79,7 @@ def scatter_regions(
     everything = batch_size is None and not shuffle
     item = source.tiles(region, None if everything else rows)
     micro = None if batch_size is None else len(owned(batch_size, grid.sizes["data"], grid.place["data"]))
-    return RegionDataset(item, rows, total, tuple(said["image"]), region, micro)
+    return RegionDataset(item, rows, total, shapes[0] if shapes else (), region, micro)
 
 
 def micro_batches(order: Tensor, batch_size: int, replicas: int, replica: int, drop_last: bool) -> Tensor:
@@ -117,14 +118,34 @@ class RegionDataset(Dataset[Any]):
     def __len__(self) -> int:
         return len(self.indices)
 
-    def __getitem__(self, index: int) -> Any:
+    def __getitem__(self, index: int | slice) -> Any:
+        """One item, or a list of those of a slice."""
         place = range(len(self))[index]  # negative ones too, and an IndexError beyond the end
-        return self._item(place)
+        return [self._item(each) for each in place] if isinstance(place, range) else self._item(place)
 
     def __repr__(self) -> str:
         rows = ", ".join(map(str, self.region))
         whole = "x".join(map(str, self.image_shape))
         return f"RegionDataset({len(self)} of {self.global_length} items; [{rows}] of images of {whole})"
+
+
+def _places(cut: Any) -> tuple[int | str, ...]:
+    """What `cut` names, as a tuple."""
+    places = (cut,) if isinstance(cut, int | str) else tuple(cut) if isinstance(cut, Sequence) else ()
+    if not places or not all(isinstance(place, int | str) for place in places):
+        raise ArgumentError(f"expected cut to be a place or a key, or several of them, got {cut!r}")
+    return places
+
+
+def _dims(dims: Any, grid: ProcessGrid) -> int:
+    """How many last dims are the image's."""
+    if dims is None:
+        return 3 if grid.sizes["depth"] > 1 else 2
+    if isinstance(dims, bool) or not isinstance(dims, int):
+        raise ArgumentError(
+            f"expected dims, the number of an image's last dims that are cut, to be an int, got {dims!r}"
+        )
+    return dims
 
 
 def _order_problem(batch_size: Any, seed: Any, items: int, replicas: int, drop_last: bool) -> str | None:
