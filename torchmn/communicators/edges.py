@@ -161,27 +161,25 @@ class EdgeBook:
             comm._send_message(Message(Kind.TUPLE, gradients, number, wants_gradient), peer, comm.tag_limit)
         self.received.pop(key, None)
 
-    def put_answer_into(self, room: Tensor, layout: Layout, edge: Edge) -> bool:
-        """Whether `room` now holds the answer to a sent edge: if it came next, and is one tensor of that layout.
-
-        If not, `await_answer` finds it.
-        """
+    def answer_like(self, layout: Layout, edge: Edge) -> Tensor | None:
+        """The answer to a sent edge if it comes next and is one tensor of that layout; else `await_answer` has it."""
         comm, key = edge.comm, edge.key
         peer, here = key[0], get_ident()
         if self._listeners.setdefault(peer, here) != here:
-            return False
+            return None
         try:
             if key in self._answers:
-                return False
-            came = comm._take_into(room, layout, peer, comm.tag_limit, "backward of send", edge)
-            if isinstance(came, int):
-                if came & _NUMBER_MASK == key[1]:
+                return None
+            came = comm._take_like(layout, peer, comm.tag_limit, "backward of send", edge)
+            if isinstance(came, tuple):
+                number, gradient = came
+                if number & _NUMBER_MASK == key[1]:
                     self.sent.pop(key, None)
-                    return True
-                came = Message(Kind.TENSOR, (room,), came, (False,))
+                    return gradient
+                came = Message(Kind.TENSOR, (gradient,), number, (False,))
             # While still listening: whoever listens next must find it, or would wait for what has come.
             self._keep(comm, peer, came)
-            return False
+            return None
         finally:
             del self._listeners[peer]
 

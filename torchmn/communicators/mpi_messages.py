@@ -223,13 +223,22 @@ class MPIMessages(Communicator):
         self._p2p.Recv(inbox.buffer, source, tag)
         return self._message_in(inbox, source)
 
-    def _take_into(
-        self, room: Tensor, layout: Layout, source: int, tag: int, operation: str, edge: Edge | None = None
-    ) -> int | Message:
+    def _take_like(
+        self,
+        layout: Layout,
+        source: int,
+        tag: int,
+        operation: str,
+        edge: Edge | None = None,
+        room: Tensor | None = None,
+    ) -> tuple[int, Tensor] | Message:
         inbox = self._inboxes.pop() if self._inboxes else _Inbox()
         data, alike, nbytes = inbox.data, layout.alike, layout.nbytes
         start = 8 + len(alike)
-        payload, space = inbox.view[start : start + nbytes], _fromaddress(room.data_ptr(), nbytes)
+        end = start + nbytes
+        if room is None and nbytes > _QUICK_BYTES:
+            room = layout.specs[0].empty()
+        payload, space = inbox.view[start:end], None if room is None else _fromaddress(room.data_ptr(), nbytes)
         request = self._p2p.Irecv(inbox.buffer, source, tag)
         shown = tag if edge is None else edge.place[0]
         if not request.Test():  # what is there already needs no note
@@ -238,10 +247,15 @@ class MPIMessages(Communicator):
         if not data.startswith(alike, 8):
             with Wait(self, operation, source, shown, edge):
                 message = self._message_in(inbox, source, room, layout)
-            return message.edge if message.tensors and message.tensors[0] is room else message
-        space[:] = payload
+            if room is not None and message.tensors and message.tensors[0] is room:
+                return message.edge, room
+            return message
+        if room is None or space is None:
+            room = wire.tensor_around(data[start:end], layout.specs[0])
+        else:
+            space[:] = payload
         self._inboxes.append(inbox)
-        return _unpack_edge(data)[0]
+        return _unpack_edge(data)[0], room
 
     def _message_in(
         self, inbox: _Inbox, source: int, room: Tensor | None = None, expected: Layout | None = None

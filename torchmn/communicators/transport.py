@@ -70,12 +70,19 @@ class Transport(ABC):
     def _take(self, source: int, tag: int) -> Message:
         """Wait for the next message from `source` with `tag`."""
 
-    def _take_into(
-        self, room: Tensor, layout: Layout, source: int, tag: int, operation: str, edge: Edge | None = None
-    ) -> int | Message:
-        """`_take`, with the watchdog's note; but of one tensor of that layout, put into `room`, only its number.
+    def _take_like(
+        self,
+        layout: Layout,
+        source: int,
+        tag: int,
+        operation: str,
+        edge: Edge | None = None,
+        room: Tensor | None = None,
+    ) -> tuple[int, Tensor] | Message:
+        """`_take`, with the watchdog's note; but of one tensor of that layout, only its number and the tensor.
 
-        `room` is a tensor of that layout, on the host; only for layouts of at most `room_bytes`, which are not empty.
+        That is `room` if it was given: a tensor of that layout, on the host. Only for layouts of at most `room_bytes`,
+        which are not empty.
         """
         raise NotImplementedError
 

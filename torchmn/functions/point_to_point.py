@@ -54,8 +54,8 @@ class _Sent(torch.autograd.Function):
             edges.tend_after_backward(comm)
         in_graph = is_grad_enabled()
         if answer is not None and not in_graph:
-            gradient = answer.specs[0].empty()
-            if edges.put_answer_into(gradient, answer, edge):
+            gradient = edges.answer_like(answer, edge)
+            if gradient is not None:
                 return None, gradient
         with Wait(comm, "backward of send", key[0], edge.place[0], edge):
             message = edges.await_answer(comm, key)

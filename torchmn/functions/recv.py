@@ -76,9 +76,9 @@ def _received_as_expected(
         edges.say_unneeded(comm)
     edge, room = Edge(comm, (rank, 0), place, edges.unneeded), layout.specs[0].empty()
     received = received_ahead((edge, room), delegate)
-    came = comm._take_into(room, layout, rank, tag, "recv")
-    if isinstance(came, int):
-        edge.key = key = (rank, came)
+    came = comm._take_like(layout, rank, tag, "recv", None, room)
+    if isinstance(came, tuple):
+        edge.key = key = (rank, came[0])
         edges.received[key] = place
         edge.__class__ = UnvisitedEdge  # only from now on somebody waits for its gradient
         if edges.unneeded or edges.forgotten or edges.lost:
