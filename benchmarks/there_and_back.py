@@ -1,10 +1,12 @@
 """Part (a) of model_parallel.py: a tensor goes to the other rank and its gradient comes back.
 
-Times are microseconds for there and back. `raw/ours` is our bandwidth as a share of raw mpi4py's; `gloo/ours` how many
-times faster than gloo's plain messages, without autograd, we are. `bare` is what torch itself asks for: the two raw
-messages inside of the smallest autograd functions that can be written. And `torch` is the receiver's part of that
-without any message: such a function and its `backward(gradient)`, each rank for itself. The gradient can not leave
-before that is done, so nobody is less than this over raw.
+The first table is microseconds for there and back: by our `send` and `recv`; by `raw` messages of mpi4py without
+autograd, and by `gloo`'s; and by what one would write oneself (by_hand.py says what those columns are).
+
+The second table is what that means. How much over raw we are, the `prototype` of two messages each way, and what users
+write `by hand`; and our share of what the prototype takes over raw, `ours/prototype`, in which the speed of the machine
+cancels out. `raw/ours` is our bandwidth as a share of raw mpi4py's; `gloo/ours` how many times faster than gloo's plain
+messages, without autograd, we are.
 
 Two rows more, which no issue asks for. `1 MB, used`: what is sent is written before, and what is received is read
 after, as it would be in a model. `16 x 1 KB`: so many tensors are sent one after the other, and each rank calls
@@ -13,8 +15,7 @@ backward once for all of them, as a model does; microseconds per tensor.
 
 from __future__ import annotations
 
-from typing import Any
-
+import by_hand
 import side_by_side
 import torch
 import torch.distributed as dist
@@ -34,7 +35,6 @@ def there_and_back(comm: torchmn.Communicator, nbytes: int) -> side_by_side.Cont
     x = torch.zeros(nbytes // 4, requires_grad=True)
     gradient = torch.ones(nbytes // 4)
     plain = x.detach()
-    anchor = torch.zeros((), requires_grad=True)
 
     def ours() -> None:
         if comm.rank == 0:
@@ -52,13 +52,6 @@ def there_and_back(comm: torchmn.Communicator, nbytes: int) -> side_by_side.Cont
             RAW.Recv([memory(fresh), MPI.BYTE], 0)
             RAW.Send([memory(gradient), MPI.BYTE], 0)
 
-    def bare() -> None:
-        if comm.rank == 0:
-            x.grad = None
-            _BareSend.apply(x).backward()
-        else:
-            _BareReceive.apply(anchor, nbytes).backward(gradient)
-
     def gloo() -> None:
         fresh = torch.empty_like(plain)
         if comm.rank == 0:
@@ -68,47 +61,7 @@ def there_and_back(comm: torchmn.Communicator, nbytes: int) -> side_by_side.Cont
             dist.recv(fresh, 0)
             dist.send(gradient, 0)
 
-    def only_torch() -> None:
-        _Nothing.apply(anchor, nbytes).backward(gradient)
-
-    return {"ours": ours, "raw": raw, "bare": bare, "torch": only_torch, "gloo": gloo}
-
-
-class _BareSend(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
-        RAW.Send([memory(x), MPI.BYTE], 1)
-        ctx.count = x.numel()
-        return torch.zeros(())
-
-    @staticmethod
-    def backward(ctx: Any, *_: torch.Tensor) -> torch.Tensor:
-        fresh = torch.empty(ctx.count)
-        RAW.Recv([memory(fresh), MPI.BYTE], 1)
-        return fresh
-
-
-class _BareReceive(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, anchor: torch.Tensor, nbytes: int) -> torch.Tensor:
-        fresh = torch.empty(nbytes // 4)
-        RAW.Recv([memory(fresh), MPI.BYTE], 0)
-        return fresh
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[None, None]:
-        RAW.Send([memory(gradients[0]), MPI.BYTE], 0)
-        return None, None
-
-
-class _Nothing(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, anchor: torch.Tensor, nbytes: int) -> torch.Tensor:
-        return torch.empty(nbytes // 4)
-
-    @staticmethod
-    def backward(ctx: Any, *_: torch.Tensor) -> tuple[None, None]:
-        return None, None
+    return {"ours": ours, "raw": raw, "gloo": gloo, **by_hand.contenders(comm.rank, nbytes)}
 
 
 def used(comm: torchmn.Communicator, nbytes: int) -> side_by_side.Contenders:
@@ -172,9 +125,9 @@ def many_edges(comm: torchmn.Communicator, nbytes: int) -> side_by_side.Contende
         if comm.rank == 0:
             for leaf in leaves:
                 leaf.grad = None
-            torch.autograd.backward([_BareSend.apply(leaf) for leaf in leaves])
+            torch.autograd.backward([by_hand.BareSend.apply(leaf) for leaf in leaves])
         else:
-            torch.autograd.backward([_BareReceive.apply(anchor, nbytes) for _ in gradients], gradients)
+            torch.autograd.backward([by_hand.BareReceive.apply(anchor, nbytes) for _ in gradients], gradients)
 
     return {"ours": ours, "raw": raw, "bare": bare}
 
@@ -187,27 +140,47 @@ def _pass_on(x: torch.Tensor, rank: int, sender: int) -> None:
         RAW.Recv([memory(x), MPI.BYTE], sender)
 
 
+_COLUMNS = ("ours", "raw", "bare", "torch", "prototype", "by hand", "gloo")
+
+
 def table(comm: torchmn.Communicator, rounds: int) -> str:
-    """A row for each size, and the two that are beside the issue."""
+    """The two tables, each with a row for each size, and the two rows that are beside the issue."""
     sizes = (KB, 64 * KB, MB, 4 * MB)
-    rows = [_row(side_by_side.size_text(size), there_and_back(comm, size), _iterations(size), rounds) for size in sizes]
-    rows.append(_row("1 MB, used", used(comm, MB), _iterations(MB), rounds))
-    rows.append(_row(f"{EDGES} x 1 KB", many_edges(comm, KB), _iterations(KB) // 4, rounds, EDGES))
-    header = ["size", "ours us", "raw us", "bare us", "torch us", "gloo us", "over raw us", "raw/ours", "gloo/ours"]
-    return side_by_side.table(header, rows)
+    micro = {
+        side_by_side.size_text(size): _microseconds(there_and_back(comm, size), _iterations(size), rounds)
+        for size in sizes
+    }
+    micro["1 MB, used"] = _microseconds(used(comm, MB), _iterations(MB), rounds)
+    micro[f"{EDGES} x 1 KB"] = _microseconds(many_edges(comm, KB), _iterations(KB) // 4, rounds, EDGES)
+    times = [[title, *[f"{row[name]:.1f}" if name in row else "" for name in _COLUMNS]] for title, row in micro.items()]
+    comparisons = [[title, *_comparison(row)] for title, row in micro.items()]
+    header = ["size", "ours over raw us", "prototype's", "by hand's", "ours/prototype", "raw/ours", "gloo/ours"]
+    return (
+        side_by_side.table(["size", *[f"{name} us" for name in _COLUMNS]], times)
+        + "\n\n"
+        + (side_by_side.table(header, comparisons))
+    )
 
 
 def _iterations(nbytes: int) -> int:
     return max(5, min(300, 32 * MB // nbytes))
 
 
-def _row(title: str, contenders: side_by_side.Contenders, iterations: int, rounds: int, tensors: int = 1) -> list[str]:
-    """The times per tensor of one size."""
+def _microseconds(
+    contenders: side_by_side.Contenders, iterations: int, rounds: int, tensors: int = 1
+) -> dict[str, float]:
+    """The time per tensor of each contender."""
     seconds = side_by_side.take_turns(contenders, iterations, rounds, RAW.Barrier)
-    micro = {name: 1e6 * value / tensors for name, value in seconds.items()}
-    times = [f"{micro[name]:.1f}" if name in micro else "" for name in ("ours", "raw", "bare", "torch", "gloo")]
-    ratios = [
-        f"{micro[name] / micro['ours']:.{digits}f}" if name in micro else ""
-        for name, digits in (("raw", 2), ("gloo", 1))
-    ]
-    return [title, *times, f"{micro['ours'] - micro['raw']:+.1f}", *ratios]
+    return {name: 1e6 * value / tensors for name, value in seconds.items()}
+
+
+def _comparison(micro: dict[str, float]) -> list[str]:
+    """A row of the second table, but for its title; empty where there is no such contender."""
+    over_raw = {name: value - micro["raw"] for name, value in micro.items()}
+    cells = [f"{over_raw[name]:+.1f}" if name in micro else "" for name in ("ours", "prototype", "by hand")]
+    # Where the prototype is not slower than raw messages, a share of that says nothing.
+    shared = over_raw.get("prototype", 0.0) > 0.0
+    cells.append(f"{over_raw['ours'] / over_raw['prototype']:.2f}" if shared else "")
+    cells.append(f"{micro['raw'] / micro['ours']:.2f}")
+    cells.append(f"{micro['gloo'] / micro['ours']:.1f}" if "gloo" in micro else "")
+    return cells
