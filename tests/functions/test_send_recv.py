@@ -342,6 +342,14 @@ def test_wrong_arguments_are_refused_by_name(comm):
         (lambda: F.send(torch.ones(1), comm, 2), r"expected rank in 0..1, got 2"),
         (lambda: F.recv(comm, 0 if comm.rank else 1, tag=-1), "expected tag"),
         (lambda: F.recv(comm, 0 if comm.rank else 1, delegate_variable=3), "expected delegate_variable"),
+        (lambda: F.send(comm, torch.ones(3), 1), r"as in F.send\(x, comm, rank\), got a torch.float32 tensor of shape"),
+        (lambda: F.send(comm, torch.ones(3), 1), rf"^rank {comm.rank} of 2: .* a communicator as x: put them in that"),
+        (lambda: F.send(torch.ones(3), 1, comm), r"got 1, and a communicator as rank: put them in that order"),
+        (
+            lambda: F.recv(0, comm),
+            rf"^rank {comm.rank} of 2: .* as in F.recv\(comm, rank\), got 0, and a comm.* as rank",
+        ),
+        (lambda: F.recv(0, 1), r"^expected comm to be a communicator, as in F.recv\(comm, rank\), got 0$"),
     ]
     for call, text in cases:
         with pytest.raises(torchmn.ArgumentError, match=text):

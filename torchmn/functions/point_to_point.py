@@ -16,10 +16,21 @@ import torch
 from torch import Tensor, is_grad_enabled
 
 from torchmn.communicators.base import Communicator
+from torchmn.communicators.checks import describe
 from torchmn.communicators.edges import HIGHER_ORDER, Edge, Key, Place
 from torchmn.communicators.watchdog import Wait
 from torchmn.communicators.wire import Kind, Layout, Message
+from torchmn.errors import ArgumentError
 from torchmn.functions.anchor import ANCHOR
+
+
+def no_communicator(call: str, given: object, others: dict[str, object]) -> ArgumentError:
+    """The error of a call like `call` that was given something else as its communicator; that may be in `others`."""
+    swapped = next((name for name, other in others.items() if isinstance(other, Communicator)), None)
+    comm: Any = others[swapped] if swapped else None
+    who = f"rank {comm.rank} of {comm.size}: " if swapped else ""
+    way_out = f", and a communicator as {swapped}: put them in that order" if swapped else ""
+    return ArgumentError(f"{who}expected comm to be a communicator, as in {call}, got {describe(given)}{way_out}")
 
 
 def delegate_of(comm: Communicator, key: Key, place: Place, answer: Layout | None, *tensors: Tensor) -> Tensor:

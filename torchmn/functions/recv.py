@@ -17,7 +17,7 @@ from torchmn.communicators.edges import Edge, Place, UnvisitedEdge, place_of_cal
 from torchmn.communicators.wire import Kind, Layout, Message
 from torchmn.errors import ArgumentError, TorchMNError
 from torchmn.functions import recomputation
-from torchmn.functions.point_to_point import Arrival, received_ahead, received_from
+from torchmn.functions.point_to_point import Arrival, no_communicator, received_ahead, received_from
 
 _MOST_EXPECTED = 1000  # for programs that use a new tag for each message
 _current_backward = torch._C._current_graph_task_id
@@ -33,7 +33,12 @@ def recv(
     Of a tuple, values that the loss does not depend on get a gradient of zeros; so does a value that is thrown away,
     or was received under `torch.no_grad`.
     """
-    comm._check_peer("recv", "rank", rank, tag)
+    try:
+        check = comm._check_peer
+    except AttributeError:
+        others: dict[str, object] = {"rank": rank, "delegate_variable": delegate_variable}
+        raise no_communicator("F.recv(comm, rank)", comm, others) from None
+    check("recv", "rank", rank, tag)
     if delegate_variable is not None and not isinstance(delegate_variable, Tensor):
         raise ArgumentError(
             f"rank {comm.rank} of {comm.size}: recv: expected delegate_variable to be the tensor that send returned, "

@@ -17,7 +17,7 @@ from torchmn.communicators.base import Communicator
 from torchmn.communicators.edges import place_of_caller
 from torchmn.communicators.wire import Kind, Message
 from torchmn.functions import recomputation
-from torchmn.functions.point_to_point import delegate_of
+from torchmn.functions.point_to_point import delegate_of, no_communicator
 
 _current_backward = torch._C._current_graph_task_id
 
@@ -30,7 +30,11 @@ def send(x: Tensor | Sequence[Tensor], comm: Communicator, rank: int, tag: int =
     `recv(..., delegate_variable=phi)` or `pseudo_connect(phi, y)`. Its backward waits for the gradient from `rank`;
     if it is forgotten and a gradient comes, a `DelegateError` names the two lines.
     """
-    comm._check_peer("send", "rank", rank, tag)
+    try:
+        check = comm._check_peer
+    except AttributeError:
+        raise no_communicator("F.send(x, comm, rank)", comm, {"x": x, "rank": rank}) from None
+    check("send", "rank", rank, tag)
     if _current_backward() != -1:  # inside of a backward
         recomputation.check_replaying(comm, "send")
         return torch.zeros((), requires_grad=is_grad_enabled())
