@@ -111,9 +111,13 @@ def test_a_result_that_backward_forgot_is_told_in_the_words_of_the_chain(comm):
     assert "recv" not in told and "tag" not in told and "pseudo_connect" not in told
 
 
-@ranks(2, on="threads")
-@pytest.mark.parametrize(("microbatches", "edges"), [(1, 1), (2, 1), (1, 2)])
-def test_what_a_failed_call_did_not_receive_is_not_taken_for_values_of_the_next(comm, microbatches, edges):
+@ranks(2)
+@pytest.mark.parametrize("columns", [1, 300_000])  # sent with their header, and by other ways
+@pytest.mark.parametrize("grad", [False, True])
+@pytest.mark.parametrize(("microbatches", "edges"), [(2, 1), (1, 2)])
+def test_what_a_failed_call_did_not_receive_is_not_taken_for_values_of_the_next_and_keeps_nobody_waiting(
+    comm, microbatches, edges, grad, columns
+):
     class Fragile(nn.Module):
         broken = True
 
@@ -122,20 +126,23 @@ def test_what_a_failed_call_did_not_receive_is_not_taken_for_values_of_the_next(
                 raise MemoryError("no room for this batch")
             return x
 
-    chain, fragile = MultiNodeChainList(comm, microbatches), Fragile()
-    for _ in range(edges):
-        chain.add_link(*((nn.Identity(), None, 1) if comm.rank == 0 else (fragile, 0, None)))
-    with torch.no_grad():
+    with comm.split(0, comm.rank) as own, torch.set_grad_enabled(grad):
+        chain, fragile = MultiNodeChainList(own, microbatches), Fragile()
+        for _ in range(edges):
+            chain.add_link(*((nn.Identity(), None, 1) if comm.rank == 0 else (fragile, 0, None)))
         if comm.rank == 0:
-            chain(torch.full((2, 1), 1.0))
+            chain(torch.full((2, columns), 1.0, requires_grad=grad))
         else:
             with pytest.raises(ComponentError, match="no room"):  # and the user goes on with the next batch
                 chain()
         fragile.broken = False
-        outputs = chain(torch.full((2, 1), 2.0))
-    if comm.rank == 1:
-        for y in outputs if edges > 1 else (outputs,):
-            assert torch.equal(y, torch.full((2, 1), 2.0))
+        for value in (2.0, 3.0):
+            outputs = chain(torch.full((2, columns), value, requires_grad=grad))
+            if comm.rank == 1:
+                for y in outputs if edges > 1 else (outputs,):
+                    assert torch.equal(y, torch.full((2, columns), value))
+        del outputs
+    # Here the communicator was finalized: it waits until everything that was sent has been received and answered.
 
 
 @ranks(1, 2, on="threads")

@@ -51,7 +51,8 @@ class MultiNodeChainList(nn.Module):
             raise ArgumentError(f"MultiNodeChainList: expected comm to be a communicator, got {describe(comm)}")
         self.comm = comm
         self._components: list[Component] = []
-        self._program: Program | None = None
+        self._program: Program | None = None  # None if it has to be agreed on
+        self._previous: Program | None = None
         self._warned_of: list[str] = []
         self.microbatches = microbatches
 
@@ -132,7 +133,7 @@ class MultiNodeChainList(nn.Module):
         except BaseException:
             if self._communicator().settings.checks:
                 # What this rank did not receive any more must not be taken for values of the next call: that agrees
-                # anew, on edges of its own.
+                # anew, on edges of its own, and drops what is left on these.
                 self._program = None
             raise
         if not outputs:
@@ -166,7 +167,8 @@ class MultiNodeChainList(nn.Module):
             pieces = min([its_rows for _, its_rows in told if its_rows is not None], default=pieces)
         if changed or self._program is None:
             self._program = None  # stays so if the graph is refused: then the next call asks again
-            self._program = Program.agree(self._components, comm, self._microbatches)
+            self._program = Program.agree(self._components, comm, self._microbatches, self._previous)
+            self._previous = self._program
         return self._program, pieces
 
     def _warn_of_batch_dependent_layers(self) -> None:
@@ -184,12 +186,12 @@ class MultiNodeChainList(nn.Module):
     def __deepcopy__(self, memo: dict[int, Any]) -> MultiNodeChainList:
         copy = type(self).__new__(type(self))
         memo[id(self)] = copy
-        shared = {"comm": self.comm, "_program": None}  # the copy agrees on edges of its own
+        shared = {"comm": self.comm, "_program": None, "_previous": None}  # the copy agrees on edges of its own
         copy.__dict__.update({**{k: deepcopy(v, memo) for k, v in self.__dict__.items() if k not in shared}, **shared})
         return copy
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "comm": None, "_program": None}
+        return {**self.__dict__, "comm": None, "_program": None, "_previous": None}
 
 
 def _ranks(name: str, ranks: Any) -> tuple[int, ...] | None:

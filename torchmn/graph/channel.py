@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import Any
 
 import torch
@@ -10,7 +11,7 @@ from torch import Tensor
 from torchmn import functions as F
 from torchmn.communicators import wire
 from torchmn.communicators.base import Communicator
-from torchmn.errors import GraphError
+from torchmn.errors import GraphError, PeerError
 from torchmn.graph.delegates import join
 from torchmn.graph.description import Edge
 from torchmn.graph.payload import TENSOR, Heading, flatten, restore
@@ -30,6 +31,7 @@ class Channel:
         self.edge = edge
         self.comm = comm
         self.tag = tag
+        self.passed = 0  # payloads that went through this end
         self._heading = _LONE_TENSOR
         self._encoded = _LONE_TENSOR.encode()
 
@@ -39,6 +41,7 @@ class Channel:
             message = payload
         else:
             message = self._with_heading(payload, rows)
+        self.passed += 1
         return join(delegate, (F.send(message, self.comm, self.edge.target.rank, self.tag),))
 
     def _with_heading(self, payload: Any, rows: int | None) -> tuple[Tensor, ...]:
@@ -54,6 +57,7 @@ class Channel:
 
     def receive(self, delegate: Tensor | None) -> tuple[Any, int | None, Tensor | None]:
         """The next payload, the rows of its micro-batch, and the delegate that stands for it and for `delegate`."""
+        self.passed += 1
         message = F.recv(self.comm, self.edge.source.rank, delegate, self.tag)
         tensors = (message,) if isinstance(message, Tensor) else message[1:]
         if not isinstance(message, Tensor) and message[0].numel():
@@ -65,3 +69,10 @@ class Channel:
         if next(remaining, None) is not None:
             raise GraphError(f"{self.edge.target} got more tensors from {self.edge.source} than it was told of")
         return payload, self._heading.rows, delegate
+
+    def drop(self, sent: int) -> None:
+        """Receive what is left of the `sent` payloads of the other end, for nobody: their sender need not wait."""
+        while self.passed < sent:
+            self.passed += 1
+            with torch.no_grad(), suppress(PeerError):  # or its sender could not send it
+                F.recv(self.comm, self.edge.source.rank, None, self.tag)

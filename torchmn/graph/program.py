@@ -47,22 +47,39 @@ class Program:
             comm._edges.chains[channel.tag] = f"what {edge.source} sent to {edge.target} in the call"
 
     @staticmethod
-    def agree(components: Sequence[Component], comm: Communicator, microbatches: int) -> Program:
-        """The program of all ranks' components; GraphError on every rank if they can not run. Every rank calls it."""
-        told = comm.allgather_obj((microbatches, _taken_tags.get(comm, 0)))
+    def agree(
+        components: Sequence[Component], comm: Communicator, microbatches: int, previous: Program | None
+    ) -> Program:
+        """The program of all ranks' components; GraphError on every rank if they can not run. Every rank calls it.
+
+        previous: what this rank has run so far, if it has: of what was sent in it, nothing stays on the way
+        """
+        told = comm.allgather_obj((microbatches, _taken_tags.get(comm, 0), previous.sent() if previous else {}))
+        if previous:
+            previous.drop_unreceived([sent for *_, sent in told])
         graph = gather_graph(components, comm)
         problems = list(graph.problems)
-        if len({m for m, _ in told}) > 1:
-            each = ", ".join(f"{m} on rank {rank}" for rank, (m, _) in enumerate(told))
+        if len({m for m, *_ in told}) > 1:
+            each = ", ".join(f"{m} on rank {rank}" for rank, (m, *_) in enumerate(told))
             problems.append(f"expected the same number of micro-batches on every rank, got {each}")
         if problems:
             lines = "".join(f"\n  - {problem}" for problem in problems)
             raise GraphError(
                 f"rank {comm.rank} of {comm.size}: the graph of this MultiNodeChainList can not run:{lines}"
             )
-        taken = max(number for _, number in told)
+        taken = max(number for _, number, _ in told)
         _taken_tags[comm] = taken + len(graph.edges)
         return Program(graph, comm, microbatches, taken)
+
+    def sent(self) -> dict[int, int]:
+        """How many payloads this rank has sent on each tag."""
+        return {end.tag: end.passed for edge, end in self._channels.items() if edge.source.rank == self._rank}
+
+    def drop_unreceived(self, sent: Sequence[dict[int, int]]) -> None:
+        """Receive, for nobody, what the other ranks have `sent` here, and a call that failed did not come to."""
+        for edge, end in self._channels.items():
+            if edge.target.rank == self._rank:
+                end.drop(sent[edge.source.rank].get(end.tag, 0))
 
     def run(
         self, modules: Sequence[Callable[..., Any]], inputs: tuple[Any, ...], pieces: int
