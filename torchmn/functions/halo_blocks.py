@@ -10,6 +10,7 @@ from __future__ import annotations
 import ctypes
 import platform
 from collections.abc import Sequence
+from functools import lru_cache
 from math import prod
 
 import torch
@@ -73,6 +74,11 @@ def relu_in_blocks_(x: Tensor) -> None:
 
     It needs no knowledge of the blocks: element by element they are memory like any other.
     """
-    nbytes = torch.ops.mkldnn._nbytes.default(x)
-    memory = (ctypes.c_byte * nbytes).from_address(torch.ops.mkldnn.data_ptr.default(x))
+    memory = _bytes(torch.ops.mkldnn._nbytes.default(x)).from_address(torch.ops.mkldnn.data_ptr.default(x))
     torch.frombuffer(memory, dtype=torch.float32).relu_()
+
+
+@lru_cache(maxsize=256)
+def _bytes(count: int) -> type[ctypes.Array[ctypes.c_byte]]:
+    """So many bytes, to ctypes: a class of their own, which takes as long to make as a small ReLU."""
+    return ctypes.c_byte * count

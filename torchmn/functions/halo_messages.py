@@ -130,12 +130,13 @@ class HaloMessages:
     def _packed(self, letter: _Letter, blocks: Sequence[Tensor]) -> Tensor:
         like = self._like
         message = torch.empty(letter.nbytes, dtype=torch.uint8, device=like.device)
-        if not like.is_cuda:
-            ctypes.memmove(message.data_ptr(), self._route.header, _HEADER.size)
         elements = message.view(like.dtype)
         for view, block in zip(letter.views, blocks, strict=True):
             view.of(elements).copy_(block)
-        return self._comm._outgoing(message)
+        if like.is_cuda:
+            return self._comm._outgoing(message)
+        ctypes.memmove(message.data_ptr(), self._route.header, _HEADER.size)
+        return message
 
     def _unpacked(self, peer: int, message: Tensor) -> list[Tensor]:
         if not message.is_cuda:  # on a GPU a look at the header would wait for the device

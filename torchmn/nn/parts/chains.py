@@ -81,12 +81,9 @@ def _is_ours(listener: Any) -> bool:
 
 
 def _is_watched(layer: nn.Module) -> bool:
-    return bool(
-        layer._forward_hooks
-        or layer._backward_hooks
-        or layer._backward_pre_hooks
-        or not all(_is_ours(hook) for hook in layer._forward_pre_hooks.values())
-    )
+    if layer._forward_hooks or layer._backward_hooks or layer._backward_pre_hooks:
+        return True
+    return not all(map(_is_ours, layer._forward_pre_hooks.values()))
 
 
 # -- which layers are a chain ------------------------------------------------------------------------------------------

@@ -111,7 +111,14 @@ class Layout:
         raise KeyError(axis)
 
     def local_shape(self, tile: int | None = None) -> tuple[int, ...]:
-        """The shape of a rank's part."""
+        """The shape of a rank's part, this one's by default."""
+        return self._own_shape if tile is None else self._shape_of(tile)
+
+    @cached_property
+    def _own_shape(self) -> tuple[int, ...]:
+        return self._shape_of(None)
+
+    def _shape_of(self, tile: int | None) -> tuple[int, ...]:
         return tuple(self._local_extent(dim, tile) for dim in range(len(self.shape)))
 
     def _local_extent(self, dim: int, tile: int | None) -> int:

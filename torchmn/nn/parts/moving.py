@@ -48,7 +48,7 @@ def entering(x: Tensor, layout: Layout) -> Tensor:
     recorder = roles.recorder()
     if recorder is not None:
         recorder.note_part_use(x)
-    elif not roles.is_expected(x, layout.grid.tile_count):
+    elif not roles.is_expected(x, layout.grid.tiles.size):
         roles.let_enter(x)
     return enter_parts(x, layout.grid.tiles) if roles.always_enters(x) else x
 
