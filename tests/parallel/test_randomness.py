@@ -14,6 +14,7 @@ from torchmn.communicators.process_grid import ProcessGrid
 from torchmn.errors import ParallelizeError
 from torchmn.parallel import parallelize
 
+RECURRENT = nn.LSTM(6, 6, num_layers=2, dropout=0.5)
 DRAWS = {
     "rand": lambda x: x + torch.rand(x.shape, device=x.device),
     "normal_": lambda x: x + x.new_empty(x.shape).normal_(),
@@ -21,6 +22,7 @@ DRAWS = {
     "gumbel": lambda x: F.gumbel_softmax(x),
     "attention": lambda x: F.scaled_dot_product_attention(x, x, x, dropout_p=0.5),
     "rrelu": lambda x: F.rrelu(x, training=True),
+    "between the layers of an LSTM": lambda x: RECURRENT(x)[0],
 }
 
 

@@ -83,3 +83,19 @@ def test_convolutions_cut_by_channels(layers, grid):
 def test_a_model_that_is_one_layer():
     assert_parity(nn.Linear(6, 4), (5, 6), {"width": 2}, mode="modelpar")
     assert_parity(nn.Conv2d(3, 4, 3), (2, 3, 8, 8), {"width": 2}, mode="modelpar")
+
+
+@pytest.mark.parametrize("batch_first", [True, False])
+@pytest.mark.parametrize("grid", GRIDS, ids=str)
+def test_attention_between_cut_vectors(grid, batch_first):
+    class Words(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.last = nn.Linear(6, 8), nn.Linear(8, 4)
+            self.encoder = nn.TransformerEncoderLayer(8, 2, 10, dropout=0.0, batch_first=batch_first)
+
+        def forward(self, x: Tensor) -> Tensor:
+            x = self.first(x)
+            return self.last(self.encoder(x) if batch_first else self.encoder(x.transpose(0, 1)).transpose(0, 1))
+
+    assert_parity(Words(), (4, 5, 6), grid, mode="modelpar")

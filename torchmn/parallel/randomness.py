@@ -49,8 +49,8 @@ class SerialRandomness(TorchFunctionMode):
         if self.grid.sizes["data"] > 1 or self.grid.comm.ranks_share_a_process:
             refuse(
                 f"{getattr(func, '__name__', func)!r} draws random numbers, and each rank would draw others than one "
-                "process does. Use F.dropout, whose mask is that of one process, or pass a generator=, seeded alike on "
-                "every rank, to a function that takes one"
+                "process does. Use F.dropout or nn.Dropout, whose mask is that of one process (and dropout=0 in layers "
+                "that drop out inside), or pass a generator=, seeded alike on every rank, to a function that takes one"
             )
 
     def dropout(self, x: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> Tensor:
@@ -116,6 +116,7 @@ _DRAWS = {
     *(getattr(Tensor, name) for name in ("normal_", "uniform_", "bernoulli_", "exponential_", "random_", "cauchy_")),
     *(getattr(Tensor, name) for name in ("log_normal_", "geometric_", "bernoulli", "multinomial")),
     *(F.gumbel_softmax, F.rrelu, F.scaled_dot_product_attention, F.multi_head_attention_forward),
+    *(torch.lstm, torch.gru, torch.rnn_tanh, torch.rnn_relu),
 }
 
 
@@ -126,6 +127,11 @@ def _draws(func: Any, args: tuple, kwargs: dict) -> bool:
     if func is F.multi_head_attention_forward:
         dropout = args[10] if len(args) > 10 else kwargs.get("dropout_p", 0.0)
         return dropout > 0 and (args[13] if len(args) > 13 else kwargs.get("training", True))
+    if func in (torch.lstm, torch.gru, torch.rnn_tanh, torch.rnn_relu):
+        # Their only float, with packed sequences or without, stands between the number of layers and `training`.
+        at = next(place for place, given in enumerate(args) if isinstance(given, float))
+        layers, dropout, training = args[at - 1 : at + 2]
+        return layers > 1 and dropout > 0 and training
     if func in (F.rrelu, torch.rrelu):
         return bool(args[3] if len(args) > 3 else kwargs.get("training", False))
     return kwargs.get("generator") is None

@@ -71,7 +71,9 @@ def permute(x: Part, *dims: Any) -> Tensor:
     layout = x.layout_
     order = tuple(d % len(layout.shape) for d in order)
     if order[0] != 0:
-        refuse(f"a permutation that moves the batch dim of {layout} is not supported")
+        if not layout.is_tile:  # vectors with time before the batch, as attention and recurrent layers want them
+            return whole(x).permute(order)
+        refuse(f"a permutation that moves the batch dim of {layout} is not supported. Keep the batch first")
     shape = tuple(layout.shape[d] for d in order)
     return wrap(local(x).permute(order), layout.with_dims(shape, tuple(layout.cuts[d] for d in order)))
 
