@@ -209,16 +209,26 @@ def test_a_part_of_another_shape_is_refused(comm):
         halo_exchange(torch.zeros(4), other, comm)
 
 
-@pytest.mark.parametrize("difference", ["dtype", "plan", "gradient"])
+@pytest.mark.parametrize("difference", ["dtype", "plan", "gradient", "channels"])
 @ranks(2, on=("threads", "mpi"))
 def test_ranks_in_different_exchanges_get_an_error_and_not_each_other_s_numbers(comm, difference):
     odd = comm.rank == 1
     needed = (Interval(0, 5), Interval(3, 9 if odd and difference == "plan" else 8))  # halos of the same size
     plan = plan_here((DimPlan(8, all_owned(8, 2), needed),), comm)
-    x = torch.zeros(3, 4, dtype=torch.int32 if odd and difference == "dtype" else torch.float32)
+    leading = (3, 2) if odd and difference == "channels" else (2, 3)
+    x = torch.zeros(*leading, 4, dtype=torch.int32 if odd and difference == "dtype" else torch.float32)
     x.requires_grad_(odd and difference == "gradient")
     with pytest.raises(MismatchError, match=r"is in another exchange: expected halo_exchange .*, got halo_exchange"):
         halo_exchange(x, plan, comm)
+
+
+@ranks(2, on=("threads", "mpi"))
+def test_a_rank_with_a_larger_batch_is_an_error_that_says_so(comm):
+    plan = plan_here((DimPlan(8, all_owned(8, 2), (Interval(0, 5), Interval(3, 8))),), comm)
+    # The rank with less room can not take the message; whether the other one can look into its own is the transport's.
+    words = "the expected size" if comm.rank == 0 else "the expected size|another exchange"
+    with pytest.raises(MismatchError, match=f"({words})(.|\n)*with the same plan, batch, channels and dtype"):
+        halo_exchange(torch.zeros(2 + 100 * comm.rank, 4), plan, comm)
 
 
 def test_a_rank_that_never_comes_is_named_by_the_watchdog():

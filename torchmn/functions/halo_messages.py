@@ -62,7 +62,8 @@ def _route(
     plan: HaloPlan, direction: int, dtype: torch.dtype, leading: tuple[int, ...], wants_gradient: bool
 ) -> _Route:
     number = checks.fingerprint(("halo plan", str(plan.dims)))
-    header = _HEADER.pack(number, direction, wire.DTYPE_CODES[dtype], prod(leading), int(wants_gradient), 0)
+    dims = checks.fingerprint(("leading dims", leading))  # (2, 3) and (3, 2) are messages of one size
+    header = _HEADER.pack(number, direction, wire.DTYPE_CODES[dtype], prod(leading), int(wants_gradient), dims)
     there, back = (plan.sends, plan.receives) if direction == GATHER else (plan.receives, plan.sends)
     outgoing = {peer: _letter(boxes, leading, dtype.itemsize) for peer, boxes in there.items()}
     incoming = {peer: _letter(boxes, leading, dtype.itemsize) for peer, boxes in back.items()}
@@ -123,7 +124,10 @@ class HaloMessages:
             return {}
         only = next(iter(self._rooms)) if len(self._rooms) == 1 else None
         with Wait(self._comm, self._operation, only):
-            self._exchange.wait_received()  # nobody else holds the messages that were sent
+            try:
+                self._exchange.wait_received()  # nobody else holds the messages that were sent
+            except RuntimeError as error:  # the transport's, or torch's, about a message that has no room
+                raise self._mismatch(f"what came does not have the expected size ({error})") from error
         self._exchange = DONE
         return {peer: self._unpacked(peer, self._comm._arrived(room, self._like)) for peer, room in self._rooms.items()}
 
@@ -145,23 +149,25 @@ class HaloMessages:
         return [view.of(elements) for view in self._route.incoming[peer].views]
 
     def _check(self, peer: int, got: bytes) -> None:
-        expected = self._route.header
-        if got == expected:
-            return
+        if got != self._route.header:
+            raise self._mismatch(f"rank {peer} is in another exchange", f", got {_described(got)}")
+
+    def _mismatch(self, what: str, got: str = "") -> MismatchError:
         comm = self._comm
-        raise MismatchError(
-            f"rank {comm.rank} of {comm.size}: {self._operation}: rank {peer} is in another exchange: "
-            f"expected {_described(expected)}, got {_described(got)}. All ranks must make the same exchanges in "
-            "the same order, with the same plan, batch, channels and dtype, and all or none with requires_grad."
+        return MismatchError(
+            f"rank {comm.rank} of {comm.size}: {self._operation}: {what}: expected {_described(self._route.header)}"
+            f"{got}. All ranks must make the same exchanges in the same order, with the same plan, batch, channels and "
+            "dtype, and all or none with requires_grad."
         )
 
 
 def _described(header: bytes) -> str:
-    plan, direction, dtype, leading, wants_gradient, _ = _HEADER.unpack(header)
+    plan, direction, dtype, leading, wants_gradient, dims = _HEADER.unpack(header)
     if not (0 <= direction < len(_OPERATIONS) and 0 <= dtype < len(wire.DTYPES)):
         return "something else"
     gradient = ", with a gradient" if wants_gradient else ""
-    return f"{_OPERATIONS[direction]} (plan {plan:x}) of {leading} x {wire.DTYPES[dtype]}{gradient}"
+    what = f"{_OPERATIONS[direction]} (plan {plan:x}, batch and channels {dims:x})"
+    return f"{what} of {leading} x {wire.DTYPES[dtype]}{gradient}"
 
 
 def check_part(x: Tensor, plan: HaloPlan, comm: Communicator, shape: tuple[int, ...], what: str) -> None:
