@@ -25,20 +25,17 @@ from tests.nn.parts.parity import (
     run_serially,
     sizes_of,
 )
+from tests.nn.parts.small_tiles import IMAGE, conv, let_small_tiles_have_wide_halos, tile_of
 from tests.worlds import ranks
 from torchmn.communicators.process_grid import ProcessGrid
 from torchmn.functions import halo_blocks, halo_chain
-from torchmn.nn.parts import chains, wide
+from torchmn.nn.parts import chains
 from torchmn.parallel import parallelize
-
-IMAGE = (2, 2, 23, 20)
 
 
 @pytest.fixture(autouse=True)
 def small_tiles_too(monkeypatch):
-    """So that small images, which are quick, have wide halos."""
-    monkeypatch.setattr(wide, "LARGEST_SHARE", 1.0)
-    monkeypatch.setattr(wide, "MOST_ROWS", 6)
+    let_small_tiles_have_wide_halos(monkeypatch)
     monkeypatch.setattr(halo_blocks, "_LEAST_BYTES", 0)
     monkeypatch.setattr(chains, "_ROWS_PER_HALO_IN_BLOCKS", 1)
 
@@ -55,10 +52,6 @@ def chained(monkeypatch) -> list[int]:
 
     monkeypatch.setattr(chains, "convolve_in_chain", counting)
     return lengths
-
-
-def conv(channels: int, out: int, kernel: Any = 3, **settings: Any) -> nn.Module:
-    return nn.Conv2d(channels, out, kernel, padding=settings.pop("padding", "same"), **settings)
 
 
 def four() -> nn.Sequential:
@@ -173,11 +166,6 @@ def test_a_hook_on_saved_tensors_sees_no_blocks():
 
 
 # -- what people do with models ----------------------------------------------------------------------------------------
-
-
-def tile_of(x: Tensor, grid: ProcessGrid) -> Tensor:
-    rows = torchmn.geometry.owned(x.shape[2], grid.sizes["height"], grid.place["height"])
-    return x[:, :, rows.as_slice()]
 
 
 def on_two_ranks(net: nn.Module, body: Callable[[nn.Module, ProcessGrid], Any]) -> list[Any]:

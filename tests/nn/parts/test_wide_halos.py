@@ -25,24 +25,18 @@ from tests.nn.parts.parity import (
     run_serially,
     sizes_of,
 )
+from tests.nn.parts.small_tiles import IMAGE, conv, let_small_tiles_have_wide_halos, tile_of
 from tests.worlds import ranks
 from torchmn.communicators.process_grid import ProcessGrid
 from torchmn.nn.parts import wide
 from torchmn.parallel import parallelize
 
-IMAGE = (2, 2, 23, 20)
 GRIDS = ((1, 2), (2, 1), (2, 2), (2, 3), (3, 3))
 
 
 @pytest.fixture(autouse=True)
 def small_tiles_too(monkeypatch):
-    """So that small images, which are quick, have wide halos."""
-    monkeypatch.setattr(wide, "LARGEST_SHARE", 1.0)
-    monkeypatch.setattr(wide, "MOST_ROWS", 6)
-
-
-def conv(channels: int, out: int, kernel: Any = 3, **settings: Any) -> nn.Module:
-    return nn.Conv2d(channels, out, kernel, padding=settings.pop("padding", "same"), **settings)
+    let_small_tiles_have_wide_halos(monkeypatch)
 
 
 class Wired(nn.Module):
@@ -295,12 +289,6 @@ def test_the_limits_keep_a_halo_small_beside_its_tile(monkeypatch):
 
 
 # -- what people do with activations and gradients -----------------------------------------------------------------
-
-
-def tile_of(x: Tensor, grid: ProcessGrid) -> Tensor:
-    rows = torchmn.geometry.owned(x.shape[2], grid.sizes["height"], grid.place["height"])
-    columns = torchmn.geometry.owned(x.shape[3], grid.sizes["width"], grid.place["width"])
-    return x[:, :, rows.as_slice(), columns.as_slice()]
 
 
 def smooth() -> nn.Module:
