@@ -3,8 +3,8 @@
 Times are milliseconds of one training step (forward, loss, backward) over a whole batch. With m micro-batches, two
 stages that cost nothing to connect are 2m/(m+1) times as fast as one after the other; `of bound` is the share of that
 which our speed-up over m=1 reaches, `GPipe/ours` how many times faster than torch's GPipe schedule over gloo we are:
-the median over turns, in each of which both ran. `micro ms` is what a micro-batch costs a stage, forward and backward.
-Torch's runs in processes of its own, as its users start it (plain_process.py).
+the median over turns, in each of which both ran, one right after the other. `micro ms` is what a micro-batch costs a
+stage, forward and backward. Torch's runs in processes of its own, as its users start it (plain_process.py).
 """
 
 from __future__ import annotations
@@ -52,7 +52,8 @@ def contenders_of(comm: torchmn.Communicator, plain: PlainProcess) -> side_by_si
 def table(comm: torchmn.Communicator, rounds: int) -> str:
     """A row for each number of micro-batches."""
     plain = PlainProcess("rivals.py", comm.rank, comm.size, free_port())
-    turns = side_by_side.times_in_turns(contenders_of(comm, plain), 2, rounds, MPI.COMM_WORLD.Barrier)
+    pairs = [[f"ours {m}", f"GPipe {m}"] for m in MICROBATCHES]
+    turns = side_by_side.times_in_turns(contenders_of(comm, plain), 2, rounds, MPI.COMM_WORLD.Barrier, pairs)
     plain.close()
     seconds = {name: median(times) for name, times in turns.items()}
     rows = []

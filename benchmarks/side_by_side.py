@@ -7,7 +7,7 @@ import platform
 import random
 import statistics
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from datetime import date
 
 import torch
@@ -23,18 +23,27 @@ def take_turns(contenders: Contenders, iterations: int, rounds: int, barrier: Ca
 
 
 def times_in_turns(
-    contenders: Contenders, iterations: int, rounds: int, barrier: Callable[[], None]
+    contenders: Contenders,
+    iterations: int,
+    rounds: int,
+    barrier: Callable[[], None],
+    groups: Sequence[Sequence[str]] | None = None,
 ) -> dict[str, list[float]]:
-    """Seconds per iteration of each contender in each turn."""
+    """Seconds per iteration of each contender in each turn.
+
+    groups: of contenders that run one right after the other, so that they are compared within the same seconds
+    """
     times: dict[str, list[float]] = {name: [] for name in contenders}
-    names = list(contenders)
+    groups = groups or [[name] for name in contenders]
     for turn in range(rounds + 1):
         # Another order each time, the same on all ranks: whoever runs after a heavy one finds the caches full of its
         # data and its threads still awake, and that must not always be the same one.
-        for name in random.Random(turn).sample(names, len(names)):
-            seconds = _turn(contenders[name], iterations, barrier)
-            if turn:  # the first turn warms up
-                times[name].append(seconds)
+        shuffle = random.Random(turn)
+        for group in shuffle.sample(groups, len(groups)):
+            for name in shuffle.sample(group, len(group)):
+                seconds = _turn(contenders[name], iterations, barrier)
+                if turn:  # the first turn warms up
+                    times[name].append(seconds)
     return times
 
 
