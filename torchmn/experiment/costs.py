@@ -15,8 +15,10 @@ from pydantic import Field
 from torch import Tensor
 from torch.nn import functional
 
+from torchmn.errors import ExperimentError
 from torchmn.experiment.fields import Positive, UnitsField
 from torchmn.experiment.registry import Options, register_cost
+from torchmn.experiment.registry import costs as registered
 
 Losses = Callable[[Tensor, Tensor], Tensor]
 SumOverRanks = Callable[[Tensor], Tensor]
@@ -37,6 +39,9 @@ class Cost(Options):
     )
 
 
+registered.base_of_functions = Cost
+
+
 def one_hot(targets: Tensor, outputs: Tensor) -> Tensor:
     """Targets as values of the outputs' shape: labels become rows with a single one."""
     if targets.is_floating_point():
@@ -46,6 +51,15 @@ def one_hot(targets: Tensor, outputs: Tensor) -> Tensor:
 
 def per_sample(values: Tensor) -> Tensor:
     return values.flatten(1).sum(dim=1)
+
+
+def check_per_sample(values: Tensor, outputs: Tensor, name: str) -> None:
+    """Raise where a user's cost or metric gives a mean: the mean of ranks' means is not that of the batch."""
+    if values.shape != outputs.shape[:1]:
+        raise ExperimentError(
+            f"{name}: expected one number per sample, of shape ({len(outputs)},), got {tuple(values.shape)}: use "
+            "reduction='none', and sum over all dims but the first"
+        )
 
 
 def binary(outputs: Tensor, targets: Tensor, are_probabilities: bool) -> Tensor:

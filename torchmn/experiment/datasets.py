@@ -1,8 +1,13 @@
-"""The data sets that an experiment file can name. `build(folder, seed)` gives the arrays of each split."""
+"""The data sets that an experiment file can name. `build(folder, seed)` gives the arrays of each split.
+
+A data set of a user's own is a function of the folder, which gives pairs of inputs and targets by the names of splits.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any, ClassVar
 
 import numpy as np
 from pydantic import Field
@@ -12,6 +17,7 @@ from torchmn.datasets import Arrays, DatasetError
 from torchmn.datasets.byte_images import cifar10_arrays, cifar100_arrays, mnist_arrays
 from torchmn.experiment.fields import Count, Sample, ShapeField
 from torchmn.experiment.registry import Options, register_dataset
+from torchmn.experiment.registry import datasets as registered
 
 Splits = dict[str, Arrays]
 """train, and validation and test where there are any."""
@@ -20,6 +26,8 @@ Splits = dict[str, Arrays]
 class DatasetOptions(Options):
     """What every data set has."""
 
+    as_function: ClassVar[str] = "load"
+
     path: str | None = Field(None, description="where its files are; the flag --data says so too")
     sample: Sample | None = Field(None, description="take only a share of it, as 10%")
     validation: Sample | None = Field(None, description="a share of the training samples to hold out, as 10%")
@@ -27,7 +35,7 @@ class DatasetOptions(Options):
     def build(self, folder: Path | None, seed: int) -> Splits:
         """The arrays of each split; `folder` is what --data says, and wins."""
         place = folder if folder is not None else Path(self.path).expanduser() if self.path else None
-        splits = self.load(place)
+        splits = self._arrays(self.load(place))
         if self.sample is not None:
             splits = {name: arrays.sampled(self.sample, seed) for name, arrays in splits.items()}
         if self.validation is None:
@@ -38,6 +46,41 @@ class DatasetOptions(Options):
     def load(self, folder: Path | None) -> Splits:
         raise NotImplementedError
 
+    def _arrays(self, given: Any) -> Splits:
+        """What `load` gave, with pairs of inputs and targets as Arrays."""
+        if not isinstance(given, Mapping) or "train" not in given:
+            got = f"the keys {', '.join(map(repr, given))}" if isinstance(given, Mapping) else type(given).__name__
+            raise DatasetError(f"{self.kind}: expected {{'train': (inputs, targets), 'test': ...}}, got {got}")
+        unknown = [name for name in given if name not in ("train", "validation", "test")]
+        if unknown:
+            raise DatasetError(f"{self.kind}: expected the splits train, validation and test, got {unknown[0]!r}")
+        return {
+            split: some if isinstance(some, Arrays) else self._from_pair(split, some) for split, some in given.items()
+        }
+
+    def _from_pair(self, split: str, pair: Any) -> Arrays:
+        name = f"{self.kind} {split}"
+        if not isinstance(pair, tuple | list) or len(pair) != 2:
+            raise DatasetError(
+                f"{name}: expected a pair (inputs, targets) of arrays or tensors, got {type(pair).__name__}"
+            )
+        inputs, targets = (np.asarray(values) for values in pair)
+        if inputs.ndim < 2 or inputs.dtype.kind not in "fiub":
+            raise DatasetError(
+                f"{name}: expected inputs to be numbers of shape (samples, ...), got {inputs.dtype} {inputs.shape}"
+            )
+        if len(inputs) != len(targets) or not len(inputs):
+            raise DatasetError(f"{name}: expected as many targets as inputs, got {len(targets)} and {len(inputs)}")
+        if targets.dtype.kind in "iub" and targets.ndim > 1:
+            raise DatasetError(
+                f"{name}: expected whole-number targets, which are labels, to be of shape (samples,), got "
+                f"{targets.shape}; values to be reproduced are floats"
+            )
+        if targets.dtype.kind not in "fiub" or (targets.dtype.kind == "i" and targets.min() < 0):
+            got = f"{targets.dtype}, the first {targets.flat[0]}"
+            raise DatasetError(f"{name}: expected targets to be labels 0, 1, ... or floats, got {got}")
+        return Arrays(name, inputs, targets if targets.dtype.kind == "f" else targets.astype(np.int64))
+
     def needed(self, folder: Path | None, example: str) -> Path:
         """The folder, without which this data set can not be read; or the folder in it that has its name."""
         if folder is None:
@@ -45,6 +88,9 @@ class DatasetOptions(Options):
                 f"{self.kind}: where is it? Say --data {example}, or dataset: {{name: {self.kind}, path: ...}}."
             )
         return folder / self.kind if (folder / self.kind).is_dir() else folder
+
+
+registered.base_of_functions = DatasetOptions
 
 
 @register_dataset("mnist")

@@ -1,12 +1,14 @@
 """Metrics: numbers about outputs and targets of a whole data set, exact at any number of ranks.
 
 `build(activation)` gives a Measure. A measure is a sum over samples, which ranks add up; or, where that is not
-enough (the area under a curve), it asks for all outputs.
+enough (the area under a curve), it asks for all outputs. A function of outputs and targets that gives one number per
+sample does too: its mean is the metric.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from typing import ClassVar, Literal
 
 import torch
@@ -14,9 +16,10 @@ from pydantic import Field
 from torch import Tensor
 from torch.nn import functional
 
-from torchmn.experiment.costs import SMALLEST, one_hot, per_sample
+from torchmn.experiment.costs import SMALLEST, check_per_sample, one_hot, per_sample
 from torchmn.experiment.fields import Count, UnitsField
 from torchmn.experiment.registry import Options, register_metric
+from torchmn.experiment.registry import metrics as registered
 
 
 class Measure(ABC):
@@ -48,8 +51,23 @@ class Metric(Options):
         said = self.model_dump(exclude_defaults=True, exclude={"units", "outputs"})
         return " ".join([self.kind, *(f"{key} {value}" for key, value in said.items())])
 
-    def build(self, activation: str) -> Measure:
+    def build(self, activation: str) -> Measure | Callable[[Tensor, Tensor], Tensor]:
         raise NotImplementedError
+
+
+registered.base_of_functions = Metric
+
+
+class PerSample(Measure):
+    """The mean of what a function says of each sample."""
+
+    def __init__(self, function: Callable[[Tensor, Tensor], Tensor], name: str):
+        self.function, self.name = function, name
+
+    def of(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        values = self.function(outputs, targets)
+        check_per_sample(values, outputs, self.name)
+        return values
 
 
 class OfUnits(Measure):
@@ -70,6 +88,8 @@ def measure_of(metric: Options, activation: str) -> Measure:
     """How a metric is computed, of the units that it names."""
     units = getattr(metric, "units", None)
     measure = metric.build(activation)
+    if not isinstance(measure, Measure):
+        measure = PerSample(measure, f"{metric.where}: {metric.kind}")
     return measure if units is None else OfUnits(measure, units)
 
 

@@ -9,6 +9,7 @@ from typing import Any
 from torch import Tensor
 
 from torchmn.communicators.base import Communicator
+from torchmn.experiment.costs import check_per_sample
 from torchmn.experiment.registry import Options
 from torchmn.functions import allreduce
 
@@ -22,6 +23,7 @@ def chosen(outputs: Any, units: tuple[int, int] | None) -> Any:
 class Term:
     """One cost: `function` of some units and of a target, by its name."""
 
+    name: str  # for messages
     function: Callable[..., Tensor]
     target: str
     units: tuple[int, int] | None
@@ -32,6 +34,7 @@ class Term:
     def of(cost: Options, activation: str, target: str) -> Term:
         """A user's own cost may have none of the options that ours have."""
         return Term(
+            f"{cost.where}: {cost.kind}",
             cost.build(activation),
             getattr(cost, "target", None) or target,
             getattr(cost, "units", None),
@@ -63,6 +66,7 @@ class Objective:
             some = chosen(outputs, term.units)
             more = (self._sum,) if term.of_batch else ()
             values = term.function(some, targets[term.target], *more)
+            check_per_sample(values, outputs, term.name)
             values = values if term.scale == 1.0 else values * term.scale
             total = values if total is None else total + values
         assert total is not None

@@ -17,6 +17,7 @@ from torch import nn
 from torchmn.experiment.fields import Count, NotNegative, Positive, Share, problem
 from torchmn.experiment.momentum import Momentum, Ramp
 from torchmn.experiment.registry import Options, register_optimizer
+from torchmn.experiment.registry import optimizers as registered
 
 STRICT = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False, populate_by_name=True)
 SHAPES = ("step", "every", "exponential", "linear", "cosine")
@@ -77,6 +78,9 @@ class Optimizer(Options):
         factor = self.schedule.factor(epoch, epochs) if self.schedule else 1.0
         for group in optimizer.param_groups:
             group["lr"] = group.setdefault("first_lr", group["lr"]) * factor
+
+
+registered.base_of_functions = Optimizer
 
 
 def own_rules(model: nn.Module) -> dict[str, dict[str, Any]]:

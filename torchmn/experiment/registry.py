@@ -7,10 +7,10 @@
         def build(self, shape):                  # shape of one sample, without the batch
             return MyScale(self.factor)
 
-A function does too, whose keyword arguments are the options:
+A function does too, whose keyword arguments, and all others with a default, are the options:
 
     @torchmn.experiment.register_layer("scale")
-    def scale(shape, *, factor: float = 2.0):
+    def scale(shape, factor: float = 2.0):
         return MyScale(factor)
 
 The file then says `imports: [my_package.my_layers]`.
@@ -36,6 +36,8 @@ class Options(BaseModel):
     """The name in the file, set by the registry."""
     shorthand: ClassVar[str | None] = None
     """The field that `- kind: value` sets where the value is no mapping."""
+    as_function: ClassVar[str] = "build"
+    """The method that a function stands for, where a user registers one instead of a class."""
     _where: str = PrivateAttr("")
 
     @property
@@ -60,6 +62,7 @@ class Registry:
 
     def __init__(self, noun: str, plural: str, base: type[Options] = Options):
         self.noun, self.plural, self.base = noun, plural, base
+        self.base_of_functions = base  # a kind with options that all of it have (a cost's scale) puts its own here
         self.entries: dict[str, type[Options]] = {}
 
     def register(self, *names: str) -> Callable[[Registered], Registered]:
@@ -89,16 +92,23 @@ class Registry:
     def _from_function(self, function: Callable[..., Any]) -> type[Options]:
         hints = get_type_hints(function, include_extras=True)
         fields: dict[str, Any] = {}
+        wanted = 0  # of what its kind is given (a layer: the shape), which it may leave out
         for name, parameter in inspect.signature(function).parameters.items():
-            if parameter.kind is inspect.Parameter.KEYWORD_ONLY:
+            if parameter.kind is inspect.Parameter.KEYWORD_ONLY or parameter.default is not parameter.empty:
                 default = ... if parameter.default is parameter.empty else parameter.default
                 fields[name] = (hints.get(name, Any), default)
+            else:
+                wanted += 1
+        base = self.base_of_functions
+        for name, known in base.model_fields.items():
+            if known.is_required() and name not in fields:
+                raise ArgumentError(f"register_{self.noun}: expected {function.__name__} to take {name}=")
 
         def build(self: Options, *args: Any) -> Any:
-            return function(*args, **{name: getattr(self, name) for name in fields})
+            return function(*args[:wanted], **{name: getattr(self, name) for name in fields})
 
-        made = create_model(function.__name__, __base__=self.base, __doc__=function.__doc__, **fields)
-        made.build = build  # type: ignore[method-assign]
+        made = create_model(function.__name__, __base__=base, __doc__=function.__doc__, **fields)
+        setattr(made, base.as_function, build)
         made.__module__, made.__qualname__ = function.__module__, function.__qualname__
         return made
 

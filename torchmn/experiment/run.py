@@ -187,6 +187,7 @@ def open_trained(
     directory = run_of(checkpoint)
     if not directory.checkpoints.is_dir():
         raise ExperimentError(f"--checkpoint {checkpoint}: there are no checkpoints of `torchmn train --out`")
+    on_rank_0(comm, lambda: directory.check_trained(experiment))
     model, optimizer = WholeModel(session.placed.model), NotUsed()
     step = checkpoints(session, directory).maybe_load(model=model, optimizer=optimizer)
     if step is None:

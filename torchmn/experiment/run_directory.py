@@ -13,7 +13,7 @@ from typing import Any
 import yaml
 
 from torchmn.errors import ExperimentError
-from torchmn.experiment.load import dump, plain
+from torchmn.experiment.load import dump, load, plain
 from torchmn.experiment.schema import Experiment
 
 EXPERIMENT, LOG, CHECKPOINTS, REPORT = "experiment.yaml", "log.jsonl", "checkpoints", "report.html"
@@ -60,12 +60,26 @@ class RunDirectory:
             raise ExperimentError(f"--resume: there is no run in {self.path}") from None
         now = plain(experiment)
         for key in [key for key in now if key not in MAY_CHANGE]:
-            if _plainer(before.get(key)) != _plainer(now[key]):
+            other = difference(_plainer(before.get(key)), _plainer(now[key]), key)
+            if other is not None:
                 raise ExperimentError(
-                    f"--resume: the run in {self.path} began with another {key}: {_short(before.get(key))}, and now it "
-                    f"is {_short(now[key])}. Only {', '.join(MAY_CHANGE)} may change; start anew with another --out."
+                    f"--resume: the run in {self.path} began with another {other}. Only {', '.join(MAY_CHANGE)} may "
+                    "change; start anew with another --out."
                 )
         self._write(experiment)
+
+    def check_trained(self, experiment: Experiment) -> None:
+        """An ExperimentError if another model than the experiment's was trained here: of the same shapes, maybe."""
+        file = self.path / EXPERIMENT
+        if not file.exists():  # checkpoints that were taken elsewhere
+            return
+        trained, asked = (_layers_of(plain(each)["model"]) for each in (load(file), experiment))
+        other = difference(trained, asked, "model")
+        if other is not None:
+            raise ExperimentError(
+                f"--checkpoint {self.path}: what was trained there had another {other}. The weights belong to "
+                f"{file}: name that file, or change yours back."
+            )
 
     def cut_log(self, step: int, pretraining_step: int = 0) -> None:
         """Remove from the log what happened after these steps: it will happen again."""
@@ -105,6 +119,24 @@ def run_of(checkpoint: str) -> RunDirectory:
     """The run that a user means by its directory, or by that of its checkpoints."""
     path = Path(os.path.abspath(Path(checkpoint).expanduser()))
     return RunDirectory(path.parent if path.name == CHECKPOINTS else path)
+
+
+def difference(before: Any, now: Any, key: str) -> str | None:
+    """The first thing that is not the same in two plain values under `key`, with both; None if all is."""
+    if before == now:
+        return None
+    inner: list[tuple[Any, Any, str]] = []
+    if isinstance(before, dict) and isinstance(now, dict):
+        inner = [(before.get(name), now.get(name), f"{key}.{name}") for name in {**before, **now}]
+    elif isinstance(before, list) and isinstance(now, list) and len(before) == len(now):
+        inner = [(one, other, f"{key}.{place}") for place, (one, other) in enumerate(zip(before, now, strict=True))]
+    found = next(filter(None, (difference(*values) for values in inner)), None)
+    return found or f"{key}: {_short(before)}, and now it is {_short(now)}"
+
+
+def _layers_of(model: dict[str, Any]) -> Any:
+    """What a model computes: not what it is to learn."""
+    return _plainer({name: value for name, value in model.items() if name not in ("cost", "target")})
 
 
 def _step_of(line: str, counter: str = "step") -> int:
