@@ -17,9 +17,12 @@ def test_every_snippet_runs_as_printed(n, transport, tmp_path):
 
 
 def test_every_public_name_on_the_page_exists():
-    for name in re.findall(r"`(torchmn\.[\w.]+)", PAGE):
+    names = re.findall(r"`(torchmn\.[\w.]+)", PAGE)
+    assert "torchmn.data.scatter_regions" in names
+    for name in names:
         found = torchmn
         for part in name.split(".")[1:]:
+            assert hasattr(found, part), name
             found = getattr(found, part)
 
 

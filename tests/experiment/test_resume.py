@@ -102,6 +102,30 @@ def test_a_run_keeps_to_its_experiment(tmp_path):
         RunDirectory(tmp_path / "other").go_on(experiment(EVERYTHING))
 
 
+DIGITS = """
+dataset: {name: mnist, sample: 1%}
+model:
+  layers: [{linear: {units: 9, activation: relu}}, {linear: 10}]
+  cost: cross_entropy
+optimizer: {name: sgd, lr: 0.5}
+epochs: 1
+batch_size: 8
+"""
+
+
+def test_weights_are_used_by_the_model_that_they_were_trained_in(tmp_path):
+    directory = RunDirectory(tmp_path / "run")
+    directory.check_trained(experiment(DIGITS))  # where nothing is said, nothing is known
+    directory.begin(experiment(DIGITS))
+    for change in ("model.cost=mean_squared", "dataset.sample=2%", "optimizer.lr=1.0"):
+        directory.check_trained(experiment(DIGITS, change))
+    activation = r"another model\.layers\.0\.linear\.activation.*relu.* and now it is .*tanh.*run/experiment.yaml"
+    with pytest.raises(ExperimentError, match=activation):  # the same shapes: it would load, and give other numbers
+        directory.check_trained(experiment(DIGITS, "model.layers.0.linear.activation=tanh"))
+    with pytest.raises(ExperimentError, match=r"another model\.layers\.1\.linear\.units: 10, and now it is 12"):
+        directory.go_on(experiment(DIGITS, "model.layers.1.linear=12"))
+
+
 def test_the_log_is_cut_to_where_a_pretraining_goes_on(tmp_path):
     directory = RunDirectory(tmp_path)
     lines = [f'{{"step": 0, "pretraining step": {n}}}\n' for n in range(1, 5)]
