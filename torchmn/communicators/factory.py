@@ -10,6 +10,7 @@ import torch
 from torchmn.communicators import job, launchers
 from torchmn.communicators.allocator import keep_freed_memory
 from torchmn.communicators.base import Communicator
+from torchmn.communicators.mpi_library import small_unused_buffers
 from torchmn.communicators.settings import Settings
 from torchmn.communicators.solo import SoloCommunicator
 from torchmn.communicators.topology import Place
@@ -120,7 +121,7 @@ def _placed(comm: Communicator, options: dict[str, Any]) -> Communicator:
 
 def _mpi(settings: Settings, mpi_comm: Any, launch: launchers.Launch) -> Communicator:
     try:
-        with job.limited(settings.timeout):
+        with small_unused_buffers(launch.name), job.limited(settings.timeout):
             from mpi4py import MPI
 
         from torchmn.communicators.mpi import MPICommunicator, end_job

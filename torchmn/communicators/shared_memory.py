@@ -22,7 +22,7 @@ def share(comm: MPI.Comm, nbytes: int) -> dict[int, mmap.mmap]:
             maps = {rank: _map(theirs, nbytes) for rank, theirs in enumerate(paths) if theirs}
     except OSError:  # another host, or containers that share a host name but not /dev/shm
         maps = {}
-    complete = comm.allreduce(len(maps) == comm.size, MPI.LAND)
+    complete = all(comm.allgather(len(maps) == comm.size))
     if path is not None:
         os.unlink(path)
     return maps if complete else {}

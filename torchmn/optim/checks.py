@@ -12,7 +12,7 @@ from torch.optim import Optimizer
 
 from torchmn.communicators.base import Communicator
 from torchmn.communicators.watchdog import Wait
-from torchmn.nn.parts.roles import replicas_of
+from torchmn.optim.own_slices import replicas_of
 from torchmn.optim.wrapper import WrappedOptimizer
 
 OPERATION = "create_multi_node_optimizer"

@@ -15,7 +15,7 @@ from torchmn.communicators.base import Communicator
 from torchmn.communicators.mean import means
 from torchmn.communicators.watchdog import Wait, ranks_text
 from torchmn.errors import MismatchError
-from torchmn.nn.parts.roles import replicas_of
+from torchmn.optim.own_slices import replicas_of
 from torchmn.optim.sparse import mean_of_sparse
 
 ABSENT, DENSE, SPARSE = 0, 1, 2

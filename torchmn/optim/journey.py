@@ -8,8 +8,8 @@ from queue import SimpleQueue
 
 from torchmn.communicators.base import Communicator
 from torchmn.errors import ArgumentError
-from torchmn.nn.parts.roles import replicas_of
 from torchmn.optim.gradients import Gradient
+from torchmn.optim.own_slices import replicas_of
 
 
 class Journey(threading.Thread):

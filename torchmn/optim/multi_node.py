@@ -14,10 +14,10 @@ from torchmn.communicators.base import Communicator
 from torchmn.communicators.models import bcast_tensors
 from torchmn.communicators.watchdog import Wait
 from torchmn.errors import ArgumentError
-from torchmn.nn.parts.roles import replicas_of
 from torchmn.optim import fused, gradients
 from torchmn.optim.checks import OPERATION, groups_as_text
 from torchmn.optim.gradients import Gradient
+from torchmn.optim.own_slices import replicas_of
 from torchmn.optim.wrapper import WrappedOptimizer
 
 
