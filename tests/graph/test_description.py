@@ -29,8 +29,7 @@ def build(size: int, links) -> object:
 
 def test_a_line_of_ranks_runs_in_the_order_of_gpipe():
     graph = build(3, [(0, None, 1), (1, 0, 2), (2, 1, None)])
-    for tasks in schedule(graph, 4):
-        assert [task.microbatch for task in tasks] == [0, 1, 2, 3]
+    assert [[task.microbatch for task in tasks] for tasks in schedule(graph, 4)] == [[0, 1, 2, 3]] * 3
 
 
 def test_a_rank_works_on_the_next_micro_batch_while_it_waits_for_another_rank():

@@ -23,7 +23,9 @@ def test_areas_are_the_shares_of_pairs_in_the_right_order_ties_included(monkeypa
     torch.manual_seed(7)
     values = torch.randint(0, 5, (30, 8)).double()
     labels = torch.randint(0, 3, (30,))
-    for label, areas in areas_under_curve(values, labels).items():
+    found = areas_under_curve(values, labels)
+    assert set(found) == {0, 1, 2}
+    for label, areas in found.items():
         expected = [area_by_pairs(values[:, unit], labels == label) for unit in range(8)]
         assert areas.tolist() == pytest.approx(expected)
 

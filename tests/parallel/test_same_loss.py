@@ -8,7 +8,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, TensorDataset
 
 import torchmn
 from tests.nn.parts.parity import numbers
@@ -31,7 +31,7 @@ SPLIT_SAMPLES = [{"data": 2, "height": 2}, {"data": 2, "width": 3}]
 
 
 def run_on(sizes, body):
-    torchmn.run_threads(body, prod(sizes.values()), timeout=30)
+    return torchmn.run_threads(body, prod(sizes.values()), timeout=30)
 
 
 def loss_of_tiles(comm, plain, sizes, seed_of):
@@ -44,16 +44,37 @@ def loss_of_tiles(comm, plain, sizes, seed_of):
     return F.cross_entropy(model(x), t)
 
 
+def losses_of_tiles(plain, sizes, seed_of) -> list[float]:
+    """Every rank's loss, after its backward."""
+
+    def body(comm) -> float:
+        loss = loss_of_tiles(comm, plain, sizes, seed_of)
+        loss.backward()
+        return loss.item()
+
+    return run_on(sizes, body)
+
+
+def serial_loss(plain, seed: int) -> float:
+    """The loss of the whole images of a batch that is drawn with that seed."""
+    order = torch.Generator().manual_seed(seed)
+    x, t = next(iter(DataLoader(TensorDataset(IMAGES, LABELS), 6, shuffle=True, generator=order)))
+    return F.cross_entropy(plain(x), t).item()
+
+
 @pytest.mark.parametrize("sizes", [*GRIDS, *SPLIT_SAMPLES], ids=str)
 def test_tiles_that_all_ranks_shuffle_with_one_seed(sizes):
     plain = net()
-    run_on(sizes, lambda comm: loss_of_tiles(comm, plain, sizes, lambda _: 5).backward())
+    losses = losses_of_tiles(plain, sizes, lambda _: 5)
+    assert losses == pytest.approx([serial_loss(plain, 5)] * len(losses), rel=1e-5)
 
 
 @pytest.mark.parametrize("sizes", SPLIT_SAMPLES, ids=str)
 def test_groups_of_ranks_with_samples_of_their_own_may_shuffle_as_they_like(sizes):
     plain = net()
-    run_on(sizes, lambda comm: loss_of_tiles(comm, plain, sizes, lambda grid: grid.place["data"]).backward())
+    losses = losses_of_tiles(plain, sizes, lambda grid: grid.place["data"])
+    tiles = len(losses) // 2
+    assert losses == pytest.approx([serial_loss(plain, 0)] * tiles + [serial_loss(plain, 1)] * tiles, rel=1e-5)
 
 
 @pytest.mark.parametrize("sizes", [*GRIDS[1:], *SPLIT_SAMPLES], ids=str)
