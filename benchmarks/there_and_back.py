@@ -5,8 +5,8 @@ autograd, and by `gloo`'s; and by what one would write oneself (by_hand.py says 
 
 The second table is what that means. How much over raw we are, the `prototype` of two messages each way, and what users
 write `by hand`; and our share of what the prototype takes over raw, `ours/prototype`, in which the speed of the machine
-cancels out. `raw/ours` is our bandwidth as a share of raw mpi4py's; `gloo/ours` how many times faster than gloo's plain
-messages, without autograd, we are.
+cancels out: the median over turns, in each of which both ran, one right after the other. `raw/ours` is our bandwidth as
+a share of raw mpi4py's; `gloo/ours` how many times faster than gloo's plain messages, without autograd, we are.
 
 Two rows more, which no issue asks for. `1 MB, used`: what is sent is written before, and what is received is read
 after, as it would be in a model. `16 x 1 KB`: so many tensors are sent one after the other, and each rank calls
@@ -14,6 +14,8 @@ backward once for all of them, as a model does; microseconds per tensor.
 """
 
 from __future__ import annotations
+
+from statistics import median
 
 import by_hand
 import side_by_side
@@ -141,46 +143,53 @@ def _pass_on(x: torch.Tensor, rank: int, sender: int) -> None:
 
 
 _COLUMNS = ("ours", "raw", "bare", "torch", "prototype", "by hand", "gloo")
+_TOGETHER = ("ours", "bare", "prototype", "by hand")  # compared within the same tenths of a second
+_TURNS = 10  # in a round: the machine changes its speed several times a second, so turns are short, and many
+
+Times = dict[str, list[float]]
+"""Microseconds per tensor of each contender in each turn."""
 
 
 def table(comm: torchmn.Communicator, rounds: int) -> str:
     """The two tables, each with a row for each size, and the two rows that are beside the issue."""
-    sizes = (KB, 64 * KB, MB, 4 * MB)
-    micro = {
-        side_by_side.size_text(size): _microseconds(there_and_back(comm, size), _iterations(size), rounds)
-        for size in sizes
+    rows = {
+        side_by_side.size_text(size): _times(there_and_back(comm, size), size, rounds)
+        for size in (KB, 64 * KB, MB, 4 * MB)
     }
-    micro["1 MB, used"] = _microseconds(used(comm, MB), _iterations(MB), rounds)
-    micro[f"{EDGES} x 1 KB"] = _microseconds(many_edges(comm, KB), _iterations(KB) // 4, rounds, EDGES)
-    times = [[title, *[f"{row[name]:.1f}" if name in row else "" for name in _COLUMNS]] for title, row in micro.items()]
-    comparisons = [[title, *_comparison(row)] for title, row in micro.items()]
+    rows["1 MB, used"] = _times(used(comm, MB), MB, rounds)
+    rows[f"{EDGES} x 1 KB"] = _times(many_edges(comm, KB), EDGES * KB, rounds, EDGES)
     header = ["size", "ours over raw us", "prototype's", "by hand's", "ours/prototype", "raw/ours", "gloo/ours"]
-    return (
-        side_by_side.table(["size", *[f"{name} us" for name in _COLUMNS]], times)
-        + "\n\n"
-        + (side_by_side.table(header, comparisons))
+    medians = [
+        [title, *[f"{median(times[name]):.1f}" if name in times else "" for name in _COLUMNS]]
+        for title, times in rows.items()
+    ]
+    comparisons = [[title, *_comparison(times)] for title, times in rows.items()]
+    return "\n\n".join(
+        [
+            side_by_side.table(["size", *[f"{name} us" for name in _COLUMNS]], medians),
+            side_by_side.table(header, comparisons),
+        ]
     )
 
 
-def _iterations(nbytes: int) -> int:
-    return max(5, min(300, 32 * MB // nbytes))
+def _times(contenders: side_by_side.Contenders, nbytes: int, rounds: int, tensors: int = 1) -> Times:
+    iterations = max(5, min(50, 20 * MB // nbytes) // tensors)
+    together = [name for name in contenders if name in _TOGETHER]
+    groups = [together, *[[name] for name in contenders if name not in together]]
+    seconds = side_by_side.times_in_turns(contenders, iterations, _TURNS * rounds, RAW.Barrier, groups)
+    return {name: [1e6 * value / tensors for value in values] for name, values in seconds.items()}
 
 
-def _microseconds(
-    contenders: side_by_side.Contenders, iterations: int, rounds: int, tensors: int = 1
-) -> dict[str, float]:
-    """The time per tensor of each contender."""
-    seconds = side_by_side.take_turns(contenders, iterations, rounds, RAW.Barrier)
-    return {name: 1e6 * value / tensors for name, value in seconds.items()}
-
-
-def _comparison(micro: dict[str, float]) -> list[str]:
+def _comparison(times: Times) -> list[str]:
     """A row of the second table, but for its title; empty where there is no such contender."""
-    over_raw = {name: value - micro["raw"] for name, value in micro.items()}
-    cells = [f"{over_raw[name]:+.1f}" if name in micro else "" for name in ("ours", "prototype", "by hand")]
-    # Where the prototype is not slower than raw messages, a share of that says nothing.
-    shared = over_raw.get("prototype", 0.0) > 0.0
-    cells.append(f"{over_raw['ours'] / over_raw['prototype']:.2f}" if shared else "")
-    cells.append(f"{micro['raw'] / micro['ours']:.2f}")
+    micro = {name: median(values) for name, values in times.items()}
+    raw = micro["raw"]
+    cells = [f"{micro[name] - raw:+.1f}" if name in micro else "" for name in ("ours", "prototype", "by hand")]
+    shares = [
+        (mine - raw) / (theirs - raw) for mine, theirs in zip(times["ours"], times.get("prototype", ()), strict=False)
+    ]
+    # Where our one copy is faster than raw messages, a share of what others take over them says nothing.
+    cells.append(f"{median(shares):.2f}" if shares and micro["ours"] > raw else "")
+    cells.append(f"{raw / micro['ours']:.2f}")
     cells.append(f"{micro['gloo'] / micro['ours']:.1f}" if "gloo" in micro else "")
     return cells
