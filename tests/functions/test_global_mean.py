@@ -48,3 +48,15 @@ def test_wrong_values_on_one_rank_raise_on_every_rank(comm):
         global_mean(torch.ones(3, dtype=torch.int64 if comm.rank else torch.float32), comm)
     with pytest.raises(ArgumentError, match="expected a ProcessGrid or a communicator, got 3"):
         global_mean(torch.ones(3), 3)
+
+
+@ranks(2, 4, on="threads")
+def test_along_data_each_gradient_counts_as_often_as_the_optimizer_divides_it(comm):
+    grid = ProcessGrid(comm, data=2, height=comm.size // 2)
+    values = torch.full((3,), float(comm.rank), requires_grad=True)
+    mean = global_mean(values**2, grid)
+    (gradient,) = torch.autograd.grad(mean, values)
+    assert mean.item() == pytest.approx(sum(rank**2 for rank in range(comm.size)) / comm.size)
+    assert gradient.tolist() == pytest.approx([2 * 2 * comm.rank / (3 * comm.size)] * 3)
+    # A loss that has overflowed is infinite, as on one rank, and not NaN.
+    assert global_mean(torch.full((2,), float("inf")), grid).item() == float("inf")

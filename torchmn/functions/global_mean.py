@@ -27,16 +27,15 @@ def global_mean(values: Tensor, grid: ProcessGrid | Communicator) -> Tensor:
     if not isinstance(grid, ProcessGrid | Communicator):
         raise ArgumentError(f"global_mean: expected a ProcessGrid or a communicator, got {checks.describe(grid)}")
     if not isinstance(grid, ProcessGrid):
-        return _GlobalMean.apply(values, grid)  # type: ignore[return-value]
-    mean: Tensor = _GlobalMean.apply(values, grid.comm)  # type: ignore[assignment]
+        return _GlobalMean.apply(values, grid, 1)  # type: ignore[return-value]
     # The multi-node optimizer takes the mean over data replicas, each of which stands for the loss of its own samples.
     # This loss is that of all samples already, so each replica's gradient must count as often as there are replicas.
-    return mean + (mean - mean.detach()) * (grid.sizes["data"] - 1) if grid.sizes["data"] > 1 else mean
+    return _GlobalMean.apply(values, grid.comm, grid.sizes["data"])  # type: ignore[return-value]
 
 
 class _GlobalMean(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, values: Tensor, comm: Communicator) -> Tensor:
+    def forward(ctx: Any, values: Tensor, comm: Communicator, gradient_counts: int) -> Tensor:
         problem = checks.tensor_problem(values)
         if problem is None and not values.is_floating_point():
             problem = f"expected floating-point values, got {values.dtype}"
@@ -45,12 +44,12 @@ class _GlobalMean(torch.autograd.Function):
             # In double precision: then the order in which ranks add up does not show.
             total = values.sum(dtype=torch.float64)
             total, count = comm._reduce(torch.stack([total, total.new_tensor(values.numel())]), "sum", True)
-        ctx.comm, ctx.shape, ctx.count = comm, values.shape, float(count)
+        ctx.comm, ctx.shape, ctx.count, ctx.gradient_counts = comm, values.shape, float(count), gradient_counts
         return (total / count).to(values.dtype)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> Any:
-        return _Shares.apply(grads[0], ctx.comm, ctx.shape, ctx.count), None
+        return _Shares.apply(grads[0] * ctx.gradient_counts, ctx.comm, ctx.shape, ctx.count), None, None
 
 
 class _Shares(torch.autograd.Function):
@@ -63,4 +62,4 @@ class _Shares(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> Any:
-        return _GlobalMean.apply(grads[0], ctx.comm), None, None, None
+        return _GlobalMean.apply(grads[0], ctx.comm, 1), None, None, None
