@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.experiment.running import train
 from torchmn.errors import ExperimentError
 from torchmn.experiment import registry
 from torchmn.experiment.load import read
@@ -46,3 +47,20 @@ def test_the_messages_are_those_of_the_page(old, new, line):
     with pytest.raises(ExperimentError) as error:
         read("cnn.yaml", FILE.replace(old, new))
     assert re.sub(r":\d+:\d+:", ":", str(error.value)) == re.sub(r":\d+:\d+:", ":", expected)
+
+
+def test_words_of_ones_own_do_what_their_comments_say():
+    before = {kind: dict(kind.entries) for kind in registry.KINDS}
+    source = re.search(r"```python\n(.*?)```", TEXT, re.S)[1]
+    said = dict(re.findall(r'register_(\w+)\("\w+"\)  # (.*)', source))
+    assert said.keys() == {"dataset", "layer", "cost", "metric"}
+    text = f"{said['dataset']}\nmodel:\n  layers:\n    {said['layer']}\n    - linear: 3\n  {said['cost']}\n"
+    text += f"optimizer: {{name: sgd, lr: 0.1}}\nepochs: 1\nbatch_size: 10\n{said['metric']}\n"
+    try:
+        exec(source, {"__name__": "own_words"})
+        ran = train(read("x.yaml", text), 2, "datapar")
+    finally:
+        for kind, entries in before.items():
+            kind.entries = entries
+    assert len(ran.losses) == 9  # 81 samples: of 100 ten are for testing, and of the others a tenth for validation
+    assert 1 / 3 < next(value for name, value in ran.history[0].items() if "confidence" in name) < 1

@@ -18,7 +18,9 @@ def clip_grad_norm_(model: nn.Module, max_norm: float, norm_type: float = 2.0) -
     first: before it, gradients are a rank's shares.
     """
     if not isinstance(model, nn.Module):
-        raise ArgumentError(f"clip_grad_norm_: expected the model, got {type(model).__name__}")
+        raise ArgumentError(
+            f"clip_grad_norm_: expected the model itself, not its parameters, got {type(model).__name__}"
+        )
     if not norm_type > 0:
         raise ArgumentError(f"clip_grad_norm_: expected norm_type > 0, got {norm_type}")
     parallelism = getattr(model, "parallelism", None)

@@ -26,14 +26,14 @@ class MultiNodeEarlyStopping:
 
     monitor: the entry of the metrics to look at. Its mean over ranks counts, so that each rank may pass its own;
         pairs (mean, number of samples) are weighted. Ranks may lack it, or pass None; not all of them.
-    patience: how many checks in a row may pass without improvement; the next one after the best of them stops when
-        there were `patience` of them.
+    patience: after so many checks in a row without improvement, it stops.
     mode: "min" or "max" is better; "auto": "max" if the word "accuracy" is in `monitor`.
     min_delta: a smaller improvement is none.
     max_checks: stop at this check in any case.
     every: only every so-manieth call is a check; the others return False without communication.
 
-    A nan is no improvement. `best`, `checks` and `waited` can be read; `state_dict` saves them, alike on all ranks.
+    A nan is no improvement. `best`, `checks`, `waited` and `stopped` can be read; `state_dict` saves them, alike
+    on all ranks.
     """
 
     def __init__(
