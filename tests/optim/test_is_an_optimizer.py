@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+import warnings
 from copy import deepcopy
 
 import pytest
@@ -352,3 +353,33 @@ def test_step_hooks_see_the_mean(comm) -> None:
     model[2].bias.grad = torch.full((2,), float(comm.rank), dtype=torch.float64)
     optimizer.step()
     assert seen[0].tolist() == [(comm.size - 1) / 2] * 2
+
+
+@ranks(1, 2, **SMALL)
+def test_the_wrapped_optimizer_does_not_step_by_itself(comm) -> None:
+    model = make_model()
+    inner = torch.optim.SGD(model.parameters(), lr=0.1)
+    optimizer = create_multi_node_optimizer(inner, comm)
+    optimizer = create_multi_node_optimizer(inner, comm, zero_fill=False)  # as one does who changes an option
+    loss_of(model, *local(comm)).backward()
+    before = [p.detach().clone() for p in model.parameters()]
+    with pytest.raises(torchmn.ArgumentError, match="step of the SGD that a multi-node optimizer has wrapped"):
+        inner.step()
+    assert all(torch.equal(a, b) for a, b in zip(before, model.parameters(), strict=True))
+    optimizer.step()
+    assert not any(torch.equal(a, b) for a, b in zip(before, model.parameters(), strict=True))
+
+
+@ranks(2, on="mpi")  # threads would catch each other's warnings
+def test_a_model_that_was_replaced_after_the_optimizer_was_made_is_told_once(comm) -> None:
+    model, other = make_model(), make_model()
+    optimizer = create_multi_node_optimizer(torch.optim.SGD(model.parameters(), lr=0.1), comm)
+    loss_of(other, *local(comm)).backward()
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        optimizer.step()
+        optimizer.step()
+    assert len(told) == (comm.rank == 0)
+    for warning in told:
+        assert "no parameter of this optimizer has a gradient on any rank" in str(warning.message)
+        assert warning.filename.endswith("test_is_an_optimizer.py")

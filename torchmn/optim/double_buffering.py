@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from torchmn.errors import ArgumentError
-from torchmn.optim import fused, gradients
+from torchmn.optim import gradients
 from torchmn.optim.gradients import Gradient
 from torchmn.optim.journey import Journey, line_of_its_own
 from torchmn.optim.multi_node import MultiNodeOptimizer
@@ -70,4 +70,4 @@ class DoubleBufferingOptimizer(MultiNodeOptimizer):
             return None
         for grad in arrived:
             grad.put_back()
-        return fused.update(self.actual_optimizer)
+        return self._update()

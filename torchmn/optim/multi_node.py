@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -14,7 +15,7 @@ from torchmn.communicators.base import Communicator
 from torchmn.communicators.models import bcast_tensors
 from torchmn.communicators.watchdog import Wait
 from torchmn.errors import ArgumentError
-from torchmn.optim import fused, gradients
+from torchmn.optim import gradients
 from torchmn.optim.checks import OPERATION, groups_as_text
 from torchmn.optim.gradients import Gradient
 from torchmn.optim.own_slices import replicas_of
@@ -47,6 +48,7 @@ class MultiNodeOptimizer(WrappedOptimizer):
         self._names = {id(p): name for name, p in model.named_parameters()} if model is not None else {}
         self._model = model
         self._holding = False  # inside no_sync
+        self._warned = False
         self._synchronized = False
         self._watching: list[Any] = []
         actual_optimizer._torchmn_takes_mean = True  # type: ignore[attr-defined]  (a parallel model's guard looks)
@@ -91,11 +93,11 @@ class MultiNodeOptimizer(WrappedOptimizer):
         if self._holding:
             raise ArgumentError(f"rank {self.comm.rank} of {self.comm.size}: step inside no_sync: leave it first")
         if closure is not None:
-            return self.actual_optimizer.step(self._averaging(closure, weight))
+            return self._update(self._averaging(closure, weight))
         if self._asked_by_scaler():
             return self._step_scaled()
         self._have_mean(weight)
-        return fused.update(self.actual_optimizer)
+        return self._update()
 
     def synchronize(self, weight: float | None = None) -> None:
         """Replace every gradient by its mean over ranks now; the next `step` does not do it again.
@@ -138,6 +140,8 @@ class MultiNodeOptimizer(WrappedOptimizer):
         agreement = gradients.agree(
             self.comm, grads, weight, self.zero_fill, "optimizer step", self._mode(), names, self._learning_rates()
         )
+        if grads and not any(agreement.kinds):
+            self._warn_of_no_gradients()
         if not agreement.equal and self._model is not None:
             crossing = [n for n, m in self._model.named_modules() if getattr(m, "gradients_cross_ranks", False)]
             if crossing:
@@ -148,6 +152,15 @@ class MultiNodeOptimizer(WrappedOptimizer):
                 )
         self._bcast_unfrozen(grads)
         return agreement
+
+    def _warn_of_no_gradients(self) -> None:
+        if not self._warned and self.comm.rank == 0:
+            warnings.warn(
+                "step: no parameter of this optimizer has a gradient on any rank, so nothing changes. Was backward "
+                "called? Was the model replaced (create_mnbn_model, parallelize) after its parameters were given here?",
+                stacklevel=6,  # who called step
+            )
+        self._warned = True
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:
@@ -198,7 +211,7 @@ class MultiNodeOptimizer(WrappedOptimizer):
         if scale is not None:
             values = [grad.value for grad in self._gradients() if grad.value is not None]
             torch._foreach_mul_(values, float(scale.double().reciprocal()))
-        return fused.update(self.actual_optimizer)
+        return self._update()
 
     # -- what this rank knows ----------------------------------------------------------------------------------
 

@@ -8,6 +8,7 @@ from typing import Any
 from torch.optim import Optimizer
 
 from torchmn.errors import ArgumentError
+from torchmn.optim import fused
 
 
 class WrappedOptimizer(Optimizer):
@@ -16,6 +17,18 @@ class WrappedOptimizer(Optimizer):
     def __init__(self, actual_optimizer: Optimizer):
         # Optimizer.__init__ would make param_groups of its own; those of the wrapped optimizer are the ones.
         self.actual_optimizer = actual_optimizer
+        if not hasattr(actual_optimizer, "_torchmn_lets_step"):  # it may be wrapped once more, with other options
+            actual_optimizer._torchmn_lets_step = False  # type: ignore[attr-defined]
+            actual_optimizer.register_step_pre_hook(_refuse_step_of_its_own)
+
+    def _update(self, closure: Callable[[], Any] | None = None) -> Any:
+        """Let the wrapped optimizer step."""
+        actual: Any = self.actual_optimizer
+        actual._torchmn_lets_step = True
+        try:
+            return fused.update(actual) if closure is None else actual.step(closure)
+        finally:
+            actual._torchmn_lets_step = False
 
     @property
     def param_groups(self) -> list[dict[str, Any]]:  # type: ignore[override]
@@ -76,3 +89,16 @@ class WrappedOptimizer(Optimizer):
 
     def register_load_state_dict_post_hook(self, hook: Callable, prepend: bool = False) -> Any:
         return self.actual_optimizer.register_load_state_dict_post_hook(hook, prepend)
+
+
+def _refuse_step_of_its_own(optimizer: Any, *_: Any) -> None:
+    if not optimizer._torchmn_lets_step:
+        name = type(optimizer).__name__
+        raise ArgumentError(
+            f"step of the {name} that a multi-node optimizer has wrapped: it would step with this rank's own gradients "
+            "and ranks would drift apart. Call step() of what create_multi_node_optimizer returned, as in "
+            f"optimizer = torchmn.create_multi_node_optimizer({name}(...), comm)"
+        )
+
+
+_refuse_step_of_its_own.only_looks = True  # type: ignore[attr-defined]  (at gradients: fused updates need not mind it)
