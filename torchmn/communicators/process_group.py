@@ -113,6 +113,8 @@ class ProcessGroupCommunicator(Communicator):
         self._store = store
         self._patience = timedelta(seconds=2 * settings.timeout + 600)  # our watchdog is to bark first
         self._gloo: Any = dist.ProcessGroupGloo(dist.PrefixStore(f"{name}/gloo", store), rank, size, self._patience)
+        # Whoever drops its communicator at once would close connections that others are still making.
+        self._gloo.barrier().wait()
         self._nccl = _nccl(dist.PrefixStore(f"{name}/nccl", store), rank, size) if use_nccl else None
         self._one_way: dict[tuple[int, int], Any] = {}  # nccl groups of two, by (source, dest)
         self.reads_gpu_memory = use_nccl
