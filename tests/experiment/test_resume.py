@@ -9,7 +9,9 @@ import torch
 
 from tests.experiment.running import Ran, experiment, train
 from tests.experiment.test_same_numbers import EVERYTHING, alone
+from torchmn import run_threads
 from torchmn.errors import ExperimentError
+from torchmn.experiment.run import open_trained
 from torchmn.experiment.run_directory import RunDirectory, choose
 
 CHANGES = ("optimizer.momentum=0.9", "optimizer.schedule=null")
@@ -124,6 +126,19 @@ def test_weights_are_used_by_the_model_that_they_were_trained_in(tmp_path):
         directory.check_trained(experiment(DIGITS, "model.layers.0.linear.activation=tanh"))
     with pytest.raises(ExperimentError, match=r"another model\.layers\.1\.linear\.units: 10, and now it is 12"):
         directory.go_on(experiment(DIGITS, "model.layers.1.linear=12"))
+
+
+def test_evaluation_refuses_weights_of_another_model_on_every_rank(tmp_path):
+    directory = RunDirectory(tmp_path / "run")
+    directory.begin(experiment(DIGITS))
+    directory.checkpoints.mkdir(exist_ok=True)
+    asked = experiment(DIGITS, "model.layers.0.linear.activation=tanh")
+
+    def body(comm):
+        with pytest.raises(ExperimentError, match=r"another model\.layers\.0\.linear\.activation"):
+            open_trained(asked, comm, str(directory.path), "test", None)
+
+    run_threads(body, 2)
 
 
 def test_the_log_is_cut_to_where_a_pretraining_goes_on(tmp_path):
