@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import _thread
 import sys
+import threading
 
 import pytest
 
@@ -82,6 +84,23 @@ def test_in_the_thread_world_an_exception_frees_the_others_and_reaches_the_calle
 
     with pytest.raises(KeyError, match="mine"):
         torchmn.run_threads(body, 3)
+
+
+def test_in_the_thread_world_an_interrupt_of_the_caller_ends_the_ranks() -> None:
+    ended = [threading.Event(), threading.Event()]
+
+    def main(comm) -> None:
+        try:
+            comm.barrier()  # both are running
+            if comm.rank == 0:
+                _thread.interrupt_main()
+            comm.recv(1 - comm.rank)
+        finally:
+            ended[comm.rank].set()
+
+    with pytest.raises(KeyboardInterrupt):
+        torchmn.run_threads(main, 2, timeout=60)
+    assert all(each.wait(20) for each in ended)
 
 
 def test_run_threads_returns_the_results_in_rank_order() -> None:

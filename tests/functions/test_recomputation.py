@@ -78,3 +78,29 @@ def test_communication_outside_of_the_checkpointed_part_needs_nothing(comm):
     else:
         checkpoint(part, F.recv(comm, 0), use_reentrant=False).sum().backward()
     torch.testing.assert_close(weights[comm.rank].grad, expected[comm.rank])
+
+
+@ranks(2, on="threads")
+@pytest.mark.parametrize("second", ["another tag", "a collective", "one more"])
+def test_a_part_that_is_recomputed_in_another_way_gets_no_other_value(comm, second):
+    calls = []
+
+    def part(x):
+        calls.append(None)
+        again = len(calls) > 1
+        if comm.rank == 0:
+            if again and second == "a collective":
+                return F.allreduce(comm, x).sin()
+            y = F.recv(comm, 1, tag=2 if again and second == "another tag" else 1)
+            if again and second == "one more":
+                y = y + F.recv(comm, 1, tag=1)
+            return (x * y).sin()
+        return x + F.send(x * 2, comm, 0, tag=1)
+
+    x = torch.ones(3, requires_grad=True)
+    if comm.rank == 1:
+        part(x).sum().backward()
+        return
+    y = checkpoint(part, x, use_reentrant=False, context_fn=F.keep_messages)
+    with pytest.raises(RecomputeError, match=r"rank 0 of 2: .* wants a .* where forward had (a message|nothing more)"):
+        y.sum().backward()

@@ -50,6 +50,23 @@ def test_a_rank_that_leaves_while_others_wait_ends_the_job(leave: str, transport
     assert "recv" in result.output
 
 
+@pytest.mark.parametrize("transport", ["mpi", "gloo"])
+def test_rank_0_that_leaves_is_missed_at_once_though_all_speak_through_its_process(transport: str) -> None:
+    body = "if comm.rank == 0: sys.exit(5)\ncomm.recv(0, tag=5)"
+    result = job(body, transport=transport, TORCHMN_TIMEOUT="60")
+    assert "rank 0 left with status 5" in result.output
+    assert result.output.count("the job is ended") == 1
+    assert "has waited for 60 s" not in result.output
+    if transport == "mpi":  # torchrun has one status for all failures
+        assert result.returncode == 5
+
+
+def test_a_rank_that_goes_without_a_word_is_not_a_success() -> None:
+    result = job("if comm.rank == 1: os._exit(0)\ncomm.barrier()")
+    assert result.returncode != 0
+    assert "rank 1 of 3 called os._exit(0)" in result.output
+
+
 @pytest.mark.parametrize("transport", PROCESSES)
 def test_a_rank_that_is_killed_ends_the_job(transport: str) -> None:
     result = job(
@@ -184,12 +201,16 @@ def test_rank_0_may_end_at_once_though_its_switchboard_is_slow_to_answer(transpo
     script = """
 import time, torchmn
 from multiprocessing.connection import Listener
-accept = Listener.accept
-def slow_but_for_the_first(self):
+from torchmn.communicators.switchboard import Line
+accept, connect = Listener.accept, Line.__init__
+def slow(self):
     connection = accept(self)
-    time.sleep(2)
+    time.sleep(1)
     return connection
-Listener.accept = slow_but_for_the_first
+def rank_0_last(self, rank, *where):
+    time.sleep(1 if rank == 0 else 0)
+    connect(self, rank, *where)
+Listener.accept, Line.__init__ = slow, rank_0_last
 comm = torchmn.create_communicator()
 print("rank", comm.rank, "was here")
 """

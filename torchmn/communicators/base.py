@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from torchmn.communicators import carried_sums, checks, models, reductions, wire
+from torchmn.communicators import carried_sums, checks, forks, models, reductions, wire  # noqa: F401
 from torchmn.communicators.buffers import BLOCK_BYTES, Buffers
 from torchmn.communicators.carried_sums import ALIKE
 from torchmn.communicators.edges import EdgeBook
@@ -51,7 +51,7 @@ class Communicator(ObjectOperations, Buffers):
         self._aside: checks.Aside | None = None  # what `_meet` says and hears on behalf of autograd
         self._wishes: list[int | None] = []
         self._carried_before: dict[carried_sums.Said, int] = {}  # and the number that ranks compared
-        self._block = torch.zeros(BLOCK_BYTES, dtype=torch.uint8)
+        self._block = torch.zeros(BLOCK_BYTES, dtype=torch.uint8, device="cpu")
         self._block_view = self._block.numpy().data
         self._watch.communicators.add(self)
 
@@ -121,7 +121,7 @@ class Communicator(ObjectOperations, Buffers):
 
         Every rank must call it; a rank with `color=None` takes part and gets None.
         """
-        with Wait(self, "split"):
+        with Wait(self, "split"), torch.inference_mode(False):  # the new one will be used outside, too
             problem = None
             if color is not None and not isinstance(color, int):
                 problem = f"expected color to be an int or None, got {color!r}"
@@ -308,7 +308,7 @@ class Communicator(ObjectOperations, Buffers):
             done = carried_sums.again(self, x, op, in_place)
             if done is not None:
                 return done
-            problem = checks.tensor_problem(x) or reductions.problem(x.dtype, op)
+            problem = checks.tensor_problem(x, in_place) or reductions.problem(x.dtype, op)
             if problem:
                 self._meet("allreduce", problem, ALIKE)
             said = (x.dtype, x.shape, op)
@@ -397,4 +397,4 @@ class Communicator(ObjectOperations, Buffers):
 
     def _check_open(self, operation: str) -> None:
         if self._closed:
-            raise TorchMNError(f"rank {self.rank} of {self.size}: {operation} on a communicator that was finalized")
+            raise TorchMNError(f"rank {self.rank} of {self.size}: {operation} {self.closed_because}")

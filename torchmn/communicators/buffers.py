@@ -33,6 +33,8 @@ class Buffers(Transport):
 
     def _outgoing(self, x: Tensor) -> Tensor:
         """`x` detached and contiguous, in memory that the transport can read; `x` itself where it is that already."""
+        if x._is_zerotensor():  # as derivatives may be: zeros without memory
+            x = x.detach().clone()
         if x.is_conj() or x.is_neg():  # lazy flags: the memory holds other numbers than the tensor shows
             x = x.detach().resolve_conj().resolve_neg()
         elif x.requires_grad:
@@ -46,7 +48,7 @@ class Buffers(Transport):
         on_gpu = like.on_gpu if isinstance(like, wire.TensorSpec) else like.is_cuda
         if on_gpu and self.reads_gpu_memory:
             return torch.empty(tuple(shape), dtype=like.dtype, device=self.device)
-        return torch.empty(tuple(shape), dtype=like.dtype)
+        return torch.empty(tuple(shape), dtype=like.dtype, device="cpu")
 
     def _arrived(self, received: Tensor, like: Tensor) -> Tensor:
         return received.to(like.device) if like.is_cuda else received
@@ -131,7 +133,7 @@ class Buffers(Transport):
         (length,) = struct.unpack_from("<q", block)
         if length <= BLOCK_BYTES - 8:
             return bytes(block[8 : 8 + length])
-        rest = wire.from_buffer(data) if self.rank == root else torch.empty(length, dtype=torch.uint8)
+        rest = wire.from_buffer(data) if self.rank == root else wire.room(length)
         self._bcast_flat(rest, root)
         return data if self.rank == root else wire.to_bytes(rest)
 

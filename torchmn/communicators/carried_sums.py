@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 
-from torchmn.communicators import checks, reductions, staging
+from torchmn.communicators import checks, reductions, staging, wire
 
 if TYPE_CHECKING:
     from torchmn.communicators.base import Communicator
@@ -34,6 +35,8 @@ def again(comm: Communicator, x: Tensor, op: str, in_place: bool) -> Tensor | No
     if not settings.checks or x.nbytes > settings.max_message_bytes:  # changed since then
         return None
     if not x.is_cpu or not x.is_contiguous() or x.requires_grad or x.is_neg() or x.is_conj():
+        return None
+    if not wire.address(x) or forward_ad._current_level >= 0 or (in_place and x.is_inference()):
         return None
     comm._collectives += 1
     if not comm._same_everywhere_carrying(number, x):

@@ -16,12 +16,15 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
+from torch.nn.parameter import is_lazy
 
 from torchmn.communicators import wire
 from torchmn.communicators.watchdog import ranks_text, user_line
 from torchmn.errors import ArgumentError, MismatchError
 
 _fingerprints: dict[tuple, int] = {}
+_SHOWN = 200  # characters of a value, in a disagreement
 
 
 def enabled_by_default() -> bool:
@@ -40,10 +43,12 @@ def fingerprint(key: tuple) -> int:
     return known
 
 
-def tensor_problem(x: object) -> str | None:
-    """Why `x` can not travel, or None."""
+def tensor_problem(x: object, written: bool = False) -> str | None:
+    """Why `x` can not travel, or None; with `written`, also why a result can not overwrite it."""
     if not isinstance(x, Tensor):
         return f"expected a tensor, got {describe(x)}"
+    if is_lazy(x):
+        return "expected a tensor, got a lazy parameter, which has no shape yet: run a forward pass first"
     if x.layout is not torch.strided:
         return f"expected a dense tensor, got layout {x.layout} (send its indices and values, or x.to_dense())"
     if x.is_nested:
@@ -52,7 +57,45 @@ def tensor_problem(x: object) -> str | None:
         return f"expected a dtype that can travel, got {x.dtype}"
     if not (x.is_cpu or x.is_cuda):
         return f"expected a tensor on cpu or cuda, got one on {x.device}"
+    if not wire.address(x) and x.numel() and not x._is_zerotensor():
+        return (
+            f"expected a tensor that has memory, got a {type(x).__name__} that has none: it stands for others (a fake, "
+            "masked or distributed tensor, one inside torch.func), or its storage was freed; pass a plain tensor"
+        )
+    if forward_ad._current_level >= 0 and forward_ad.unpack_dual(x).tangent is not None:
+        return (
+            "expected a tensor without a forward-mode tangent, which would be lost on the way: use backward, or pass "
+            "forward_ad.unpack_dual(x).primal"
+        )
+    return _writing_problem(x) if written else None
+
+
+def _writing_problem(x: Tensor) -> str | None:
+    """Why `x` can not be overwritten as it lies, or None."""
+    if x._is_zerotensor() or has_overlap(x):
+        return (
+            f"expected a tensor to overwrite, got one of shape {tuple(x.shape)} and strides {x.stride()}, several of "
+            "whose elements share their memory (is it expanded?): pass x.clone()"
+        )
+    if x.is_inference() and not torch.is_inference_mode_enabled():
+        return (
+            "expected a tensor to overwrite, got one that was made under torch.inference_mode, which torch forbids to "
+            "change outside of it: pass x.clone()"
+        )
     return None
+
+
+def has_overlap(x: Tensor) -> bool:
+    """Whether elements of `x` share memory. True, too, for a few strides that nobody gets by slicing."""
+    if x.is_contiguous():  # the common case, at once
+        return False
+    reach = 0  # of the dims so far, from the finest on: the next one must step beyond it
+    for stride, size in sorted(zip(x.stride(), x.shape, strict=True)):
+        if size > 1:
+            if stride <= reach:
+                return True
+            reach += stride * (size - 1)
+    return False
 
 
 def sequence_problem(xs: object, size: int) -> str | None:
@@ -124,9 +167,13 @@ class Statement:
     where: str
     wish: int | None = None
 
-    def text(self) -> str:
-        details = ", ".join(f"{name} {_short(value)}" for name, value in self.must_agree.items())
-        return f"{self.operation}({details})  at {self.where}"
+    def text(self, everyone: Sequence[Statement]) -> str:
+        """What this rank said; of long values, only what `everyone` did not say."""
+        details = [
+            f"{name} {_short(value, [other.must_agree[name] for other in everyone if name in other.must_agree])}"
+            for name, value in self.must_agree.items()
+        ]
+        return f"{self.operation}({', '.join(details)})  at {self.where}"
 
 
 def state_here(
@@ -154,7 +201,7 @@ def raise_disagreement(statements: Sequence[Statement], rank: int) -> None:
         return
     texts: dict[str, list[int]] = {}
     for speaker, statement in enumerate(statements):
-        texts.setdefault(statement.text(), []).append(speaker)
+        texts.setdefault(statement.text(statements), []).append(speaker)
     what = (
         "call different operations" if len({s.operation for s in statements}) > 1 else f"disagree in {first.operation}"
     )
@@ -164,6 +211,25 @@ def raise_disagreement(statements: Sequence[Statement], rank: int) -> None:
     raise MismatchError("\n".join(lines))
 
 
-def _short(value: Any) -> str:
+def _alike(sequences: Sequence[Any]) -> int:
+    """How many items, or letters, are the same at the start of all sequences."""
+    for place, items in enumerate(zip(*sequences, strict=False)):
+        if any(item != items[0] for item in items):
+            return place
+    return min(map(len, sequences))
+
+
+def _short(value: Any, everyones: Sequence[Any]) -> str:
+    """The text of a value, if it is short; else what is not the same in everyone's (this one among them)."""
     text = str(tuple(value)) if isinstance(value, torch.Size) else str(value)
-    return text if len(text) <= 200 else text[:197] + "..."
+    if len(text) <= _SHOWN:
+        return text
+    if all(each == value for each in everyones):
+        return "the same on all ranks"
+    if all(isinstance(each, list | tuple) for each in everyones):
+        odd = [str(item) for item in value if not all(item in each for each in everyones)]
+        what = "not alike: " + ", ".join(odd) if odd else f"which differ from place {_alike(everyones)} on"
+        text = f"{len(value)} of them, {what}"
+    elif all(isinstance(each, str) for each in everyones):
+        text = "..." + text[max(0, _alike(everyones) - 40) :]
+    return text if len(text) <= _SHOWN else text[: _SHOWN - 3] + "..."

@@ -27,7 +27,7 @@ class DirectMeeting:
         self._comm = comm
         self._rank = comm.rank
         self._others = [rank for rank in range(comm.size) if rank != comm.rank]
-        buffers = [torch.zeros(_START + CARRIED_BYTES, dtype=torch.uint8) for _ in range(comm.size)]
+        buffers = [torch.zeros(_START + CARRIED_BYTES, dtype=torch.uint8, device="cpu") for _ in range(comm.size)]
         self._buffers = buffers
         self._numbers = [buffer.view(torch.int64).numpy().data for buffer in buffers]
         self._specs = [[MPI.memory.fromaddress(b.data_ptr(), b.nbytes), b.nbytes, MPI.BYTE] for b in buffers]

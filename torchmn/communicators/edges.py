@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Collection
+from itertools import count
 from threading import get_ident
 from time import monotonic, sleep
 from types import CodeType, FrameType
@@ -21,9 +22,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from torchmn.communicators import watchdog, wire
+from torchmn.communicators import checks, watchdog, wire
 from torchmn.communicators.wire import Kind, Layout, Message
-from torchmn.errors import DelegateError
+from torchmn.errors import ArgumentError, DelegateError, PeerError
 
 if TYPE_CHECKING:
     from torchmn.communicators.base import Communicator
@@ -93,7 +94,7 @@ class EdgeBook:
     """One rank's edges of one communicator."""
 
     def __init__(self) -> None:
-        self._made: dict[int, int] = {}
+        self._made: dict[int, count[int]] = {}  # numbers of edges to each rank
         self.sent: dict[Key, Place] = {}  # whose answer was not taken yet
         self.received: dict[Key, Place] = {}  # not answered yet
         self.forgotten: deque[Key] = deque()  # sent edges that this rank's backward can not reach any more
@@ -111,8 +112,7 @@ class EdgeBook:
 
     def next_number(self, dest: int) -> int:
         """The number of a new edge to `dest`."""
-        number = self._made[dest] = self._made.get(dest, 0) + 1
-        return number
+        return next(self._made.setdefault(dest, count(1)))  # in one step: threads must not get the same one
 
     def send(self, comm: Communicator, key: Key, place: Place, answer: Layout | None = None) -> Edge:
         """The sender's end of the edge of that key."""
@@ -157,9 +157,23 @@ class EdgeBook:
             number |= known[0] % (1 << _LINE_BITS) << _NUMBER_BITS
         at_once = len(gradients) == 1 and not wants_gradient
         if not (at_once and comm._send_at_once(gradients[0], peer, comm.tag_limit, number)):
+            gradients = self._sendable(comm, key, gradients)
             wants_gradient += (False,) * (len(gradients) - len(wants_gradient))
             comm._send_message(Message(Kind.TUPLE, gradients, number, wants_gradient), peer, comm.tag_limit)
         self.received.pop(key, None)
+
+    def _sendable(self, comm: Communicator, key: Key, gradients: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        """`gradients` as tensors that can travel; where one can not, raise here and let the rank that waits raise."""
+        if any(x.layout is not torch.strided for x in gradients):  # an embedding's, with sparse=True
+            gradients = tuple([x if x.layout is torch.strided else x.to_dense() for x in gradients])
+        problem = next(filter(None, map(checks.tensor_problem, gradients)), None)
+        if problem:
+            text = f"rank {comm.rank} of {comm.size}: the gradient for rank {key[0]} in backward of recv: {problem}"
+            refusal = Message(Kind.ERROR, (wire.from_bytes(text.encode()),), key[1], (False,))
+            comm._send_message(refusal, key[0], comm.tag_limit)
+            self.received.pop(key, None)
+            raise ArgumentError(text)
+        return gradients
 
     def answer_like(self, layout: Layout, edge: Edge) -> Tensor | None:
         """The answer to a sent edge if it comes next and is one tensor of that layout; else `await_answer` has it."""
@@ -188,7 +202,11 @@ class EdgeBook:
         while key not in self._answers:
             self._listen(comm, key)
         self.sent.pop(key, None)
-        return self._take_answer(key)
+        answer = self._take_answer(key)
+        if answer.kind == Kind.ERROR:
+            reason = wire.to_bytes(answer.tensors[0]).decode()
+            raise PeerError(f"rank {comm.rank} of {comm.size}: backward of send to rank {key[0]}: {reason}")
+        return answer
 
     def _take_answer(self, key: Key) -> Message:
         answers = self._answers[key]

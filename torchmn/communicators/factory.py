@@ -13,6 +13,7 @@ from torchmn.communicators.base import Communicator
 from torchmn.communicators.mpi_library import small_unused_buffers
 from torchmn.communicators.settings import Settings
 from torchmn.communicators.solo import SoloCommunicator
+from torchmn.communicators.threads import communicator_of_this_thread
 from torchmn.communicators.topology import Place
 from torchmn.communicators.watchdog import Watch
 from torchmn.errors import ArgumentError, LaunchError, nearest
@@ -33,11 +34,13 @@ _created = 0
 _KEYWORDS = ("mpi_comm", "device", "grad_dtype", "timeout")
 
 
+@torch.inference_mode(False)  # its buffers will be used outside of that mode, too
 def create_communicator(name: str = "auto", **options: Any) -> Communicator:
     """The communicator of all ranks that were started together. Every rank must call it.
 
     name: `auto` asks the launcher's environment variables: MPI under mpiexec or srun, nccl or gloo under
     torchrun, `solo` where there is no launcher. Explicit: mpi, nccl, gloo, threads, solo; ChainerMN's names work.
+    Inside of `run_threads`, `auto` without a launcher and `threads` are the ranks of that.
     mpi_comm: an mpi4py communicator to use instead of MPI.COMM_WORLD.
     device: where this rank computes; by default its GPU (by intra_rank) if there is one, else the CPU.
     grad_dtype: torch.float16 or torch.bfloat16 to send gradients compressed; they are summed in float32.
@@ -52,6 +55,9 @@ def create_communicator(name: str = "auto", **options: Any) -> Communicator:
     keep_freed_memory()
     launch = launchers.detect()
     transport = NAMES[name]
+    here = communicator_of_this_thread()
+    if here is not None and (transport == "threads" or (transport == "auto" and launch.transport == "solo")):
+        return _placed(_among_threads(here, settings, options), options)
     if transport == "auto":
         transport = {"mpi": "mpi", "torch": _torch_backend(), "solo": "solo"}[launch.transport]
     if options.get("mpi_comm") is not None and transport != "mpi":
@@ -116,6 +122,16 @@ def _placed(comm: Communicator, options: dict[str, Any]) -> Communicator:
     elif torch.cuda.is_available():
         comm.settings.device = torch.device("cuda", comm.intra_rank % torch.cuda.device_count())
         torch.cuda.set_device(comm.settings.device)
+    return comm
+
+
+def _among_threads(here: Communicator, settings: Settings, options: dict[str, Any]) -> Communicator:
+    """All ranks of `run_threads`, where a program that creates its communicator itself runs in it."""
+    comm = here.split(0, here.rank)  # one of its own, as on every transport: who finalizes it leaves `here` alone
+    assert comm is not None
+    for name in ("grad_dtype", "timeout"):  # what was not asked for now is as `run_threads` was asked for it
+        if options.get(name) is not None:
+            setattr(comm.settings, name, getattr(settings, name))
     return comm
 
 

@@ -43,11 +43,14 @@ def guard(world: Communicator, end_transport: Callable[[int], None]) -> None:
     if world.size == 1:
         return
     line = _connect(world)
-    world.barrier()  # rank 0 may not run on to its end, where nobody is served, before all are connected
+    # Rank 0 may not run on to its end, where nobody is served, before all are connected.
+    connected = all(world.allgather_obj(line is not None))
     watcher = Monitor(world._watch, world.size, line, end_transport)
+    watcher.serves_others = connected and world.rank == 0
     if os.environ.get("TORCHMN_ABORT", "1") != "0":
         _end_job_on_exception(watcher)
         _remember_exit_status(watcher)
+        _refuse_a_silent_exit(watcher)
     else:
         watcher.notices_departures = False
     atexit.register(_leave, watcher)
@@ -82,8 +85,11 @@ def _end_job_on_exception(watcher: Monitor) -> None:
     previous = sys.excepthook
 
     def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-        if previous is not sys.__excepthook__:
+        if previous is not sys.__excepthook__ or watcher.process != os.getpid():
             previous(kind, error, trace)
+        if watcher.process != os.getpid():  # a forked child's error is its own
+            watcher.exit_status = 1
+            return
         sys.stdout.flush()
         if issubclass(kind, PeerError):
             time.sleep(1.0)  # the rank that caused it has the better story, and may be about to tell it
@@ -114,8 +120,34 @@ def _remember_exit_status(watcher: Monitor) -> None:
     sys.exit = leave
 
 
+def _refuse_a_silent_exit(watcher: Monitor) -> None:
+    """Let the job fail if this rank calls os._exit(0) in it: MPICH would kill the other ranks and report success."""
+    python_exit = os._exit
+
+    def leave(status: int) -> NoReturn:
+        rank, size = watcher.watch.rank, watcher.size
+        in_a_job = watcher.process == os.getpid() and any(not comm._closed for comm in watcher.watch.communicators)
+        if status == 0 and in_a_job:
+            status = 1
+            sys.stderr.write(
+                f"torchmn: rank {rank} of {size} called os._exit(0) without a word to the others; the job is ended "
+                "with status 1. Let the script come to its end, or call comm.finalize() on every rank first.\n"
+            )
+            sys.stderr.flush()
+        python_exit(status)
+
+    os._exit = leave
+
+
 def _leave(watcher: Monitor) -> None:
     """At exit: tell the others, deliver what is still on its way, and fall silent."""
+    if watcher.process != os.getpid():  # a forked child goes in silence
+        if watcher.notices_departures:
+            # As children of multiprocessing do: MPI and gloo would end for the rank, too, and wait for the others.
+            sys.stdout.flush()
+            sys.stderr.flush()
+            os._exit(watcher.exit_status)
+        return
     comms = list(watcher.watch.communicators)
     with suppress(TorchMNError):  # finalize will raise it again
         for comm in comms:  # before this rank waits for anybody, on any communicator
@@ -129,4 +161,5 @@ def _leave(watcher: Monitor) -> None:
         # A lost message must not look like a good end, and an exit handler can not raise.
         sys.stderr.write(f"torchmn: rank {watcher.watch.rank} of {watcher.size}, at its end: {error}\n")
         watcher.end_job(1)
+    watcher.outlast_the_others()
     watcher.stop()

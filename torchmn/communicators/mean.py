@@ -40,10 +40,13 @@ def means(
     Large ones are reduced where they lie, the others together in one flat buffer per dtype: their means are views of
     it. But one that lies in another order, or belongs to a graph, gets its mean where it is.
     """
-    small, in_buffer = [], {}
+    small, elsewhere = [], {}
     for x in tensors:
-        if x.nbytes >= LARGE_BYTES and x.is_contiguous():
-            _mean_flat(comm, x.detach().view(-1), share, wire_dtype)
+        if x.nbytes >= LARGE_BYTES:  # its order must not matter here: on another rank it may lie in another one
+            flat = x.detach().contiguous().view(-1)
+            _mean_flat(comm, flat, share, wire_dtype)
+            if not x.is_contiguous():
+                elsewhere[id(x)] = _kept_in_place(x, flat.view(x.shape))
         elif x.numel():
             small.append(x)
     for bucket in buckets(small):
@@ -51,11 +54,17 @@ def means(
             flat = _flatten_dense_tensors(bucket)
             _mean_flat(comm, flat, share, wire_dtype)
             for x, mean in zip(bucket, _unflatten_dense_tensors(flat, bucket), strict=True):
-                if x.is_contiguous() and not x.requires_grad:
-                    in_buffer[id(x)] = mean
-                else:
-                    x.detach().copy_(mean)
-    return [in_buffer.get(id(x), x) for x in tensors]
+                in_buffer = x.is_contiguous() and not x.requires_grad
+                elsewhere[id(x)] = mean if in_buffer else _kept_in_place(x, mean)
+    return [elsewhere.get(id(x), x) for x in tensors]
+
+
+def _kept_in_place(x: Tensor, mean: Tensor) -> Tensor:
+    """`x` with the values of `mean` written into it; `mean` itself if `x` is expanded: one place is many elements."""
+    if any(stride == 0 and extent > 1 for stride, extent in zip(x.stride(), x.shape, strict=True)):
+        return mean
+    x.detach().copy_(mean)
+    return x
 
 
 def _mean_flat(comm: Communicator, flat: Tensor, share: float | None, wire_dtype: torch.dtype | None) -> None:

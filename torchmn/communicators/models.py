@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.autograd.graph import increment_version
 from torch.nn.parameter import is_lazy
 
+from torchmn.communicators import checks
 from torchmn.communicators.mean import LARGE_BYTES, buckets, mean_in_place, unpack
 from torchmn.communicators.watchdog import ranks_text
 from torchmn.errors import MismatchError
@@ -29,6 +30,7 @@ def bcast_tensors(comm: Communicator, named: Sequence[tuple[str, Tensor]], opera
     """Overwrite named tensors, which must be alike on all ranks, with rank 0's."""
     lazy = [name for name, x in named if is_lazy(x)]
     problem = f"expected initialised parameters, got lazy {', '.join(lazy)}: run a forward pass first" if lazy else None
+    problem = problem or _problem_of_one(named, written=comm.rank != 0)
     signature = tuple((name, x.dtype, tuple(x.shape)) for name, x in named) if problem is None else ()
     told = comm._meet(operation, problem, may_differ=signature)
     if told:
@@ -57,6 +59,7 @@ def multi_node_mean_grad(comm: Communicator, model: nn.Module, zero_fill: bool) 
         named = [(name, p) for name, p in named if p.grad is not None]
     sparse = [name for name, p in named if p.grad is not None and p.grad.layout is not torch.strided]
     problem = f"expected dense gradients, got a sparse one of {', '.join(sparse)}" if sparse else None
+    problem = problem or _problem_of_one([(name, p.grad) for name, p in named if p.grad is not None], written=True)
     signature = tuple((name, p.dtype if p.grad is None else p.grad.dtype, tuple(p.shape)) for name, p in named)
     wire = (str(comm.settings.grad_dtype),)
     told = comm._meet("multi_node_mean_grad", problem, ("grad_dtype",), wire, may_differ=signature)
@@ -67,6 +70,12 @@ def multi_node_mean_grad(comm: Communicator, model: nn.Module, zero_fill: bool) 
             parameter.grad = torch.zeros_like(parameter)
     grads = [p.grad for _, p in named if p.grad is not None]
     mean_in_place(comm, grads, None, comm.settings.grad_dtype)
+
+
+def _problem_of_one(named: Sequence[tuple[str, Tensor]], written: bool) -> str | None:
+    """What is wrong with the first of named tensors that can not travel, or not be overwritten; None if all can."""
+    problems = ((name, checks.tensor_problem(x, written)) for name, x in named)
+    return next((f"{name}: {problem}" for name, problem in problems if problem), None)
 
 
 def _raise_difference(comm: Communicator, operation: str, what: str, told: Sequence[Signature]) -> None:

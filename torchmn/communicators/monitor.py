@@ -32,6 +32,8 @@ class Monitor:
         self.watch = watch
         self.size = size
         self.notices_departures = True
+        self.serves_others = False  # whether all ranks speak through this process
+        self.process = os.getpid()  # one that it forks must not speak for it
         self.exit_status = 0  # what this rank's script asked for, if it called sys.exit
         self.departures: dict[int, dict[str, Any]] = {}
         self._line = line
@@ -60,6 +62,15 @@ class Monitor:
             collectives={comm.name: comm._collectives for comm in comms},
             pending=sorted({comm._world_ranks[dest] for comm in comms for dest in comm._undelivered()}),
         )
+
+    def outlast_the_others(self) -> None:
+        """Where all ranks speak through this process: stay until they have left, or they hear of nobody's departure.
+
+        MPI would wait for them too, but with Python's threads at rest.
+        """
+        if self.serves_others:
+            with self._heard:
+                self._heard.wait_for(lambda: self._line is None or len(self.departures) >= self.size)
 
     def first_to(self, what: str) -> bool:
         """Whether this rank is the first of the job to claim `what`: all ranks hear claims in the same order."""
@@ -102,7 +113,9 @@ class Monitor:
             words = self._line.hear(_TICK)
         except (EOFError, OSError):
             self._line = None
-            self.departures.setdefault(0, {"kind": "lost", "rank": 0})  # the switchboard was rank 0's
+            with self._heard:
+                self.departures.setdefault(0, {"kind": "lost", "rank": 0})  # the switchboard was rank 0's
+                self._heard.notify_all()
             return
         if words is not None:
             with self._heard:
@@ -167,7 +180,8 @@ class Monitor:
         states = {self.watch.rank: self.watch.state(), **self._states}
         for rank in range(self.size):
             gone = rank in self.departures
-            states.setdefault(rank, RankState(rank, "" if gone else "?", "", left=gone))
+            if rank not in states or (gone and not states[rank].operation):
+                states[rank] = RankState(rank, "" if gone else "?", "", left=gone)
         return list(states.values())
 
 

@@ -11,12 +11,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import count
+from threading import Lock
 from time import perf_counter, sleep
 from typing import Any
 
 import torch
 from mpi4py import MPI
 from torch import Tensor
+from torch.autograd import forward_ad
 
 from torchmn.communicators import wire
 from torchmn.communicators.base import Communicator
@@ -83,8 +86,10 @@ class MPIMessages(Communicator):
         # A third of the tags each: the users', payloads that follow a header, "ready" messages.
         self.tag_limit = ((MPI.COMM_WORLD.Get_attr(MPI.TAG_UB) or 32767) + 1) // 3
         self._outbox = outbox
-        self._sent = [0] * self.size
+        # Several threads may send and receive at once: no number is given twice, and one of them cuts `_pending`.
+        self._sent = [count(1) for _ in range(self.size)]
         self._pending: list[_Undelivered] = []
+        self._releasing = Lock()
         self._inboxes: list[_Inbox] = []
         self.room_bytes = _ROOM_BYTES
         self._nothing = [bytearray(1), 0, MPI.BYTE]
@@ -96,12 +101,17 @@ class MPIMessages(Communicator):
 
         None, and nothing is sent, if it is not that: then `_post` does it.
         """
-        if x.layout is not _STRIDED or not (x.is_cpu and x.is_contiguous()) or x.is_conj() or x.is_neg():
+        try:
+            if x.layout is not _STRIDED or not (x.is_cpu and x.is_contiguous()) or x.is_conj() or x.is_neg():
+                return None
+            layout, address = _layout_of(x.dtype, x.shape, wants_gradient), x.data_ptr()
+        except (RuntimeError, ValueError):  # it has no shape or no memory: the checks of the long way find the words
             return None
-        layout = _layout_of(x.dtype, x.shape, wants_gradient)
         if layout is None or layout.nbytes > self.settings.max_message_bytes:
             return None
         nbytes = layout.nbytes
+        if (nbytes and not address) or forward_ad._current_level >= 0:
+            return None
         if nbytes > _QUICK_BYTES:
             if self._send_by_outbox(x, layout, dest, tag, number):
                 return layout
@@ -111,12 +121,12 @@ class MPIMessages(Communicator):
             self._send_asking(x, nbytes, header, dest, tag, follows)
             return layout
         header = _pack_edge(number) + layout.alike
-        data: Any = header + _fromaddress(x.data_ptr(), nbytes) if nbytes else header  # type: ignore[operator]
+        data: Any = header + _fromaddress(address, nbytes) if nbytes else header  # type: ignore[operator]
         request = self._p2p.Isend([data, _BYTE], dest, tag)
         if self._pending:  # only now: the receiver may be waiting
             self._release_delivered()
         if not request.Test():
-            self._pending.append(_Undelivered(dest, tag, [request], data))
+            self._hold(_Undelivered(dest, tag, [request], data))
         return layout
 
     def _send_by_outbox(self, x: Tensor, layout: Layout, dest: int, tag: int, edge: int) -> bool:
@@ -136,7 +146,7 @@ class MPIMessages(Communicator):
             request = self._p2p.Isend([header, MPI.BYTE], dest, tag)
         request.Test()
         self._release_delivered()
-        self._pending.append(_Undelivered(dest, tag, [request], header, slot))
+        self._hold(_Undelivered(dest, tag, [request], header, slot))
         return True
 
     def _send_asking(self, x: Tensor, nbytes: int, header: bytes, dest: int, tag: int, number: int) -> None:
@@ -153,8 +163,7 @@ class MPIMessages(Communicator):
         self._keep(dest, tag, requests, (header, copy))
 
     def _next_number(self, dest: int) -> int:
-        self._sent[dest] += 1
-        return self._sent[dest] % (self.tag_limit - 1) + 1
+        return next(self._sent[dest]) % (self.tag_limit - 1) + 1
 
     def _post(self, message: Message, dest: int, tag: int) -> None:
         if self._pending:
@@ -210,16 +219,32 @@ class MPIMessages(Communicator):
 
     def _keep(self, dest: int, tag: int | None, requests: list[MPI.Request], buffers: Any) -> None:
         if not MPI.Request.Testall(requests):
-            self._pending.append(_Undelivered(dest, tag, requests, buffers))
+            self._hold(_Undelivered(dest, tag, requests, buffers))
+
+    def _hold(self, send: _Undelivered) -> None:
+        self._pending.append(send)
+        self._watch.pinned.add(self)  # a communicator that its user has dropped must deliver what was sent, too
 
     def _release_delivered(self) -> None:
-        self._pending = [send for send in self._pending if not self._has_ended(send)]
+        if self._releasing.acquire(blocking=False):  # else another thread does it; MPI may be asked by one at a time
+            try:
+                seen = self._pending[:]
+                # In place: other threads append to this very list meanwhile.
+                self._pending[: len(seen)] = [send for send in seen if not self._has_ended(send)]
+            finally:
+                self._releasing.release()
 
     def _has_ended(self, send: _Undelivered) -> bool:
         return MPI.Request.Testall(send.requests) and (send.slot is None or self._outbox.is_delivered(send.slot))
 
+    def _free_inbox(self) -> _Inbox:
+        try:
+            return self._inboxes.pop()
+        except IndexError:  # other threads have them
+            return _Inbox()
+
     def _take(self, source: int, tag: int) -> Message:
-        inbox = self._inboxes.pop() if self._inboxes else _Inbox()  # two threads may receive at once
+        inbox = self._free_inbox()
         self._p2p.Recv(inbox.buffer, source, tag)
         return self._message_in(inbox, source)
 
@@ -232,7 +257,7 @@ class MPIMessages(Communicator):
         edge: Edge | None = None,
         room: Tensor | None = None,
     ) -> tuple[int, Tensor] | Message:
-        inbox = self._inboxes.pop() if self._inboxes else _Inbox()
+        inbox = self._free_inbox()
         data, alike, nbytes = inbox.data, layout.alike, layout.nbytes
         start = 8 + len(alike)
         end = start + nbytes
@@ -254,8 +279,9 @@ class MPIMessages(Communicator):
             room = wire.tensor_around(data[start:end], layout.specs[0])
         else:
             space[:] = payload
-        self._inboxes.append(inbox)
-        return _unpack_edge(data)[0], room
+        number = _unpack_edge(data)[0]
+        self._inboxes.append(inbox)  # the last thing: another thread may receive into it at once
+        return number, room
 
     def _message_in(
         self, inbox: _Inbox, source: int, room: Tensor | None = None, expected: Layout | None = None
@@ -306,10 +332,11 @@ class MPIMessages(Communicator):
         return [send.dest for send in self._pending]
 
     def _flush(self) -> None:
-        while self._pending:
-            send = self._pending[0]
-            with Wait(self, "finalize (a message not yet received)", send.dest, send.tag):
-                MPI.Request.Waitall(send.requests)
-                while send.slot is not None and not self._outbox.is_delivered(send.slot):
-                    sleep(1e-3)
-            self._pending.pop(0)
+        with self._releasing:
+            while self._pending:
+                send = self._pending[0]
+                with Wait(self, "finalize (a message not yet received)", send.dest, send.tag):
+                    MPI.Request.Waitall(send.requests)
+                    while send.slot is not None and not self._outbox.is_delivered(send.slot):
+                        sleep(1e-3)
+                self._pending.pop(0)

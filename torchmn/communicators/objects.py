@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from torchmn.communicators import checks
+from torchmn.communicators import checks, wire
 from torchmn.communicators.watchdog import Wait
 from torchmn.communicators.wire import Kind, Message
 from torchmn.errors import TorchMNError
@@ -31,6 +31,8 @@ _LOADED_BY_TORCH = {
 class _Pickler(pickle.Pickler):
     def reducer_override(self, obj: Any) -> Any:
         if type(obj) is not Tensor or obj.dtype in _LOADED_BY_TORCH or obj.layout is not torch.strided or obj.is_cuda:
+            return NotImplemented
+        if obj.is_quantized:  # torch knows how, with its scales
             return NotImplemented
         flat = obj.detach().resolve_conj().resolve_neg().reshape(-1)
         return _with_dtype, (flat.view(torch.uint8), obj.dtype, tuple(obj.shape))
@@ -107,7 +109,7 @@ class ObjectOperations:
             if self.rank != root:
                 self._exchange_pieces({root: data}, {})
                 return None
-            room = {peer: torch.empty(n, dtype=torch.uint8) for peer, n in enumerate(counts) if peer != root}
+            room = {peer: wire.room(n) for peer, n in enumerate(counts) if peer != root}
             self._exchange_pieces({}, room)
             return [obj if peer == root else unpickled(room[peer]) for peer in range(self.size)]
 
@@ -128,7 +130,7 @@ class ObjectOperations:
                 self._bcast_bytes(pickle.dumps([part.numel() for part in parts]), root)
                 self._exchange_pieces({peer: part for peer, part in enumerate(parts) if peer != root}, {})
                 return objs[root]
-            mine = torch.empty(pickle.loads(self._bcast_bytes(None, root))[self.rank], dtype=torch.uint8)
+            mine = wire.room(pickle.loads(self._bcast_bytes(None, root))[self.rank])
             self._exchange_pieces({}, {root: mine})
             return unpickled(mine)
 
@@ -144,7 +146,7 @@ class ObjectOperations:
             return self._allgather_pickled(obj, data)
 
     def _allgather_counts(self: Communicator, count: int) -> list[int]:  # type: ignore[misc]
-        counts = self._allgather_whole(torch.tensor([count]), [1] * self.size)
+        counts = self._allgather_whole(torch.tensor([count], device="cpu"), [1] * self.size)
         return counts.tolist()
 
     def _allgather_pickled(self: Communicator, obj: Any, data: Tensor | None = None) -> list[Any]:  # type: ignore[misc]

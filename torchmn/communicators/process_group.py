@@ -107,6 +107,7 @@ class ProcessGroupCommunicator(Communicator):
 
     tag_limit = 1 << 30
     tells_arrivals = False  # gloo tells only whoever waits
+    dies_of_other_sizes = True
 
     def __init__(self, place: Place, settings: Settings, store: dist.Store, use_nccl: bool):
         name, rank, size = place.name, place.rank, len(place.hosts)
@@ -121,7 +122,11 @@ class ProcessGroupCommunicator(Communicator):
         super().__init__(place, settings)
         self._deliveries = _Deliveries()
         self._boxes: defaultdict[tuple[int, int], deque[Message]] = defaultdict(deque)
-        self._numbers = torch.zeros(2, dtype=torch.int64)
+        # Several threads may send and receive at once, but a stream is written, and read, by one of them at a time.
+        self._writing = threading.Lock()
+        self._reading: set[int] = set()  # sources
+        self._arrived_in_box = threading.Condition()
+        self._numbers = torch.zeros(2, dtype=torch.int64, device="cpu")
 
     # -- point to point ----------------------------------------------------------------------------------------
 
@@ -129,7 +134,7 @@ class ProcessGroupCommunicator(Communicator):
         header = Header(message.kind, message.edge, tag, message.layout())
         encoded = wire.from_bytes(header.encode())
         tensors = [x if message.private else x.clone() for x in message.tensors]
-        block = torch.empty(HEADER_BYTES, dtype=torch.uint8)
+        block = wire.room(HEADER_BYTES)
         works, follow = [], tensors
         if encoded.numel() > HEADER_BYTES:
             length = Layout.of((TensorSpec(torch.uint8, (encoded.numel(),)),))
@@ -139,28 +144,39 @@ class ProcessGroupCommunicator(Communicator):
             encoded = torch.cat([encoded, *(wire.as_bytes(x) for x in tensors)])
             follow = []
         block[: encoded.numel()] = encoded
-        try:
-            works.append(self._gloo.send([block], dest, _STREAM))
-            for piece in self._pieces(follow):
-                group, peer = self._route(piece, self.rank, dest)
-                works.append(group.send([piece], peer, _PAYLOAD))
-        except RuntimeError as error:
-            raise _gone(dest, tag, error) from None
-        self._deliveries.add(dest, tag, works, (block, follow))
+        with self._writing:
+            try:
+                works.append(self._gloo.send([block], dest, _STREAM))
+                for piece in self._pieces(follow):
+                    group, peer = self._route(piece, self.rank, dest)
+                    works.append(group.send([piece], peer, _PAYLOAD))
+            except RuntimeError as error:
+                raise _gone(dest, tag, error) from None
+            self._deliveries.add(dest, tag, works, (block, follow))
+        self._watch.pinned.add(self)  # a communicator that its user has dropped must deliver what was sent, too
 
     def _take(self, source: int, tag: int) -> Message:
-        box = self._boxes[source, tag]
-        while not box:
-            arrived_tag, message = self._next_message(source)
-            self._boxes[source, arrived_tag].append(message)
-        return box.popleft()
+        box, changed = self._boxes[source, tag], self._arrived_in_box
+        while True:
+            with changed:
+                changed.wait_for(lambda: box or source not in self._reading)
+                if box:
+                    return box.popleft()
+                self._reading.add(source)
+            try:
+                arrived_tag, message = self._next_message(source)
+                self._boxes[source, arrived_tag].append(message)
+            finally:
+                with changed:
+                    self._reading.discard(source)
+                    changed.notify_all()
 
     def _has_arrived(self, source: int, tag: int) -> bool:
         return bool(self._boxes[source, tag])
 
     def _next_message(self, source: int) -> tuple[int, Message]:
         """The next message of the stream from `source`, and its tag."""
-        block = torch.empty(HEADER_BYTES, dtype=torch.uint8)
+        block = wire.room(HEADER_BYTES)
         self._finish(self._gloo.recv([block], source, _STREAM))
         data = wire.to_bytes(block)
         header, start = Header.decode(data)

@@ -45,9 +45,10 @@ class SharedSum:
         self._rank = comm.rank
         self._others = [rank for rank in range(comm.size) if rank != comm.rank]
         self._turn = 0
-        # The tensors keep the maps alive.
-        maps = share(comm, 2 * CHUNK_BYTES)
-        self._stages = [torch.frombuffer(maps[rank], dtype=torch.uint8) for rank in range(len(maps))]
+        maps = share(comm, 2 * CHUNK_BYTES)  # the tensors keep them alive
+        # An evaluation may come first, and what is made under its inference mode can not be written outside of it.
+        with torch.inference_mode(False):
+            self._stages = [torch.frombuffer(maps[rank], dtype=torch.uint8) for rank in range(len(maps))]
         self._parts: dict[tuple[int, torch.dtype, int], _Stages] = {}
         self._whole: dict[tuple[int, torch.dtype, torch.Size], list[Tensor]] = {}
 
@@ -101,7 +102,8 @@ class SharedSum:
             if len(self._whole) >= _KEPT_VIEWS:
                 self._whole.clear()
             start = self._turn * CHUNK_BYTES
-            views = [stage[start : start + x.nbytes].view(x.dtype).view(x.shape) for stage in self._stages]
+            with torch.inference_mode(False):
+                views = [stage[start : start + x.nbytes].view(x.dtype).view(x.shape) for stage in self._stages]
             self._whole[key] = views
         return views
 
@@ -141,7 +143,8 @@ class SharedSum:
                 self._parts.clear()
             start, size = self._turn * CHUNK_BYTES, len(self._stages)
             end = start + length * dtype.itemsize
-            views = [stage[start:end].view(dtype).tensor_split(size) for stage in self._stages]
+            with torch.inference_mode(False):
+                views = [stage[start:end].view(dtype).tensor_split(size) for stage in self._stages]
             self._parts[self._turn, dtype, length] = views
         self._turn = 1 - self._turn
         return views

@@ -25,6 +25,7 @@ class Server:
         self._listener = Listener((host, 0), backlog=size, authkey=self.key)
         self.port: int = self._listener.address[1]  # type: ignore[assignment,index]
         self._ranks: dict[Connection, int] = {}
+        self._said: list[bytes] = []  # kept for ranks that are let in later than others speak, and even leave
         self._size = size
         self._newcomers: queue.SimpleQueue[Connection] = queue.SimpleQueue()
         for target, name in ((self._accept, "torchmn doorman"), (self._serve, "torchmn switchboard")):
@@ -41,9 +42,14 @@ class Server:
     def _serve(self) -> None:
         while True:
             while not self._newcomers.empty():
-                self._ranks[self._newcomers.get()] = -1
+                self._let_in(self._newcomers.get())
             for line in wait(list(self._ranks), timeout=0.5 if len(self._ranks) < self._size else None):
                 self._hear(line)  # type: ignore[arg-type]
+
+    def _let_in(self, line: Connection) -> None:
+        self._ranks[line] = -1
+        for words in self._said:
+            _tell(line, words)
 
     def _hear(self, line: Connection) -> None:
         try:
@@ -58,9 +64,14 @@ class Server:
         self._repeat(words)
 
     def _repeat(self, words: bytes) -> None:
-        for line in list(self._ranks):
-            with suppress(*_BROKEN):  # its own turn to be found broken comes
-                line.send_bytes(words)
+        self._said.append(words)
+        for line in self._ranks:
+            _tell(line, words)
+
+
+def _tell(line: Connection, words: bytes) -> None:
+    with suppress(*_BROKEN):  # its own turn to be found broken comes
+        line.send_bytes(words)
 
 
 class Line:

@@ -27,6 +27,8 @@ from torchmn.errors import ArgumentError, PeerError, WaitTimeout
 
 Result = TypeVar("Result")
 
+_rank_of_this_thread = threading.local()
+
 
 class ThreadWorld:
     """What all ranks of one `run_threads` share: a lock, who has left, and why everybody must stop."""
@@ -125,7 +127,10 @@ class ThreadCommunicator(Communicator):
         self._put(dest, tag, message)
 
     def _take(self, source: int, tag: int) -> Message:
-        return self._get(source, tag)
+        message, mode = self._get(source, tag), torch.is_inference_mode_enabled()
+        # The sender may have been in inference mode, where its copies do not fit into a graph of this rank.
+        message.tensors = tuple(x if x.is_inference() == mode else x.clone() for x in message.tensors)
+        return message
 
     def _has_arrived(self, source: int, tag: int) -> bool:
         with self._meeting.world.changed:
@@ -246,6 +251,7 @@ def run_threads(
         if timeout is not None:
             settings.timeout = timeout
         comm = ThreadCommunicator(Place.in_world("world", hosts, world.watches[rank]), settings, meeting)
+        _rank_of_this_thread.communicator = comm
         try:
             results[rank] = fn(comm)
             _settle([each for each in world.watches[rank].communicators if not each._closed])
@@ -257,20 +263,30 @@ def run_threads(
     ranks = [threading.Thread(target=rank_main, args=(rank,), name=f"rank {rank}", daemon=True) for rank in range(size)]
     done = threading.Event()
     watcher = threading.Thread(target=world.watch, args=(done,), name="torchmn watchdog", daemon=True)
-    for thread in (*ranks, watcher):
-        thread.start()
-    for thread in ranks:
-        while thread.is_alive():
-            thread.join(0.5)
-            if world.timed_out:
-                thread.join(5.0)  # a rank asleep in user code can not be woken; it is left behind
-                break
-    done.set()
+    try:
+        for thread in (*ranks, watcher):
+            thread.start()
+        for thread in ranks:
+            while thread.is_alive():
+                thread.join(0.5)
+                if world.timed_out:
+                    thread.join(5.0)  # a rank asleep in user code can not be woken; it is left behind
+                    break
+    except KeyboardInterrupt:
+        world.fail("interrupted while ranks were running")  # or they would go on, in a notebook for hours
+        raise
+    finally:
+        done.set()
     if errors:
         _raise_first(errors, size)
     if world.timed_out:
         raise WaitTimeout(world.failure)
     return results
+
+
+def communicator_of_this_thread() -> Communicator | None:
+    """The one that `run_threads` gave to this rank; None in threads that are no ranks."""
+    return getattr(_rank_of_this_thread, "communicator", None)
 
 
 def _settle(comms: Sequence[Communicator]) -> None:

@@ -49,8 +49,10 @@ class Transport(ABC):
     rank: int
     size: int
     settings: Settings
+    closed_because = "on a communicator that was finalized"
     tag_limit = 1 << 30  # users' tags are smaller; this one is backward's
     tells_arrivals = True  # whether `_has_arrived` sees what has come and was not taken
+    dies_of_other_sizes = False  # a message that does not fit the room made for it ends the process
     reads_gpu_memory = False  # else GPU tensors are staged through the host
     ranks_share_a_process = False  # then they share torch's random generator, too
     room_bytes = 0  # room for a tensor of so many bytes, made before it comes, spares time when it comes

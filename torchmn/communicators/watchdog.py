@@ -115,6 +115,7 @@ class Watch:
         self.communicators: WeakSet[Communicator] = WeakSet()
         self.pinned: set[Communicator] = set()  # kept until they are finalized: other ranks may wait for their answers
         self.main_thread = thread or threading.main_thread().ident or 0
+        watches.add(self)
 
     def longest(self) -> Wait | None:
         """The wait that began first, or None when this rank waits for nobody."""
@@ -155,6 +156,10 @@ class Watch:
         return tuple(edges[-_SHOWN_EDGES:])
 
 
+watches: WeakSet[Watch] = WeakSet()
+"""Those of all ranks in this process."""
+
+
 def line_of_thread(thread: int) -> str:
     """`file:line in function` of the user's code that the thread is in, or "" if it has ended."""
     return user_line(sys._current_frames().get(thread))
@@ -192,7 +197,10 @@ def describe_line(code: CodeType, instruction: int) -> str:
     """`file:line in function` of the instruction of that offset."""
     lines = (line for start, end, line in code.co_lines() if start <= instruction < end)
     line = next(lines, None) or code.co_firstlineno
-    name = os.path.relpath(code.co_filename) if os.path.isabs(code.co_filename) else code.co_filename
+    try:
+        name = os.path.relpath(code.co_filename) if os.path.isabs(code.co_filename) else code.co_filename
+    except OSError:  # the working directory is gone, and this may be a rank that tells others what it does
+        name = code.co_filename
     shown = code.co_filename if name.startswith("..") else name
     return f"{shown}:{line} in {code.co_name}"
 

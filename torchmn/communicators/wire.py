@@ -176,6 +176,14 @@ class Header(NamedTuple):
         return self.layout.message_in(buffer, start, self.kind, self.edge)
 
 
+def address(x: Tensor) -> int:
+    """Where the elements of `x` lie; 0 if it has none, or no memory for them."""
+    try:
+        return x.data_ptr()
+    except RuntimeError:  # it only stands for other tensors
+        return 0
+
+
 def read_memory(x: Tensor) -> bytes:
     """A copy of the memory of a contiguous tensor on the host."""
     return ctypes.string_at(x.data_ptr(), x.nbytes)
@@ -206,7 +214,12 @@ def as_bytes(x: Tensor) -> Tensor:
 def from_bytes(data: bytes | bytearray) -> Tensor:
     """A uint8 tensor that holds `data`."""
     # bytearray: torch warns about buffers that it must not write.
-    return torch.frombuffer(bytearray(data), dtype=torch.uint8) if data else torch.empty(0, dtype=torch.uint8)
+    return torch.frombuffer(bytearray(data), dtype=torch.uint8) if data else room(0)
+
+
+def room(nbytes: int) -> Tensor:
+    """Host memory for so many bytes, whatever the user's default device is."""
+    return torch.empty(nbytes, dtype=torch.uint8, device="cpu")
 
 
 def from_buffer(data: bytes | bytearray | Tensor) -> Tensor:

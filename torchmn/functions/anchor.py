@@ -4,5 +4,5 @@ from __future__ import annotations
 
 import torch
 
-ANCHOR = torch.zeros((), requires_grad=True)
+ANCHOR = torch.zeros((), requires_grad=True, device="cpu")
 """Nodes return no gradient for it; it only makes autograd visit them."""

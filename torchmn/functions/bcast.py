@@ -52,7 +52,7 @@ def _sum_for(call: Call, x: Tensor, root: int) -> Tensor:
     """On `root` the sum of all ranks' tensors; a delegate on the others."""
     total, joins = call.perform(needs_gradient(x), lambda: call.comm.allreduce(x))
     if call.comm.rank != root:
-        total = torch.zeros(())
+        total = torch.zeros((), device="cpu")
     return _SumFor.apply(ANCHOR, x, (total,), call, root) if joins else total  # type: ignore[return-value]
 
 

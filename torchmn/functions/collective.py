@@ -54,7 +54,7 @@ class Call(NamedTuple):
     def perform(self, needs_gradient: bool, operation: Callable[[], Result]) -> tuple[Result, bool]:
         """What `operation` returns, and whether it must be part of the graph: the same on all ranks."""
         if recomputation.replaying():
-            return recomputation.replay()
+            return recomputation.replay(self.comm, f"a collective operation of {self.comm.name}")
         comm = self.comm
         wish = NO_GRAD if not torch.is_grad_enabled() else NEEDS_GRADIENT if needs_gradient else NEEDS_NONE
         comm._aside, comm._wishes = Aside(self.number, self.order, wish), []
@@ -66,7 +66,8 @@ class Call(NamedTuple):
         needed = NEEDS_GRADIENT in wishes
         if needed and not {NO_GRAD, None}.isdisjoint(wishes):
             self._refuse(wishes)
-        recomputation.record((result, needed))
+        if recomputation.keeping():
+            recomputation.record(f"a collective operation of {comm.name}", (result, needed))
         return result, needed
 
     def _refuse(self, wishes: list[int | None]) -> None:

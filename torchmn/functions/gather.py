@@ -27,7 +27,7 @@ def gather(comm: Communicator, x: Tensor, root: int = 0) -> Any:
 def gather_in(call: Call, x: Tensor, root: int) -> Any:
     parts, joins = call.perform(needs_gradient(x), lambda: call.comm.gather(x, root))
     if parts is None:
-        parts = torch.zeros(())
+        parts = torch.zeros((), device="cpu")
     return _Gather.apply(ANCHOR, x, (parts,), call, root) if joins else parts
 
 

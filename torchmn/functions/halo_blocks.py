@@ -66,7 +66,7 @@ def room(like: Tensor, shape: tuple[int, ...]) -> Tensor:
     """
     numel = prod(shape)
     more = 4 * _PAGE_BYTES // like.element_size()
-    return torch.empty(numel + more, dtype=like.dtype)[:numel].view(shape)
+    return torch.empty(numel + more, dtype=like.dtype, device="cpu")[:numel].view(shape)
 
 
 def relu_in_blocks_(x: Tensor) -> None:

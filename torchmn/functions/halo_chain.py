@@ -138,6 +138,8 @@ def _narrowed(x: Tensor, box: Box) -> Tensor:
 def _differentiable_backward(
     x: Tensor, links: Sequence[Link], parameters: Sequence[Tensor | None], g: Tensor, wanted: Sequence[bool]
 ) -> tuple[Tensor | None, ...]:
+    # Views: torch.autograd.grad calls the hooks of its inputs; those of parameters belong to the backward around it.
+    x, parameters = x.view_as(x), [None if p is None else p.view_as(p) for p in parameters]
     y = x
     for number, link in enumerate(links):
         y = _convolved(y, link._replace(stays=False), parameters[2 * number], parameters[2 * number + 1])

@@ -102,8 +102,11 @@ class _HaloConvolution(torch.autograd.Function):
         x, weight, bias, *kept = ctx.saved_tensors
         wanted = ctx.needs_input_grad[:3]
         if torch.is_grad_enabled():  # a second derivative is wanted: backward as differentiable steps
+            # Views: torch.autograd.grad calls its inputs' hooks; those of parameters belong to the backward around it.
+            x, weight, bias = x.view_as(x), weight.view_as(weight), None if bias is None else bias.view_as(bias)
             y = _convolved(halo_exchange(x, ctx.plan, ctx.comm), weight, bias, ctx.settings)
-            inputs = [value for value, want in zip((x, weight, bias), wanted, strict=True) if want]
+            given = zip((x, weight, bias), wanted, strict=True)
+            inputs = [value for value, want in given if want and value is not None]
             found = iter(torch.autograd.grad(y, inputs, grads[0], create_graph=True))
             return (*(next(found) if want else None for want in wanted), None, None, None)
         backward = _backward_in_buffer if ctx.borders is None else _backward_at_borders

@@ -58,10 +58,16 @@ class _Route(NamedTuple):
 
 
 @lru_cache(maxsize=4096)
+def _fingerprint(plan: HaloPlan) -> int:
+    """The same number on all ranks that have cut the same image in the same way."""
+    return checks.fingerprint(("halo plan", str(plan.dims)))
+
+
+@lru_cache(maxsize=4096)
 def _route(
     plan: HaloPlan, direction: int, dtype: torch.dtype, leading: tuple[int, ...], wants_gradient: bool
 ) -> _Route:
-    number = checks.fingerprint(("halo plan", str(plan.dims)))
+    number = _fingerprint(plan)
     dims = checks.fingerprint(("leading dims", leading))  # (2, 3) and (3, 2) are messages of one size
     header = _HEADER.pack(number, direction, wire.DTYPE_CODES[dtype], prod(leading), int(wants_gradient), dims)
     there, back = (plan.sends, plan.receives) if direction == GATHER else (plan.receives, plan.sends)
@@ -106,6 +112,9 @@ class HaloMessages:
         comm._check_open(self._operation)
         comm._collectives += 1  # all ranks count this exchange: the watchdog tells by it who has not come
         leading = tuple(like.shape[: like.dim() - len(plan.dims)])
+        if comm.dies_of_other_sizes:  # else the header of a message tells
+            said = (f"{_fingerprint(plan):x}", like.dtype, leading, wants_gradient)
+            comm._meet(self._operation, None, ("plan", "dtype", "batch and channels", "with a gradient"), said)
         self._route = route = _route(plan, direction, like.dtype, leading, wants_gradient)
         messages = {peer: self._packed(letter, blocks[peer]) for peer, letter in route.outgoing.items()}
         for peer, letter in route.incoming.items():

@@ -41,7 +41,7 @@ def delegate_of(comm: Communicator, key: Key, place: Place, answer: Layout | Non
     return _make_sent(comm._edges.send(comm, key, place, answer), *tensors)
 
 
-_ZERO = torch.zeros(())
+_ZERO = torch.zeros((), device="cpu")
 
 
 class _Sent(torch.autograd.Function):

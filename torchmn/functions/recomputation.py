@@ -33,8 +33,8 @@ _here = _Here()
 class _Tape(AbstractContextManager):
     """Inside this context values are kept, or taken from those that were kept in the same order."""
 
-    def __init__(self, values: list[Any], replaying: bool):
-        self.values = values
+    def __init__(self, values: list[tuple[str, Any]], replaying: bool):
+        self.values = values  # each with where it is from
         self.replaying = replaying
         self.position = 0
 
@@ -51,7 +51,7 @@ def keep_messages() -> tuple[AbstractContextManager, AbstractContextManager]:
 
     What the part receives is kept until its backward; that memory is not saved.
     """
-    values: list[Any] = []
+    values: list[tuple[str, Any]] = []
     return _Tape(values, replaying=False), _Tape(values, replaying=True)
 
 
@@ -76,18 +76,25 @@ def keeping() -> bool:
     return _here.tape is not None
 
 
-def record(value: Any) -> None:
-    """Keep a value, if this is a part that will be recomputed."""
+def record(what: str, value: Any) -> None:
+    """Keep a value, if this is a part that will be recomputed; `what` says where it is from."""
     if _here.tape is not None and not _here.tape.replaying:
-        _here.tape.values.append(_copied(value))
+        _here.tape.values.append((what, _copied(value)))
 
 
-def replay() -> Any:
-    """The value that was kept at the same place."""
+def replay(comm: Communicator, what: str) -> Any:
+    """The value that was kept at the same place, if it is from there, too."""
     tape = _here.tape
     assert tape is not None
+    kept, value = tape.values[tape.position] if tape.position < len(tape.values) else ("nothing more", None)
+    if kept != what:
+        raise RecomputeError(
+            f"rank {comm.rank} of {comm.size}: the part that torch.utils.checkpoint computes again wants {what}, where "
+            f"forward had {kept}. It must make the same calls in the same order: what it decides by must not change "
+            "between the two (a random number, a counter, a tensor that is changed in place)."
+        )
     tape.position += 1
-    return _copied(tape.values[tape.position - 1])
+    return _copied(value)
 
 
 def _copied(value: Any) -> Any:

@@ -46,7 +46,7 @@ def recv(
         )
     if _current_backward() != -1:  # inside of a backward
         recomputation.check_replaying(comm, "recv")
-        received = _received_again(delegate_variable)
+        received = _received_again(comm, rank, tag, delegate_variable)
     elif is_grad_enabled():
         place = place_of_caller(tag, sys._getframe(1))
         layout = comm._edges.expected.get((rank, tag))
@@ -107,7 +107,8 @@ def _edge_of(comm: Communicator, message: Message, rank: int, tag: int, place: P
 
 def _checked(comm: Communicator, message: Message, rank: int, tag: int) -> Message:
     """A message of tensors that has come; on this occasion, look after edges that backward can not reach."""
-    recomputation.record(message)
+    if recomputation.keeping():
+        recomputation.record(_described(comm, rank, tag), message)
     edges = comm._edges
     if edges.unneeded or edges.forgotten or edges.lost:
         edges.tend(comm)
@@ -119,11 +120,15 @@ def _checked(comm: Communicator, message: Message, rank: int, tag: int) -> Messa
     return message
 
 
-def _received_again(delegate: Tensor | None) -> Any:
+def _described(comm: Communicator, rank: int, tag: int) -> str:
+    return f"a message from rank {rank} of {comm.name}, tag {tag}"
+
+
+def _received_again(comm: Communicator, rank: int, tag: int, delegate: Tensor | None) -> Any:
     """What forward received at this place. Forward's node answers it: here it only needs a gradient as it did there."""
-    message = recomputation.replay()
+    message = recomputation.replay(comm, _described(comm, rank, tag))
     if not is_grad_enabled():
         return message.payload()
     if message.edge:
-        delegate = torch.zeros((), requires_grad=True)
+        delegate = torch.zeros((), requires_grad=True, device="cpu")
     return received_from(lambda: (message, None), delegate)

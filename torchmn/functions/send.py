@@ -37,7 +37,7 @@ def send(x: Tensor | Sequence[Tensor], comm: Communicator, rank: int, tag: int =
     check("send", "rank", rank, tag)
     if _current_backward() != -1:  # inside of a backward
         recomputation.check_replaying(comm, "send")
-        return torch.zeros((), requires_grad=is_grad_enabled())
+        return torch.zeros((), requires_grad=is_grad_enabled(), device="cpu")
     edges = comm._edges
     if edges.unneeded or edges.forgotten or edges.lost:
         edges.tend(comm)
@@ -61,7 +61,7 @@ def send(x: Tensor | Sequence[Tensor], comm: Communicator, rank: int, tag: int =
         if many or not comm._send_at_once(tensors[0], rank, tag):
             comm._send_message(Message(kind, tuple(tensors)), rank, tag)
         # Of values that need no gradient, too, a delegate on which every rank can call backward.
-        return torch.zeros((), requires_grad=with_gradients)
+        return torch.zeros((), requires_grad=with_gradients, device="cpu")
     number = edges.next_number(rank)
     comm._send_message(Message(kind, tuple(tensors), number, wants_gradient), rank, tag)
     place = place_of_caller(tag, sys._getframe(1))

@@ -41,6 +41,18 @@ def test_under_torchrun_auto_is_gloo_where_there_is_no_gpu(comm):
             assert world.allgather_obj(name) == [name] * comm.size
 
 
+@ranks(1, 2, 3, on="threads")
+def test_a_program_that_creates_its_communicator_itself_runs_in_run_threads(comm):
+    for name in ("auto", "threads"):
+        with torchmn.create_communicator(name, grad_dtype=torch.bfloat16, timeout=7) as world:
+            assert (world.rank, world.size) == (comm.rank, comm.size)
+            assert world.allgather_obj(comm.rank) == list(range(comm.size))
+            assert (world.settings.grad_dtype, world.settings.timeout) == (torch.bfloat16, 7)
+    assert comm.settings.grad_dtype is None
+    assert comm.allgather_obj(comm.rank) == list(range(comm.size))  # it is another one, and still open
+    assert torchmn.create_communicator("solo").size == 1
+
+
 @ranks(2, 3, on="mpi")
 def test_an_mpi_communicator_can_be_given(comm):
     from mpi4py import MPI

@@ -1,6 +1,7 @@
 """send and recv: what arrives, in which order, and that nobody waits for a receiver."""
 
 import gc
+from concurrent.futures import ThreadPoolExecutor
 
 import torch
 
@@ -199,3 +200,41 @@ def test_a_wrong_peer_or_tag_is_refused(comm):
         ]
     for call, words in wrong:
         assert_refused(comm, call, f"rank {me}", *words, kind=torchmn.ArgumentError)
+
+
+@ranks(2)
+def test_what_was_sent_arrives_even_if_its_sender_drops_the_communicator_at_once(comm):
+    sizes = (3, 30_000, 2_000_000)
+    group = comm.split(0)
+    if comm.rank == 0:
+        for size in sizes:
+            group.send(torch.full((size,), float(size)), 1)
+        del group
+        gc.collect()
+        assert all(torch.full((size,), -1.0).lt(0).all() for size in sizes)  # memory that was freed is used again
+    comm.barrier()
+    if comm.rank == 1:
+        for size in sizes:
+            received = group.recv(0)
+            assert received.shape == (size,)
+            assert received.eq(size).all()
+
+
+@ranks(2)
+def test_threads_of_a_rank_may_send_and_receive_at_once_each_with_its_own_tag(comm):
+    peer, wrong = 1 - comm.rank, []
+
+    def talk(tag: int) -> None:
+        for turn, size in enumerate((3, 20_000, 20_000, 150_000, 2_000)):
+            x = torch.full((size,), 10.0 * tag + turn)
+            if (comm.rank + tag) % 2:
+                comm.send(x, peer, tag)
+            received = comm.recv(peer, tag)
+            if not (comm.rank + tag) % 2:
+                comm.send(x, peer, tag)
+            if received.shape != x.shape or not received.equal(x):
+                wrong.append((tag, turn))
+
+    with ThreadPoolExecutor(6) as threads:
+        list(threads.map(talk, range(6)))
+    assert wrong == []

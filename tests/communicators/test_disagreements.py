@@ -1,0 +1,48 @@
+"""What ranks are told when long arguments differ: what differs, and not everything."""
+
+import pytest
+import torch
+
+import torchmn
+from tests.worlds import ranks
+
+
+def refusal(comm, *values: object) -> str:
+    with pytest.raises(torchmn.MismatchError) as caught:
+        comm._meet("step", None, tuple(f"value {n}" for n in range(len(values))), values)
+    return str(caught.value)
+
+
+@ranks(2, on="threads")
+def test_of_many_items_those_that_differ_are_shown(comm):
+    mine = tuple((f"layer{n}.weight", torch.float32 if n != 70 or comm.rank else torch.float64) for n in range(100))
+    text = refusal(comm, mine, "the same on both ranks")
+    assert text.count("layer70.weight") == 2
+    assert "torch.float64" in text and "layer69.weight" not in text
+    assert "the same on both ranks" in text
+
+
+@ranks(2, on="threads")
+def test_items_in_another_order_or_number_are_said_to_be_so(comm):
+    names = [f"layer{n}.weight" for n in range(100)]
+    swapped = [*names[:50], names[51], names[50], *names[52:]]
+    assert "differ from place 50 on" in refusal(comm, tuple(names if comm.rank else swapped))
+    text = refusal(comm, tuple(names if comm.rank else [*names, names[0]]))
+    assert "100 of them, which differ from place 100 on" in text and "101 of them" in text
+
+
+@ranks(2, on="threads")
+def test_a_long_value_that_is_the_same_is_not_shown(comm):
+    text = refusal(comm, tuple(f"layer{n}.weight" for n in range(100)), comm.rank)
+    assert "value 0 the same on all ranks, value 1 0" in text and "layer" not in text
+
+
+@ranks(2, on="threads")
+def test_of_a_long_text_the_first_difference_is_shown(comm):
+    text = refusal(comm, "momentum 0.9, " * 50 + f"lr {comm.rank + 5}.25" + ", decay 0" * 50)
+    assert "lr 5.25" in text and "lr 6.25" in text
+
+
+@ranks(2, on="threads")
+def test_short_values_are_shown_whole(comm):
+    assert "value 0 (1, 2)" in refusal(comm, (1, 2) if comm.rank else (1, 3))
