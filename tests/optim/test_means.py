@@ -46,3 +46,24 @@ def test_gradients_in_one_buffer_are_added_to_and_zeroed_as_any_others(comm):
         plain.step()
     for mine, expected in zip(model.parameters(), alone.parameters(), strict=True):
         torch.testing.assert_close(mine, expected, rtol=0, atol=1e-12)
+
+
+@ranks(2, 3, on="threads")
+def test_a_large_gradient_may_lie_in_another_order_on_one_rank(comm):
+    values = torch.arange(LARGE_BYTES // 4, dtype=torch.float32).view(-1, 512)
+    turned = values.t().contiguous().t() if comm.rank == 1 else values.clone()
+    after = torch.full_like(values, float(comm.rank))  # messages that meet the wrong ones would show here, too
+    with Wait(comm, "means"):
+        found = means(comm, [turned, after], None, None)
+    assert found[0] is turned and torch.equal(turned, values)
+    assert (found[1] == (comm.size - 1) / 2).all()
+
+
+@ranks(2, on="threads")
+def test_an_expanded_gradient_is_averaged_like_any_other(comm):
+    for extent in (5, LARGE_BYTES // 8):
+        parameter = torch.nn.Parameter(torch.zeros(extent, dtype=torch.float64))
+        optimizer = torchmn.create_multi_node_optimizer(torch.optim.SGD([parameter], lr=1.0), comm)
+        parameter.grad = torch.tensor(float(comm.rank), dtype=torch.float64).expand(extent)
+        optimizer.step()
+        assert (parameter == -0.5).all()

@@ -7,12 +7,16 @@ from typing import Any
 
 import pytest
 import torch
+from torch import nn
 
 import torchmn
 from tests.optim.problem import assert_close, batch, loss_of, make_model
 from tests.worlds import ranks
 from torchmn.optim import create_multi_node_optimizer
 
+NEEDS_GRAD_DTYPE = pytest.mark.skipif(
+    not hasattr(torch.Tensor, "grad_dtype"), reason="gradients are of their parameter's dtype in this torch"
+)
 ON_ONE_RANK = {
     "grad_dtype": torch.float16,
     "double_buffering": True,
@@ -152,3 +156,28 @@ def test_the_watchdog_sees_every_meeting_of_an_optimizer(comm, options: dict[str
         scaler.step(optimizer)
     optimizer.flush()
     assert {"create_multi_node_optimizer", "bcast_data", "weigh", "add_param_group", "optimizer step"} <= {*met}
+
+
+@NEEDS_GRAD_DTYPE
+@ranks(2, 3, on="threads")
+def test_a_gradient_of_another_dtype_than_its_parameter_counts_as_zeros_of_that_dtype_where_it_is_missing(comm) -> None:
+    wide, plain = nn.Parameter(torch.zeros(5, dtype=torch.bfloat16)), nn.Parameter(torch.zeros(5))
+    wide.grad_dtype = torch.float32  # type: ignore[attr-defined]
+    optimizer = create_multi_node_optimizer(torch.optim.SGD([wide, plain], lr=1.0, foreach=False), comm)
+    if comm.rank == 0:
+        wide.grad = torch.full((5,), float(comm.size))
+    plain.grad = torch.full((5,), float(comm.rank))
+    optimizer.step()
+    assert (wide == -1).all() and (plain == -(comm.size - 1) / 2).all()
+
+
+@NEEDS_GRAD_DTYPE
+@ranks(2, on="threads")
+def test_gradients_of_other_dtypes_on_other_ranks_are_an_error_on_all(comm) -> None:
+    parameter = nn.Parameter(torch.zeros(5, dtype=torch.bfloat16))
+    dtype = torch.float32 if comm.rank == 1 else torch.bfloat16
+    parameter.grad_dtype = dtype  # type: ignore[attr-defined]
+    optimizer = create_multi_node_optimizer(torch.optim.SGD([parameter], lr=1.0, foreach=False), comm)
+    parameter.grad = torch.ones(5, dtype=dtype)
+    with pytest.raises(torchmn.MismatchError, match=r"of torch.bfloat16 and torch.float32 on different ranks"):
+        optimizer.step()

@@ -55,12 +55,13 @@ def test_the_variance_is_that_of_the_union_and_ranks_count_by_what_they_saw(comm
 
 
 @ranks(2, on="threads")
-def test_a_weight_says_how_much_a_rank_saw(comm):
+@pytest.mark.parametrize("number", [int, float, np.int64, torch.tensor])
+def test_a_weight_says_how_much_a_rank_saw(comm, number):
     layer = nn.BatchNorm1d(1)
     layer.running_mean.fill_(4.0 * comm.rank)
     layer.running_var.fill_(1.0 + comm.rank)
     layer.num_batches_tracked.fill_(3)
-    AllreducePersistent(layer, comm)(weight=1 + 2 * comm.rank)  # weights 1 and 3
+    AllreducePersistent(layer, comm)(weight=number(1 + 2 * comm.rank))  # weights 1 and 3
     assert layer.running_mean.item() == 3.0
     assert layer.running_var.item() == (1 * (1 + 9) + 3 * (2 + 1)) / 4
     before = [x.clone() for x in layer.buffers()]

@@ -270,3 +270,31 @@ def test_without_repeats_keeps_everything_else_of_a_loader(comm):
     assert without_repeats(kept) is kept
     mine = [int(y) for [y] in DataLoader(kept.dataset, collate_fn=collate)]
     assert sorted(comm.allreduce_obj(mine)) == [0, 0, 1, 1, 2]
+
+
+@ranks(2, on="threads")
+def test_arrays_that_torch_can_not_share_count_like_any_others(comm):
+    values = np.array([3.0, 5.0])
+    given = {
+        "backwards": values[::-1][::-1] if comm.rank == 0 else values[::-1],
+        "of another machine": values if comm.rank == 0 else values.astype(">f8"),
+        "of no dimension": 3.0 if comm.rank == 0 else np.array(5.0),
+    }
+    got = create_multi_node_evaluator(lambda: (given, 1), comm)()
+    assert got["backwards"].tolist() == [4.0, 4.0]
+    assert got["of another machine"].tolist() == [3.0, 5.0]
+    assert got["of no dimension"] == 4.0
+
+
+@ranks(2, on="threads")
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+def test_values_without_numbers_are_refused_on_every_rank(comm):
+    odd = {
+        "meta": torch.ones(2, device="meta"),
+        "masked": np.ma.array([1.0, 2.0], mask=[False, True]),  # whose mean is 1, or 0 where all is masked
+        "nested": torch.nested.nested_tensor([torch.ones(2), torch.ones(3)]),
+    }
+    for kind, x in odd.items():
+        value = x if comm.rank == 1 else torch.ones(2)
+        everywhere = create_multi_node_evaluator(lambda value=value: ({"metric": value}, 1), comm)
+        assert_refused(comm, everywhere, "rank 1 of 2: evaluate: metric 'metric'", kind)

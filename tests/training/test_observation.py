@@ -1,5 +1,6 @@
 """ObservationAggregator and MultiNodeEarlyStopping: one value and one decision for all ranks."""
 
+import numpy as np
 import pytest
 import torch
 
@@ -122,3 +123,28 @@ def test_a_metric_that_no_rank_has_is_refused_on_every_rank(comm):
     for wrong, words in (({"mode": "mix"}, "'max'"), ({"patience": 0}, "patience"), ({"min_delta": -1}, "min_delta")):
         options = wrong if comm.rank else {}
         assert_refused(comm, lambda options=options: MultiNodeEarlyStopping(comm, **options), "rank 1", words)
+
+
+@ranks(2, on="threads")
+def test_values_that_have_no_common_mean_are_refused_on_every_rank(comm):
+    for mine in (torch.ones(2 + comm.rank), torch.ones(2) if comm.rank else 1.0):
+        aggregate = ObservationAggregator(comm, "loss")
+        assert_refused(comm, lambda: aggregate({"loss": mine}), "expected values of one shape")  # noqa: B023
+
+
+@ranks(2, on="threads")
+def test_early_stopping_wants_one_real_number(comm):
+    for wrong in (torch.ones(2), torch.ones(1, dtype=torch.complex64), (np.ones(3), 5)):
+        stop = MultiNodeEarlyStopping(comm)
+        given = wrong if comm.rank == 1 else 1.0
+        assert_refused(comm, lambda: stop({"loss": given}), "rank 1 of 2", "expected one real number")  # noqa: B023
+    assert MultiNodeEarlyStopping(comm, patience=1)({"loss": np.array([1.0])}) is False
+
+
+@ranks(1, 2, on="threads")
+def test_a_grid_is_no_communicator(comm):
+    grid = torchmn.ProcessGrid(comm, height=comm.size)
+    with pytest.raises(torchmn.ArgumentError, match="expected comm to be a communicator, got <ProcessGrid"):
+        MultiNodeEarlyStopping(grid)  # type: ignore[arg-type]
+    with pytest.raises(torchmn.ArgumentError, match=r"pass the ranks that evaluate other samples: grid\.replicas"):
+        torchmn.create_multi_node_evaluator(dict, grid)  # type: ignore[arg-type]

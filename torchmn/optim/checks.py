@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import warnings
 from collections.abc import Mapping
 from typing import Any
@@ -13,6 +14,7 @@ from torch.optim import Optimizer
 from torchmn.communicators.base import Communicator
 from torchmn.communicators.watchdog import Wait
 from torchmn.optim.own_slices import replicas_of
+from torchmn.optim.values import ONLY_SPEED, plain_value
 from torchmn.optim.wrapper import WrappedOptimizer
 
 OPERATION = "create_multi_node_optimizer"
@@ -22,8 +24,6 @@ _ELEMENT_BY_ELEMENT = (
     *("SGD", "Adam", "AdamW", "RMSprop", "Adagrad", "Adadelta", "Adamax", "NAdam", "RAdam", "ASGD", "Rprop"),
     "SparseAdam",
 )
-# How a step is computed, and not what comes out: ranks may differ in it.
-_ONLY_SPEED = ("foreach", "fused", "capturable", "differentiable")
 
 
 _WIRE_DTYPES = (None, torch.float16, torch.bfloat16, torch.float32)
@@ -36,7 +36,7 @@ def check(optimizer: Any, comm: Communicator, model: nn.Module | None, options: 
     """
     problem = _option_problem(options) or _optimizer_problem(optimizer)
     if problem is None and model is not None:
-        problem = _model_problem(optimizer, model)
+        problem = _model_problem(optimizer, model) or _chain_problem(model, comm)
     problem = problem or _slice_problem(optimizer)
     said = {} if problem else {"optimizer": type(optimizer).__name__, **groups_as_text(optimizer), **options}
     with Wait(comm, OPERATION):
@@ -49,9 +49,9 @@ def groups_as_text(optimizer: Optimizer, first: int = 0) -> dict[str, str]:
 
 
 def _values(group: dict[str, Any]) -> str:
-    """The plain values of a group. Tensors and functions are left out: their texts say nothing, or where they lie."""
-    plain = (bool, int, float, str, tuple)
-    kept = {name: value for name, value in group.items() if isinstance(value, plain) and name not in _ONLY_SPEED}
+    """The plain values of a group. Tables and functions are left out: their texts say nothing, or where they lie."""
+    values = {name: plain_value(value) for name, value in group.items() if name not in ONLY_SPEED}
+    kept = {name: value for name, value in values.items() if value is not None}
     return f"({', '.join(f'{name} {value}' for name, value in kept.items())})"
 
 
@@ -84,6 +84,25 @@ def _model_problem(optimizer: Optimizer, model: Any) -> str | None:
             f"{type(optimizer).__name__} holds none of the parameters of `model`, which it would never change. "
             "parallelize works on a copy: make the optimizer of the model that it returns"
         )
+    return None
+
+
+def _chain_problem(model: nn.Module, comm: Communicator) -> str | None:
+    """Whether `comm` joins ranks that hold different components of a chain: a mean over these mixes them."""
+    # As long as nobody has loaded it there is no chain, and the optimizer need not load it either.
+    chain_list: Any = sys.modules.get("torchmn.graph.chain_list")
+    if chain_list is None:
+        return None
+    chains: list[Any] = [module for module in model.modules() if isinstance(module, chain_list.MultiNodeChainList)]
+    for chain in chains:
+        if chain.comm is not None:
+            shared = set(chain.comm._world_ranks) & set(comm._world_ranks)
+            if len(shared) > 1:
+                return (
+                    f"`model` is a MultiNodeChainList whose ranks hold different components, and {len(shared)} of them "
+                    "would take the mean of their gradients. Use the torch optimizer as it is: it steps what its rank "
+                    "holds. For several such chains, pass the communicator of the ranks that hold the same component"
+                )
     return None
 
 

@@ -15,8 +15,10 @@ from torchmn.communicators.base import Communicator
 from torchmn.communicators.mean import means
 from torchmn.communicators.watchdog import Wait, ranks_text
 from torchmn.errors import MismatchError
+from torchmn.optim.clipping import Clipped, refuse_own_clipping
 from torchmn.optim.own_slices import replicas_of
 from torchmn.optim.sparse import mean_of_sparse
+from torchmn.optim.values import NOTHING, Written, on_some_ranks
 
 ABSENT, DENSE, SPARSE = 0, 1, 2
 
@@ -35,6 +37,10 @@ class Gradient:
             return ABSENT
         return DENSE if self.value.layout is torch.strided else SPARSE
 
+    def odd_dtype(self) -> torch.dtype | None:
+        """Its dtype where that is not the parameter's, as torch allows with `parameter.grad_dtype`."""
+        return None if self.value is None or self.value.dtype is self.parameter.dtype else self.value.dtype
+
     def put_back(self) -> None:
         self.parameter.grad = self.value
 
@@ -46,6 +52,24 @@ class Agreement:
     kinds: tuple[int, ...]
     share: float
     equal: bool = True  # whether all ranks count the same
+    dtypes: tuple[torch.dtype | None, ...] = ()  # of gradients that are not of their parameter's; () if all are
+    doubtful: Written = NOTHING  # what a rank may have other values of than the others
+
+
+@dataclass(frozen=True)
+class Circumstances:
+    """What else a rank says of its next step: the first three must be the same on all ranks."""
+
+    mode: str | None = None  # of the model
+    unfrozen: tuple[str, ...] = ()
+    hyperparameters: tuple[Any, ...] = ()
+    clipped: Clipped | None = None
+    written: Written = NOTHING
+
+    NAMES = ("mode of the model", "unfrozen", "hyperparameters")
+
+    def must_agree(self) -> tuple[Any, ...]:
+        return self.mode, self.unfrozen, self.hyperparameters
 
 
 def agree(
@@ -54,15 +78,14 @@ def agree(
     weight: float | None,
     zero_fill: bool,
     operation: str,
-    mode: str | None = None,
-    unfrozen: tuple[str, ...] = (),
-    learning_rates: tuple[float, ...] = (),
+    here: Circumstances = Circumstances(),  # noqa: B008  (frozen)
 ) -> Agreement:
     """Compare gradients and weights over ranks, in one tiny message where all ranks are alike.
 
     A gradient that no rank has stays absent, as in one process. One that only some ranks have counts as zeros on
-    the others; without `zero_fill` it is an error on every rank. So are a model in another `mode` on another rank,
-    other `learning_rates` there, and parameters that were `unfrozen` on some ranks only.
+    the others; without `zero_fill` it is an error on every rank. So are a model in another mode on another rank,
+    other hyperparameters there, parameters that were unfrozen on some ranks only, and gradients that were clipped by
+    factors of each rank's own.
     """
     weight, problem = number_of_samples(weight)
     shapes = tuple(
@@ -70,21 +93,26 @@ def agree(
         for grad in grads
     )
     kinds = tuple(grad.kind() for grad in grads)
-    names = ("weighted", "mode of the model", "unfrozen", "learning rates", "parameters")
-    values = (weight is not None, mode, unfrozen, learning_rates, shapes)
+    dtypes = tuple(grad.odd_dtype() for grad in grads)
+    dtypes = dtypes if any(dtypes) else ()
+    names = ("weighted", *Circumstances.NAMES, "parameters")
+    values = (weight is not None, *here.must_agree(), shapes)
+    may_differ = (kinds, weight, dtypes, here.clipped, here.written)
     with Wait(comm, operation):
-        told = comm._meet(operation, problem, names, problem or values, (kinds, weight))
+        told = comm._meet(operation, problem, names, problem or values, may_differ)
     if told is None:
         _refuse_no_samples(comm, operation, weight)
-        return Agreement(kinds, 1.0 / comm.size)
-    all_kinds = [rank_kinds for rank_kinds, _ in told]
+        return Agreement(kinds, 1.0 / comm.size, dtypes=dtypes)
+    all_kinds, weights, all_dtypes, all_clipped, all_written = zip(*told, strict=True)
+    refuse_own_clipping(comm, operation, all_clipped)
+    doubtful = on_some_ranks(all_written)
     union = tuple(max(column) for column in zip(*all_kinds, strict=True))
     _check(comm, operation, grads, all_kinds, union, zero_fill)
+    dtypes = _common_dtypes(comm, operation, grads, all_kinds, all_dtypes)
     if weight is None:
-        return Agreement(union, 1.0 / comm.size)
-    weights = [rank_weight for _, rank_weight in told]
+        return Agreement(union, 1.0 / comm.size, True, dtypes, doubtful)
     _refuse_no_samples(comm, operation, max(weights))
-    return Agreement(union, weight / sum(weights), equal=len(set(weights)) == 1)
+    return Agreement(union, weight / sum(weights), len(set(weights)) == 1, dtypes, doubtful)
 
 
 def fair_share(comm: Communicator, samples: float) -> float:
@@ -139,6 +167,30 @@ def _check(
         raise MismatchError("\n".join(lines))
 
 
+def _common_dtypes(
+    comm: Communicator,
+    operation: str,
+    grads: Sequence[Gradient],
+    all_kinds: Sequence[tuple[int, ...]],
+    all_dtypes: Sequence[tuple[torch.dtype | None, ...]],
+) -> tuple[torch.dtype | None, ...]:
+    """The dtypes that are not their parameter's; raises on every rank alike if a gradient has several."""
+    if not any(all_dtypes):
+        return ()
+    common = []
+    for place, grad in enumerate(grads):
+        present = [rank for rank, kinds in enumerate(all_kinds) if kinds[place] != ABSENT]
+        found = {all_dtypes[rank][place] if all_dtypes[rank] else None for rank in present}
+        if len(found) > 1:
+            names = " and ".join(sorted(str(dtype or grad.parameter.dtype) for dtype in found))
+            raise MismatchError(
+                f"rank {comm.rank} of {comm.size}: {operation}: the gradient of {grad.name} is of {names} on different "
+                "ranks: set its grad_dtype alike on all ranks"
+            )
+        common.append(found.pop() if found else None)
+    return tuple(common)
+
+
 def take_mean(
     comm: Communicator, grads: Sequence[Gradient], agreement: Agreement, wire_dtype: torch.dtype | None
 ) -> None:
@@ -154,7 +206,9 @@ def take_mean(
             elif kind == DENSE:
                 if grad.value is None or agreement.share == 0:
                     # With no samples the mean loss of a rank is 0/0: its gradient must not count, nor its NaNs.
-                    grad.value = torch.zeros_like(grad.parameter)
+                    dtype = agreement.dtypes[place] if agreement.dtypes else None
+                    like = grad.parameter if grad.value is None else grad.value
+                    grad.value = torch.zeros_like(like, dtype=dtype)
                 dense.setdefault(among, {})[place] = grad.value
         for among, values in dense.items():
             if among.size > 1 and values:

@@ -14,11 +14,14 @@ from torch.optim import Optimizer
 from torchmn.communicators.base import Communicator
 from torchmn.communicators.models import bcast_tensors
 from torchmn.communicators.watchdog import Wait
-from torchmn.errors import ArgumentError
-from torchmn.optim import gradients
+from torchmn.errors import ArgumentError, ParallelizeError
+from torchmn.optim import clipping, gradients
 from torchmn.optim.checks import OPERATION, groups_as_text
-from torchmn.optim.gradients import Gradient
+from torchmn.optim.clipping import Clipped, Clipping
+from torchmn.optim.gradients import Circumstances, Gradient
 from torchmn.optim.own_slices import replicas_of
+from torchmn.optim.synchronized import SynchronizedGradients
+from torchmn.optim.values import Writing, Written, compare_values, hyperparameters
 from torchmn.optim.wrapper import WrappedOptimizer
 
 
@@ -49,15 +52,19 @@ class MultiNodeOptimizer(WrappedOptimizer):
         self._model = model
         self._holding = False  # inside no_sync
         self._warned = False
-        self._synchronized = False
-        self._watching: list[Any] = []
+        self._synchronized = SynchronizedGradients()
+        self._clipping: Clipping | None = None  # of gradients that are not means
         actual_optimizer._torchmn_takes_mean = True  # type: ignore[attr-defined]  (a parallel model's guard looks)
         if model is not None:
             with Wait(comm, OPERATION):
                 bcast_tensors(comm, [*_shared(model.named_parameters()), *model.named_buffers()], "bcast_data")
         self._bcast_parameters(self._gradients())
         self._trainable = self._trainable_now()
+        self._writing = Writing()
+        self._writing.begin(grad.parameter for grad in self._gradients())
         self._prepare()
+        if comm.size > 1:
+            clipping.listen(self)
 
     def _prepare(self) -> None:
         """What a kind of multi-node optimizer needs beyond that; all ranks are here."""
@@ -78,7 +85,8 @@ class MultiNodeOptimizer(WrappedOptimizer):
         self._trainable |= {id(grad.parameter) for grad in added if grad.parameter.requires_grad}
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        self._forget_synchronization()
+        self._synchronized.forget()
+        self._clipping = None
         self.actual_optimizer.zero_grad(set_to_none=set_to_none)
 
     # -- stepping ----------------------------------------------------------------------------------------------
@@ -106,7 +114,7 @@ class MultiNodeOptimizer(WrappedOptimizer):
         which leaves what was a mean already as it is.
         """
         self._take_mean(weight)
-        self._remember_synchronization()
+        self._synchronized.remember(self._gradients())
 
     def weigh(self, loss: Tensor, samples: float) -> Tensor:
         """This rank's mean loss over `samples`, weighed before `backward` so that the plain `step()` is exact.
@@ -118,13 +126,13 @@ class MultiNodeOptimizer(WrappedOptimizer):
 
     def _have_mean(self, weight: float | None) -> None:
         """Take the mean of the gradients, unless `synchronize` did."""
-        if self._synchronized:
+        if self._synchronized.are(self._gradients()):
             # A rank that ran another backward since would take its mean with the others' next gradients.
             with Wait(self.comm, "optimizer step"):
                 self.comm._meet("optimizer step after synchronize", None)
         else:
             self._take_mean(weight)
-        self._forget_synchronization()
+        self._synchronized.forget()
 
     def _take_mean(self, weight: float | None) -> None:
         """Replace every gradient by its mean over ranks."""
@@ -136,10 +144,8 @@ class MultiNodeOptimizer(WrappedOptimizer):
 
     def _agree(self, grads: list[Gradient], weight: float | None) -> gradients.Agreement:
         """What ranks must know of each other's gradients before they are averaged; also brings new parameters in."""
-        names = tuple(grad.name for grad in self._unfrozen(grads))
-        agreement = gradients.agree(
-            self.comm, grads, weight, self.zero_fill, "optimizer step", self._mode(), names, self._learning_rates()
-        )
+        agreement = gradients.agree(self.comm, grads, weight, self.zero_fill, "optimizer step", self._here(grads))
+        self._compare_values(agreement.doubtful, grads)
         if grads and not any(agreement.kinds):
             self._warn_of_no_gradients()
         if not agreement.equal and self._model is not None:
@@ -189,6 +195,25 @@ class MultiNodeOptimizer(WrappedOptimizer):
 
         return averaged
 
+    def note_clipping(self, clipping: Clipping) -> None:
+        """Called when gradients were clipped, of any parameters: until `synchronize`, they are this rank's own."""
+        grads = self._gradients()
+        if not clipping.concerns(grad.value for grad in grads):
+            return
+        if not self._synchronized.cover(grads):
+            self._clipping = clipping
+        elif clipping.function == "clip_grad_norm_" and any(replicas_of(grad.parameter) is not None for grad in grads):
+            raise ParallelizeError(
+                f"rank {self.comm.rank} of {self.comm.size}: clip_grad_norm_ of torch took the norm of what this rank "
+                "holds, its slices of split layers: each rank would clip by another norm. Call "
+                "torchmn.clip_grad_norm_(model, max_norm) in its place"
+            )
+
+    def _clipped(self, grads: list[Gradient]) -> Clipped | None:
+        """How this rank's gradients were clipped, to compare it with the others; asked for once."""
+        last, self._clipping = self._clipping, None
+        return last.result() if last is not None and last.concerns(grad.value for grad in grads) else None
+
     def _asked_by_scaler(self) -> bool:
         """Whether a GradScaler calls: it leaves `grad_scale` and `found_inf` here, and takes them away again."""
         return "found_inf" in self.__dict__
@@ -197,7 +222,7 @@ class MultiNodeOptimizer(WrappedOptimizer):
         """A step that a GradScaler asked for: undo its scale, and skip if a gradient overflowed."""
         scale, found_inf = self.__dict__["grad_scale"], self.__dict__["found_inf"]
         problem = None
-        if not self._synchronized:
+        if not self._synchronized.cover(self._gradients()):
             # The scaler has looked for overflows already, at this rank's gradients only: ranks would part ways.
             problem = "call optimizer.synchronize() between backward and scaler.unscale_ or scaler.step"
         overflow = bool(found_inf.item())
@@ -205,7 +230,7 @@ class MultiNodeOptimizer(WrappedOptimizer):
         # As they do where unscale_ came before synchronize, or where ranks began with other scales.
         with Wait(self.comm, "optimizer step"):
             self.comm._meet("optimizer step with a GradScaler", problem, ("scale", "overflow found"), said)
-        self._forget_synchronization()
+        self._synchronized.forget()
         if overflow:
             return None
         if scale is not None:
@@ -223,10 +248,32 @@ class MultiNodeOptimizer(WrappedOptimizer):
             for place, p in enumerate(values["params"])
         ]
 
-    def _learning_rates(self) -> tuple[float, ...]:
-        """Of each group: a schedule that follows a rank's own loss would let the ranks' models drift apart."""
-        # Not those that are tensors: to read one on a GPU is to wait for it.
-        return tuple(rate for group in self.param_groups if isinstance(rate := group.get("lr"), float | int))
+    def _here(self, grads: list[Gradient]) -> Circumstances:
+        """What ranks compare beside their gradients, so that their models can not drift apart."""
+        return Circumstances(
+            self._mode(),
+            tuple(grad.name for grad in self._unfrozen(grads)),
+            hyperparameters(self.actual_optimizer),
+            self._clipped(grads),
+            self._writing.since_then(grad.parameter for grad in grads),
+        )
+
+    def _compare_values(self, doubtful: Written, grads: list[Gradient]) -> None:
+        """Raise on all ranks if what some of them have written is not the same on all."""
+        unfrozen = {id(grad.parameter) for grad in self._unfrozen(grads)}  # which become rank 0's
+        named = [(grad.name, grad.parameter) for grad in grads if id(grad.parameter) not in unfrozen]
+        compare_values(self.comm, doubtful, named, self.state)
+
+    def _update(self, closure: Callable[[], Any] | None = None) -> Any:
+        try:
+            return super()._update(closure)
+        finally:
+            self._writing.begin(p for group in self.param_groups for p in group["params"])
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Load a state, the same on every rank; one that only some have loaded is found by the next step."""
+        super().load_state_dict(state_dict)
+        self._writing.loaded = True
 
     def _mode(self) -> str | None:
         """Whether the model, where it is known, drops out and normalises as in training: all ranks must do the same."""
@@ -251,23 +298,6 @@ class MultiNodeOptimizer(WrappedOptimizer):
         """Those of parameters that were frozen before."""
         before = self._trainable
         return [grad for grad in grads if grad.parameter.requires_grad and id(grad.parameter) not in before]
-
-    def _remember_synchronization(self) -> None:
-        """Note that the gradients are means, until a backward adds to one of them."""
-        self._forget_synchronization()
-        self._synchronized = True
-        for grad in self._gradients():
-            if grad.parameter.requires_grad:
-                self._watching.append(grad.parameter.register_post_accumulate_grad_hook(self._touched))
-
-    def _touched(self, _: Tensor) -> None:
-        self._synchronized = False
-
-    def _forget_synchronization(self) -> None:
-        self._synchronized = False
-        for handle in self._watching:
-            handle.remove()
-        self._watching.clear()
 
     def flush(self) -> None:
         """Apply what is still on its way: nothing here, the last gradients with double buffering."""

@@ -10,9 +10,11 @@ from torch import Tensor
 from torchmn.communicators.watchdog import Wait
 from torchmn.errors import ArgumentError
 from torchmn.optim import gradients
+from torchmn.optim.clipping import Clipping
 from torchmn.optim.gradients import Gradient
 from torchmn.optim.journey import Journey, line_of_its_own
 from torchmn.optim.multi_node import MultiNodeOptimizer
+from torchmn.optim.values import on_some_ranks
 
 
 class OverlappingOptimizer(MultiNodeOptimizer):
@@ -73,6 +75,13 @@ class OverlappingOptimizer(MultiNodeOptimizer):
             self._wait_for_all()
         super().zero_grad(set_to_none)
 
+    def note_clipping(self, clipping: Clipping) -> None:
+        if self._begun and clipping.concerns(grad.value for grad in self._gradients()):
+            raise ArgumentError(
+                f"rank {self.comm.rank} of {self.comm.size}: overlap: {clipping.function} while gradients are on their "
+                "way to their means: call optimizer.synchronize() between backward and clipping"
+            )
+
     def _computed(self, parameter: Tensor) -> None:
         """Called by backward when a gradient is complete."""
         if self._holding:
@@ -109,10 +118,11 @@ class OverlappingOptimizer(MultiNodeOptimizer):
                 "step(weight=...) with overlap: gradients leave before step says their weight; use "
                 "optimizer.weigh(loss, samples).backward() and then step()"
             )
-        unfrozen = tuple(grad.name for grad in self._unfrozen(self._gradients()))
-        names = ("mode of the model", "unfrozen", "learning rates")
+        grads = self._gradients()
+        here = self._here(grads)
         with Wait(self.comm, "optimizer step"):
-            self.comm._meet("optimizer step", problem, names, (self._mode(), unfrozen, self._learning_rates()))
+            told = self.comm._meet("optimizer step", problem, here.NAMES, here.must_agree(), here.written)
+        self._compare_values(on_some_ranks(told or ()), grads)
         for grad in self._wait_for_all():
             grad.put_back()
         self._bcast_unfrozen(self._gradients())

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from math import isfinite
 
 import torch
 from torch import Tensor, nn
@@ -14,6 +13,7 @@ from torchmn.communicators.base import Communicator
 from torchmn.communicators.watchdog import Wait
 from torchmn.errors import ArgumentError
 from torchmn.nn.moments import Moments, union
+from torchmn.optim.gradients import number_of_samples
 
 
 class AllreducePersistent:
@@ -48,15 +48,13 @@ class AllreducePersistent:
         named = dict(_persistent_floats(self.model))
         layers = [m for m in self.model.modules() if isinstance(m, _BatchNorm) and m.running_mean is not None]
         statistics = {id(x) for layer in layers for x in (layer.running_mean, layer.running_var)}
+        weight, problem = number_of_samples(weight)
         with Wait(self.comm, "AllreducePersistent"):
-            self._check(named, weight)
+            self._check(named, weight, problem)
         _join_statistics(self.comm, layers, weight)
         _average(self.comm, [x for x in named.values() if id(x) not in statistics])
 
-    def _check(self, named: dict[str, Tensor], weight: float | None) -> None:
-        problem = None
-        if weight is not None and not (isinstance(weight, int | float) and isfinite(weight) and weight >= 0):
-            problem = f"expected weight to be a number of samples >= 0, got {weight!r}"
+    def _check(self, named: dict[str, Tensor], weight: float | None, problem: str | None) -> None:
         signature = tuple((name, x.dtype, tuple(x.shape)) for name, x in named.items())
         told = self.comm._meet("AllreducePersistent", problem, ("weighted",), (weight is not None,), signature)
         if told:

@@ -6,7 +6,10 @@ from collections.abc import Mapping
 from math import isnan
 from typing import Any
 
+from torch import Tensor
+
 from torchmn.communicators.base import Communicator
+from torchmn.communicators.checks import describe
 from torchmn.communicators.watchdog import Wait
 from torchmn.errors import ArgumentError, nearest
 from torchmn.training.agreement import decided_on_rank_0
@@ -47,6 +50,8 @@ class MultiNodeEarlyStopping:
         max_checks: int | None = None,
         every: int = 1,
     ):
+        if not isinstance(comm, Communicator):
+            raise ArgumentError(f"{type(self).__name__}: expected comm to be a communicator, got {describe(comm)}")
         problem = None if isinstance(monitor, str) else f"expected monitor to be the name of a metric, got {monitor!r}"
         if mode not in MODES:
             problem = f"expected mode to be 'auto', 'min' or 'max', got {mode!r}. {nearest(mode, MODES)}"
@@ -76,6 +81,7 @@ class MultiNodeEarlyStopping:
         value, problem = known.get(self.monitor), None
         if value is not None:
             value, problem = plain(value)
+            problem = problem or _number_problem(value[0] if isinstance(value, tuple) else value)
         told = (value, sorted(map(str, known)))
         operation = f"{type(self).__name__}({self.monitor!r})"
         self.best, self.waited, self.stopped = decided_on_rank_0(self.comm, operation, told, self._decide, problem)
@@ -106,3 +112,10 @@ class MultiNodeEarlyStopping:
         self.best, self.checks, self.waited, self.stopped, self._calls = (
             state[name] for name in ("best", "checks", "waited", "stopped", "calls")
         )
+
+
+def _number_problem(value: Any) -> str | None:
+    """Why there is no better and worse for `value`, or None."""
+    if isinstance(value, Tensor) and (value.numel() != 1 or value.is_complex()):
+        return f"expected one real number, got a tensor of shape {tuple(value.shape)}, {value.dtype}"
+    return None

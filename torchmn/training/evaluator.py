@@ -39,7 +39,10 @@ def create_multi_node_evaluator(
     Ranks that return None or lack a metric (or have None for it) do not count for it. One message carries all metrics.
     """
     if not isinstance(comm, Communicator):
-        raise ArgumentError(f"create_multi_node_evaluator: expected comm to be a communicator, got {comm!r}")
+        raise ArgumentError(
+            f"create_multi_node_evaluator: expected comm to be a communicator, got {comm!r}. Of a grid, pass the ranks "
+            "that evaluate other samples: grid.replicas"
+        )
     if weights not in WEIGHTS:
         raise ArgumentError(
             f"create_multi_node_evaluator: expected weights to be 'samples' or 'equal', got {weights!r}. "

@@ -81,19 +81,35 @@ def read_one(value: Any, samples: float | None) -> tuple[Metric | None, str | No
         value = value[0]
         if problem:
             return None, problem
-    if (isinstance(value, Tensor) and value.dim() == 0) or isinstance(value, np.generic):
-        value = value.item()
-    if isinstance(value, np.ndarray):
+    if isinstance(value, np.ma.MaskedArray):
+        return None, "expected numbers, got a masked array, whose mask would be lost: call .filled() or .compressed()"
+    if isinstance(value, np.ndarray) and value.ndim > 0:
         with suppress(TypeError):  # of strings, or objects: refused below
-            value = torch.from_numpy(value)
+            # A copy in plain order: torch knows neither negative strides nor another machine's byte order.
+            value = torch.from_numpy(np.array(value, dtype=value.dtype.newbyteorder("="), order="C"))
     if isinstance(value, Tensor):
-        return Metric(value.detach().to_dense().cpu(), samples, is_sum), None
+        problem = _tensor_problem(value)
+        if problem:
+            return None, problem
+        value = value.detach().to_dense().cpu()
+    if isinstance(value, Tensor | np.ndarray | np.generic) and value.shape == ():
+        value = value.item()
+    if isinstance(value, Tensor):
+        return Metric(value, samples, is_sum), None
     if isinstance(value, bool | int | float):
         return Metric(value, samples, is_sum), None
     return None, (
         f"expected a number or a tensor, a pair (mean, number of samples) of these, or a torchmn.training.Sum, "
         f"got {checks.describe(value)}"
     )
+
+
+def _tensor_problem(x: Tensor) -> str | None:
+    """Why a tensor has no numbers to take the mean of, or None."""
+    if x.is_nested or x.is_quantized or x.is_meta:
+        kind = "nested" if x.is_nested else "quantized" if x.is_quantized else "meta"
+        return f"expected a tensor with numbers in it, got a {kind} one"
+    return None
 
 
 def _number_of_samples(given: Any) -> tuple[float | None, str | None]:

@@ -95,5 +95,8 @@ def mean_of_all(everyone: list[list[Any]]) -> Any:
         raise ArgumentError("some values are pairs (mean, number of samples) and others are not: weigh all or none")
     if not observed:
         return float("nan")
+    kinds = sorted({metric.kind[1] for metric in observed})
+    if len(kinds) > 1:
+        raise ArgumentError(f"expected values of one shape, got {' and '.join(kinds)}")
     weights = [1.0 if metric.samples is None else float(metric.samples) for metric in observed]
     return metrics.weighted_mean([metric.value for metric in observed], weights)

@@ -171,3 +171,40 @@ def test_what_was_loaded_does_not_depend_on_the_files_any_more(comm, tmp_path):
             file.write_bytes(b"")
     comm.barrier()
     assert checkpointer.extra.equal(torch.arange(100_000.0))
+
+
+OPTIMIZERS = [
+    *("Adadelta", "Adafactor", "Adagrad", "Adam", "AdamW", "Adamax", "ASGD", "LBFGS", "NAdam", "RAdam"),
+    *("RMSprop", "Rprop", "SGD"),
+]
+
+
+@ranks(2, on="threads")
+@pytest.mark.parametrize("kind", OPTIMIZERS)
+def test_every_optimizer_goes_on_bit_for_bit(comm, tmp_path, kind):
+    def begin():
+        model = filled(nn.Sequential(nn.Linear(3, 2), nn.Linear(2, 1)).double(), 1)
+        inner = getattr(torch.optim, kind)(model.parameters(), lr=0.03)
+        return model, torchmn.create_multi_node_optimizer(inner, comm, model=model)
+
+    def train(model, optimizer, steps):
+        for step in steps:
+            x = torch.linspace(-1, 1, 6, dtype=torch.float64).view(2, 3) * (step + 1 + comm.rank)
+
+            def closure(x=x):
+                optimizer.zero_grad()
+                loss = model(x).cos().sum()
+                loss.backward()
+                return loss
+
+            optimizer.step(closure)
+        return torch.cat([p.detach().flatten() for p in model.parameters()])
+
+    model, optimizer = begin()
+    train(model, optimizer, range(4))
+    checkpointer = create_multi_node_checkpointer(kind, comm, tmp_path)
+    checkpointer.save(4, model=model, optimizer=optimizer)
+    expected = train(model, optimizer, range(4, 12))
+    model, optimizer = begin()
+    assert checkpointer.maybe_load(model=model, optimizer=optimizer) == 4
+    assert torch.equal(train(model, optimizer, range(4, 12)), expected)

@@ -119,6 +119,7 @@ def test_what_can_not_be_stored_is_refused_by_its_path():
         "a namedtuple": pair(1, 2),
         "itself": own,
         "an object array": np.array([None]),
+        "a masked array": np.ma.array([1, 2], mask=[False, True]),
         "a sparse tensor": torch.eye(3).to_sparse(),
         "no values": torch.empty(2, device="meta"),
         "a lazy tensor": nn.LazyLinear(3).weight,

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from itertools import chain
 from typing import Any
 
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
+from torch.optim import Optimizer
 
 from torchmn.errors import nearest
 from torchmn.training.checkpoint import random_states
@@ -83,6 +85,25 @@ def fit_problem(name: str, obj: Any, state: Any, tree: Mapping[str, Any]) -> str
     more = [f"and {len(problems) - _SHOWN} more"] if len(problems) > _SHOWN else []
     lines = "\n".join(f"  {problem}" for problem in problems[:_SHOWN] + more)
     return f"{name!r} is not what was saved (nothing was loaded):\n{lines}"
+
+
+def load(obj: Any, state: Any) -> None:
+    """Load `state` into `obj`, bit for bit: single numbers of an optimizer's state keep the dtype of the checkpoint.
+
+    `load_state_dict` of torch's optimizers turns them into the parameter's, and NAdam for one then goes on with
+    another precision: in a parameter of float64, with products of momenta that were rounded to float32 before.
+    """
+    obj.load_state_dict(state)
+    if not isinstance(obj, Optimizer):
+        return
+    places = chain.from_iterable(group["params"] for group in state["param_groups"])
+    parameters = chain.from_iterable(group["params"] for group in obj.param_groups)
+    for place, parameter in zip(places, parameters, strict=True):
+        saved, here = state["state"].get(place, {}), obj.state.get(parameter, {})
+        for key, number in saved.items():
+            now = here.get(key)
+            if isinstance(number, Tensor) and isinstance(now, Tensor) and number.dim() == now.dim() == 0:
+                here[key] = now if now.dtype == number.dtype else number.to(now.device)
 
 
 def _module_problems(module: nn.Module, state: Mapping[str, Any]) -> list[str]:

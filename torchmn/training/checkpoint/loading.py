@@ -100,7 +100,7 @@ def _try(
     def load() -> None:
         for name in sorted(objects.keys() & states.keys()):
             try:
-                objects[name].load_state_dict(states[name])
+                entries.load(objects[name], states[name])
             except Exception as error:
                 raise CheckpointError(f"{name}: load_state_dict: {type(error).__name__}: {error}") from error
         # Last: loading may draw random numbers.

@@ -51,7 +51,7 @@ class Flattener:
             return {"!bytes": base64.b64encode(x).decode()}
         if isinstance(x, Tensor):
             return self._tensor(x, path)
-        if isinstance(x, np.ndarray | np.generic):
+        if kind in (np.ndarray, np.memmap) or isinstance(x, np.generic):  # other arrays are more than their values
             return self._array(x, path)
         if kind not in (list, tuple, torch.Size) and kind not in _MAPPING_TAGS:
             raise Unstorable(f"{path}: expected {_STORABLE}, got a {kind.__module__}.{kind.__qualname__}")

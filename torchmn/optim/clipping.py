@@ -1,0 +1,128 @@
+"""Clipping before the mean is taken: noticed where torch's own functions do it, and refused by the next step.
+
+A script for one process clips between `backward` and `step`. On many ranks the gradients there are a rank's own: each
+rank would clip by another norm, and the mean of what is left is not the clipped mean. Nothing else tells clipping from
+what may be done there: a version counter also counts a scaling by hand, which is exact. So torch's functions are
+wrapped as soon as there is an optimizer for which it matters; they do what they did before.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from threading import Lock
+from typing import Any, Protocol
+from weakref import WeakSet
+
+import torch
+from torch import Tensor
+from torch.nn import utils
+from torch.nn.utils import clip_grad
+
+from torchmn.communicators.base import Communicator
+from torchmn.errors import MismatchError
+
+Clipped = tuple[str, float]
+"""By which function, and by which factor: 1 if nothing was too large."""
+
+
+@dataclass(frozen=True)
+class Clipping:
+    """Gradients that a function of torch has clipped, and what they are now."""
+
+    function: str
+    factor: Tensor
+    versions: dict[int, tuple[Tensor, int]]
+
+    def concerns(self, gradients: Iterable[Tensor | None]) -> bool:
+        """Whether one of these was clipped, and nobody has changed it since."""
+        found = ((x, *self.versions.get(id(x), (None, 0))) for x in gradients if x is not None)
+        return any(x is clipped and x._version == version for x, clipped, version in found)
+
+    def result(self) -> Clipped:
+        return self.function, min(1.0, float(self.factor))
+
+
+class Listener(Protocol):
+    def note_clipping(self, clipping: Clipping) -> None:
+        """Called after gradients were clipped, of whichever parameters."""
+
+
+_listeners: WeakSet[Any] = WeakSet()
+_lock = Lock()  # ranks of the thread world share them
+
+
+def listen(listener: Listener) -> None:
+    """Tell `listener` from now on what torch's functions clip."""
+    with _lock:
+        if not hasattr(clip_grad.clip_grad_value_, "tells_torchmn"):
+            _wrap_functions_of_torch()
+        _listeners.add(listener)
+
+
+def refuse_own_clipping(comm: Communicator, operation: str, clipped: Sequence[Clipped | None]) -> None:
+    """Raise if ranks have clipped by different factors; all of them know all ranks' `clipped`.
+
+    Equal factors are fine: nothing was too large on any rank, or the user has taken the mean already.
+    """
+    factors = [1.0 if one is None else one[1] for one in clipped]
+    if len(set(factors)) == 1 or not min(factors) < 1:
+        return
+    function = next(one[0] for one in clipped if one is not None)
+    by_rank = ", ".join(f"{factor:.4g} on rank {rank}" for rank, factor in enumerate(factors))
+    raise MismatchError(
+        f"rank {comm.rank} of {comm.size}: {operation}: {function} was called before the mean of the gradients was "
+        f"taken, and scaled each rank's own by another factor ({by_rank}): their mean is not the clipped mean. Call "
+        f"optimizer.synchronize() between backward and {function} (which needs double_buffering=False)"
+    )
+
+
+def _wrap_functions_of_torch() -> None:
+    """Let the functions tell the listeners."""
+    by_value = clip_grad.clip_grad_value_
+
+    @functools.wraps(by_value)
+    def clip_grad_value_(parameters: Any, clip_value: float, *args: Any, **kwargs: Any) -> Any:
+        parameters = _listed(parameters)
+        largest = [torch.linalg.vector_norm(x.detach(), float("inf")) for x in _dense_gradients(parameters)]
+        result = by_value(parameters, clip_value, *args, **kwargs)
+        if largest:
+            _tell(parameters, "clip_grad_value_", float(clip_value) / torch.stack([x.double() for x in largest]).max())
+        return result
+
+    clip_grad_value_.tells_torchmn = True  # type: ignore[attr-defined]
+    clip_grad.clip_grad_value_ = utils.clip_grad_value_ = clip_grad_value_
+    # `clip_grad_norm_` of torch 2.6 and later calls this, and finds it here however the user has imported it.
+    by_norm: Any = getattr(clip_grad, "_clip_grads_with_norm_", None)
+    if by_norm is None:
+        return
+
+    @functools.wraps(by_norm)
+    def clip_grads_with_norm_(parameters: Any, max_norm: float, total_norm: Tensor, *args: Any, **kwargs: Any) -> Any:
+        parameters = _listed(parameters)
+        result = by_norm(parameters, max_norm, total_norm, *args, **kwargs)
+        _tell(parameters, "clip_grad_norm_", float(max_norm) / (total_norm.detach() + 1e-6))  # torch's formula
+        return result
+
+    clip_grad._clip_grads_with_norm_ = utils.clip_grads_with_norm_ = clip_grads_with_norm_  # type: ignore[attr-defined]
+
+
+def _listed(parameters: Any) -> list[Tensor]:
+    """The parameters, which may come from a generator that gives them only once."""
+    return [parameters] if isinstance(parameters, Tensor) else list(parameters)
+
+
+def _dense_gradients(parameters: list[Tensor]) -> list[Tensor]:
+    present = (p.grad for p in parameters if p.grad is not None)
+    return [x for x in present if x.layout is torch.strided and x.numel() and not x.is_inference()]
+
+
+def _tell(parameters: list[Tensor], function: str, factor: Tensor) -> None:
+    if torch.compiler.is_compiling():  # of a function that clips: nothing of this can be compiled
+        return
+    with _lock:
+        listeners = list(_listeners)
+    versions = {id(x): (x, x._version) for x in _dense_gradients(parameters)}
+    for listener in listeners:
+        listener.note_clipping(Clipping(function, factor, versions))
