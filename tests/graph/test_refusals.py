@@ -124,6 +124,15 @@ def test_what_is_no_rank(comm, wrong):
     assert len(chain) == 0
 
 
+@ranks(1, on="solo")
+def test_none_in_a_list_of_ranks_is_told_the_way_by_the_own_rank(comm):
+    chain = MultiNodeChainList(comm)
+    with pytest.raises(ArgumentError, match=r"got \[0, None\].*add_link\(nn.Identity\(\), rank_in=None, rank_out=own"):
+        chain.add_link(nn.Bilinear(2, 2, 2), rank_in=[0, None])
+    with pytest.raises(ArgumentError, match=r"got \[0, None\].*add_link\(nn.Identity\(\), rank_in=own rank"):
+        chain.add_link(nn.Linear(2, 2), rank_out=(0, None))
+
+
 @ranks(2, on="threads")
 def test_numpy_integers_and_ranges_are_ranks(comm):
     chain = MultiNodeChainList(comm)

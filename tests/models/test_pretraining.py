@@ -139,3 +139,9 @@ def test_progress_has_values_for_a_log():
 def test_an_iterator_is_refused_because_it_ends_after_one_epoch():
     with pytest.raises(ArgumentError, match=r"once per epoch.*got the iterator list_iterator"):
         pretrain(small_model(), iter([small_images()]))
+
+
+@pytest.mark.parametrize("shape", [(4, 1, 12, 9), (4, 10, 9), (4, 3, 10, 9)])
+def test_images_of_another_size_than_the_filters_have_are_refused_in_words(shape):
+    with pytest.raises(ArgumentError, match=r"expected images \(batch, 1, 10, 9\), got .*in_size=\(height, width\)"):
+        pretrain(small_model(), [torch.zeros(shape, dtype=torch.float64)], epochs=1)

@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import nn
 from torch.nn.functional import cross_entropy
+from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 import torchmn
 from torchmn.errors import ArgumentError
@@ -118,3 +119,33 @@ def test_an_optimizer_of_slices_without_its_model_is_refused(problem, tmp_path):
             torchmn.create_multi_node_checkpointer("run", comm, tmp_path).save(0, optimizer=optimizer)
 
     torchmn.run_threads(save, 3)
+
+
+def test_an_average_of_the_weights_loads_in_another_mode(problem, tmp_path):
+    net, _, _ = problem
+
+    def averaged(comm, mode):
+        model = torchmn.parallelize(net, torchmn.ProcessGrid(comm, **MODES[mode]), mode, input_shape=(1, 10, 10))
+        average = AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(0.5), use_buffers=True)
+        average.update_parameters(model)
+        return model, average, torchmn.create_multi_node_checkpointer("average", comm, tmp_path)
+
+    def save(comm):
+        model, average, checkpointer = averaged(comm, "modelpar")
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter.mul_(3)
+        average.update_parameters(model)
+        checkpointer.save(1, model=model, average=average)
+
+    def load(comm):
+        model, average, checkpointer = averaged(comm, "halopar")
+        assert checkpointer.maybe_load(model=model, average=average) == 1
+        return torchmn.full_state_dict(average)
+
+    torchmn.run_threads(save, 3)
+    for state in torchmn.run_threads(load, 2):  # the mean of 1 and 3 times the weights
+        for name, parameter in net.named_parameters():
+            torch.testing.assert_close(
+                state[f"module.{name}"], 2 * parameter, rtol=1e-12, atol=0
+            )  # of 1 and 3 times it

@@ -6,7 +6,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import torchmn
-from torchmn.errors import MismatchError, ParallelizeError
+from torchmn.errors import ArgumentError, MismatchError, ParallelizeError
 
 
 class TiedByHand(nn.Module):
@@ -70,6 +70,29 @@ def test_other_inputs_on_another_rank_of_a_split_model_are_an_error_on_every_ran
 
 def convolutions() -> nn.Module:
     return nn.Sequential(nn.Conv2d(1, 4, 3, padding=1), nn.BatchNorm2d(4), nn.ReLU())
+
+
+def test_a_model_that_one_rank_can_not_copy_is_an_error_on_every_rank():
+    def body(comm):
+        net = nn.Sequential(nn.Linear(4, 4))
+        if comm.rank == 1:
+            net.last = net(torch.ones(2, 4))  # as the old torch.nn.utils.weight_norm leaves a weight behind
+        with pytest.raises(ParallelizeError, match="the model can not be copied: Only Tensors created explicitly"):
+            torchmn.parallelize(net, comm, "datapar")
+
+    torchmn.run_threads(body, 2, timeout=20)
+
+
+@pytest.mark.parametrize("register", ["register_hook", "register_post_accumulate_grad_hook"])
+def test_a_hook_on_a_parameter_would_be_lost_and_is_refused(register):
+    net = nn.Sequential(nn.Linear(4, 4))
+    getattr(net[0].weight, register)(lambda gradient: None)  # a mask of pruned weights, say
+
+    def body(comm):
+        with pytest.raises(ArgumentError, match=r"0\.weight has a hook"):
+            torchmn.parallelize(net, comm, "datapar")
+
+    torchmn.run_threads(body, 2)
 
 
 def test_a_rank_in_eval_mode_alone_is_an_error_on_every_rank():

@@ -185,6 +185,30 @@ def test_gradients_are_clipped_by_the_norm_of_the_whole_model(mode, sizes, norm_
     torchmn.run_threads(body, 4)
 
 
+def test_torch_clips_slices_by_value_and_is_refused_where_it_would_take_their_norm():
+    net, (x, y) = small(), data(4)
+    serial = deepcopy(net)
+    optimizer = optimizer_of(serial)
+    F.cross_entropy(serial(x), y).backward()
+    nn.utils.clip_grad_value_(serial.parameters(), 0.01)
+    optimizer.step()
+
+    def body(comm):
+        model = parallelize(net, comm, "modelpar")
+        optimizer = torchmn.create_multi_node_optimizer(optimizer_of(model), comm, model=model)
+        F.cross_entropy(model(x), y).backward()
+        optimizer.synchronize()
+        nn.utils.clip_grad_value_(model.parameters(), 0.01)
+        optimizer.step()
+        same_state(model, serial)
+        F.cross_entropy(model(x), y).backward()
+        optimizer.synchronize()
+        with pytest.raises(ParallelizeError, match=rf"rank {comm.rank} of 2: .*torchmn.clip_grad_norm_\(model"):
+            nn.utils.clip_grad_norm_(model.parameters(), 0.05)
+
+    torchmn.run_threads(body, 2)
+
+
 def _put_in_later(model: nn.Module) -> nn.Module:
     later = nn.Conv2d(3, 4, 3, padding=1).double()
     later.load_state_dict(model[0].state_dict())  # type: ignore[index]

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import random
+from math import prod
+
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -23,12 +27,25 @@ DRAWS = {
     "attention": lambda x: F.scaled_dot_product_attention(x, x, x, dropout_p=0.5),
     "rrelu": lambda x: F.rrelu(x, training=True),
     "between the layers of an LSTM": lambda x: RECURRENT(x)[0],
+    "native dropout": lambda x: torch.native_dropout(x, 0.5, True)[0],
+    "dropout of channels by torch's own function": lambda x: torch.feature_dropout(x, 0.5, True),
+    "alpha dropout by torch's own function": lambda x: torch.alpha_dropout(x, 0.5, True),
+    "a fractional pool": lambda x: F.fractional_max_pool2d(x[:, None, :, None].expand(-1, -1, -1, 6), 2, 3),
+    "binomial": lambda x: x + torch.binomial(torch.ones(4, 6), torch.full((4, 6), 0.5)).to(x.device),
 }
 
 
 @pytest.mark.parametrize("function", DRAWS.values(), ids=DRAWS)
 def test_numbers_that_ranks_would_draw_for_themselves_are_refused(function):
-    net = nn.Sequential(nn.Linear(6, 6), Applied(function))
+    assert_refused(nn.Sequential(nn.Linear(6, 6), Applied(function)))
+
+
+@pytest.mark.parametrize("function", [DRAWS["rand"], DRAWS["normal_"]], ids=["rand", "normal_"])
+def test_they_are_refused_when_the_model_evaluates_too(function):
+    assert_refused(nn.Sequential(nn.Linear(6, 6), Applied(function)).eval())
+
+
+def assert_refused(net: nn.Module) -> None:
 
     def body(comm):
         for mode, sizes in (("modelpar", {"width": 2}), ("datapar", {"data": 2})):
@@ -43,6 +60,38 @@ def test_the_same_model_may_draw_nothing_when_it_evaluates():
     assert_parity(net, (4, 6), {"width": 2}, mode="modelpar", train=False)
 
 
+class MonteCarlo(nn.Module):
+    """Drops out in evaluation: an image, a vector, and what a user forgot to switch off."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.out = nn.Conv2d(2, 3, 3), nn.Linear(3, 4)
+        self.drop = nn.Dropout(0.4)
+
+    def train(self, mode: bool = True) -> MonteCarlo:
+        super().train(mode)
+        self.drop.train()
+        return self
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.dropout(self.out(self.drop(self.drop(self.layer(x)).mean((2, 3)))), 0.5)
+
+
+@pytest.mark.parametrize("mode", ["halopar", "modelpar"])
+def test_dropout_in_evaluation_has_the_mask_of_one_rank(mode):
+    assert_parity(MonteCarlo(), (4, 2, 8, 8), {"height": 2}, mode=mode, train=False)
+
+
+@pytest.mark.parametrize(("mode", "sizes"), [("datapar", {"data": 2}), ("halodatapar", {"data": 2, "height": 2})])
+def test_dropout_in_evaluation_is_refused_along_data(mode, sizes):
+    def body(comm):
+        model = parallelize(MonteCarlo().eval(), ProcessGrid(comm, **sizes), mode)
+        with pytest.raises(ParallelizeError, match=r"drop \(Dropout.*dropout while the model evaluates"):
+            model(torch.full((2, 2, 4, 8), float(comm.rank)))
+
+    torchmn.run_threads(body, prod(sizes.values()))
+
+
 def test_a_generator_of_ones_own_may_draw():
     def noisy(x: Tensor) -> Tensor:
         generator = torch.Generator().manual_seed(4)
@@ -50,6 +99,27 @@ def test_a_generator_of_ones_own_may_draw():
         return x + noise[: x.shape[0]].to(x.device)
 
     assert_parity(nn.Sequential(nn.Linear(6, 6), Applied(noisy)), (4, 6), {"width": 2}, mode="modelpar")
+
+
+def skipped_at_random(x: Tensor) -> Tensor:
+    """Stochastic depth, as people write it."""
+    noise = torch.rand(x.shape, dtype=x.dtype).to(x.device) + float(np.random.rand())
+    return x * random.random() + noise
+
+
+def test_the_run_without_values_draws_nothing_from_the_generators():
+    net, x = nn.Sequential(nn.Linear(6, 6), Applied(skipped_at_random)), torch.ones(4, 6)
+
+    def seed() -> None:
+        torch.manual_seed(1)
+        random.seed(1)
+        np.random.seed(1)
+
+    seed()
+    expected = net(x)
+    seed()
+    with torchmn.create_communicator("solo") as comm:
+        torch.testing.assert_close(parallelize(net, comm, "modelpar")(x), expected)
 
 
 @ranks(2, on="mpi")
@@ -61,3 +131,18 @@ def test_processes_with_one_seed_draw_what_one_process_draws(comm):
     torch.manual_seed(1)
     got = parallelize(net, comm, "modelpar")(x)
     torch.testing.assert_close(got, expected)
+
+
+@pytest.mark.parametrize("dropout", [0, 0.0])
+@pytest.mark.parametrize("by_name", [False, True])
+def test_a_recurrence_without_dropout_may_be_called_with_any_zero(dropout, by_name):
+    weights = list(nn.LSTM(6, 6, num_layers=2).double()._flat_weights)
+    settings = {"has_biases": True, "num_layers": 2, "dropout": dropout, "train": True}
+    settings.update(bidirectional=False, batch_first=False)
+
+    def one_step(x: Tensor) -> Tensor:
+        state, mine = x.new_zeros(2, x.shape[0], 6), [w.to(x.device) for w in weights]
+        given, named = ((), settings) if by_name else (settings.values(), {})
+        return torch.lstm(x[None], (state, state), mine, *given, **named)[0][0]
+
+    assert_parity(nn.Sequential(nn.Linear(6, 6), Applied(one_step)), (4, 6), {"data": 2}, mode="datapar")

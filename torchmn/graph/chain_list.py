@@ -201,9 +201,27 @@ def _ranks(name: str, ranks: Any) -> tuple[int, ...] | None:
     try:
         return tuple(_rank(rank) for rank in (ranks if isinstance(ranks, Iterable) else (ranks,)))
     except TypeError:
+        got = list(ranks) if isinstance(ranks, (list, tuple)) else ranks
         raise ArgumentError(
-            f"add_link: expected {name} to be a rank (an int), a list of ranks, or None, got {describe(ranks)}"
+            f"add_link: expected {name} to be a rank (an int), a list of ranks, or None, got "
+            f"{got if isinstance(got, list) and len(str(got)) < 60 else describe(ranks)}.{_in_a_list(name, got)}"
         ) from None
+
+
+def _in_a_list(name: str, ranks: Any) -> str:
+    """How a component gets the model's input beside what others send; the same for outputs."""
+    if not isinstance(ranks, list) or not any(rank is None for rank in ranks):
+        return ""
+    if name == "rank_in":
+        return (
+            " None stands alone. A component that takes the model's input beside what other ranks send gets it from "
+            "one of its own rank: add_link(nn.Identity(), rank_in=None, rank_out=own rank), with the own rank in "
+            "this list"
+        )
+    return (
+        " None stands alone. What is sent and is an output too goes by way of the own rank: put that into this list, "
+        "and add_link(nn.Identity(), rank_in=own rank, rank_out=None)"
+    )
 
 
 def _rank(rank: Any) -> int:

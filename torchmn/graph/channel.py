@@ -16,7 +16,7 @@ from torchmn.graph.delegates import join
 from torchmn.graph.description import Edge
 from torchmn.graph.payload import TENSOR, Heading, flatten, restore
 
-_AS_BEFORE = torch.empty(0, dtype=torch.uint8)
+_AS_BEFORE = wire.room(0)
 _LONE_TENSOR = Heading()
 
 

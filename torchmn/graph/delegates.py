@@ -23,7 +23,7 @@ class _Join(torch.autograd.Function):
     def forward(ctx: Any, *tensors: Tensor) -> Tensor:
         ctx.set_materialize_grads(False)
         ctx.count = len(tensors)
-        return torch.zeros(())
+        return torch.zeros((), device="cpu")
 
     @staticmethod
     def backward(ctx: Any, *_: Any) -> tuple[None, ...]:
@@ -52,4 +52,4 @@ def attach(delegate: Tensor | None, tensors: Sequence[Tensor]) -> Sequence[Tenso
 
 def blank() -> Tensor:
     """The delegate of a rank on which nothing waits for a gradient; backward through it does nothing."""
-    return torch.zeros((), requires_grad=torch.is_grad_enabled())
+    return torch.zeros((), requires_grad=torch.is_grad_enabled(), device="cpu")

@@ -36,7 +36,9 @@ def cut(inputs: tuple[Any, ...], pieces: int) -> list[tuple[tuple[Any, ...], int
             f"{', '.join(str(tuple(x.shape)) for x in tensors)}: pass the same number of rows in all of them"
         )
     parts = [x.tensor_split(pieces) if x.dim() else (x,) * pieces for x in tensors]
-    rows = [None] * pieces if not batches else [len(part) for part in torch.empty(batches[0], 0).tensor_split(pieces)]
+    rows: list[int | None] = [None] * pieces
+    if batches:
+        rows = [len(part) for part in torch.empty(batches[0], 0, device="cpu").tensor_split(pieces)]
     return [(restore(structure, iter([part[n] for part in parts])), rows[n]) for n in range(pieces)]
 
 

@@ -114,7 +114,8 @@ def _refuse_shared_parameters(stages: Sequence[nn.Module], comm: Communicator) -
             if other != rank:
                 raise GraphError(
                     f"rank {comm.rank} of {comm.size}: {_OPERATION}: {first_name!r} on rank {other} and {name!r} on "
-                    f"rank {rank} are one parameter, which can not lie on two ranks: cut elsewhere (balance=[...])"
+                    f"rank {rank} are one parameter, which can not lie on two ranks: cut elsewhere (balance=[...]), or "
+                    "put both layers on one rank with add_link: rank 0 may have the first component and the last"
                 )
 
 

@@ -34,6 +34,11 @@ class Placement:
 
         Whole images, and labels, must be the same on all ranks that share images: an error on each if they are not.
         """
+        if not self.cuts_images and (images.dim() != 4 or tuple(images.shape[1:]) != self.in_shape):
+            raise ArgumentError(
+                f"expected images (batch, {', '.join(map(str, self.in_shape))}), got {tuple(images.shape)}. Local "
+                "filters belong to places of the image: SparseAutoencoder(in_maps=..., in_size=(height, width))"
+            )
         if self.grid is None:
             return images
         layout = image_layout(self.grid, (images.shape[0], *self.in_shape), Samples(0, images.shape[0]))

@@ -94,4 +94,7 @@ class HaloLayer(nn.Module):
                 )
             if roles.always_enters(parameter):
                 refuse(f"the parameter {name} is used outside of {type(self).__name__}, too, which is not supported")
+            shares = roles.shares_of(parameter)
+            if shares is not None:
+                shares.take_all(parameter)
             entering(parameter, x.layout_)

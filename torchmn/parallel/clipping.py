@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import torch
 from torch import Tensor, nn
 
+from torchmn.communicators.base import Communicator
+from torchmn.communicators.watchdog import Wait
 from torchmn.errors import ArgumentError
+from torchmn.graph import MultiNodeChainList
 from torchmn.nn.parts.roles import replicas_of
 
 
@@ -15,7 +20,8 @@ def clip_grad_norm_(model: nn.Module, max_norm: float, norm_type: float = 2.0) -
 
     As `torch.nn.utils.clip_grad_norm_`, also for the model that `parallelize` made: there ranks hold slices of some
     parameters, and torch's function would scale each rank's by a norm of its own. Call `optimizer.synchronize()`
-    first: before it, gradients are a rank's shares.
+    first: before it, gradients are a rank's shares. Of a MultiNodeChainList it is the norm over all of its ranks, which
+    must all call it.
     """
     if not isinstance(model, nn.Module):
         raise ArgumentError(
@@ -23,17 +29,43 @@ def clip_grad_norm_(model: nn.Module, max_norm: float, norm_type: float = 2.0) -
         )
     if not norm_type > 0:
         raise ArgumentError(f"clip_grad_norm_: expected norm_type > 0, got {norm_type}")
-    parallelism = getattr(model, "parallelism", None)
-    gradients = [(p.grad, replicas_of(p) is not None) for p in model.parameters() if p.grad is not None]
-    whole = _power([g for g, sliced in gradients if not sliced], norm_type)
-    slices = _power([g for g, sliced in gradients if sliced], norm_type)
-    if parallelism is not None and parallelism.grid.tiles.size > 1:
-        slices = parallelism.grid.tiles.allreduce(slices, "max" if norm_type == float("inf") else "sum")
-    norm = torch.maximum(whole, slices) if norm_type == float("inf") else (whole + slices) ** (1.0 / norm_type)
+    largest = norm_type == float("inf")
+    powers, clipped = [], []
+    for gradients, comm in _shares(model, max_norm, norm_type):
+        power = _power(gradients, norm_type)
+        powers.append(power if comm is None else comm.allreduce(power, "max" if largest else "sum"))
+        clipped += gradients
+    together = torch.stack(powers)
+    norm = together.max() if largest else together.sum() ** (1.0 / norm_type)
     scale = (max_norm / (norm + 1e-6)).clamp(max=1.0)  # torch's formula
-    for gradient, _ in gradients:
+    for gradient in clipped:
         gradient.mul_(scale.to(gradient.device, gradient.dtype))
     return norm
+
+
+def _shares(model: nn.Module, max_norm: float, norm_type: float) -> Iterator[tuple[list[Tensor], Communicator | None]]:
+    """The gradients that this rank has, and the ranks that have others of the same model; None if these are all."""
+    counted: set[int] = set()
+    for chain in (module for module in model.modules() if isinstance(module, MultiNodeChainList)):
+        comm = chain._communicator()
+        _check_chain(chain, comm, max_norm, norm_type)
+        here = [p for p in chain.parameters() if id(p) not in counted]
+        counted.update(map(id, here))
+        yield [p.grad for p in here if p.grad is not None], comm
+    rest = [p for p in model.parameters() if p.grad is not None and id(p) not in counted]
+    parallelism = getattr(model, "parallelism", None)
+    tiles = parallelism.grid.tiles if parallelism is not None and parallelism.grid.tiles.size > 1 else None
+    yield [p.grad for p in rest if p.grad is not None and replicas_of(p) is None], None
+    yield [p.grad for p in rest if p.grad is not None and replicas_of(p) is not None], tiles
+
+
+def _check_chain(chain: MultiNodeChainList, comm: Communicator, max_norm: float, norm_type: float) -> None:
+    problem = None
+    if any(getattr(module, "parallelism", None) is not None for module in chain.modules()):
+        # Its ranks hold some parameters several times and slices of others, which a sum over the chain would mix up.
+        problem = "a component of this chain went through parallelize: the norm of such a chain is not supported"
+    with Wait(comm, "clip_grad_norm_"):
+        comm._meet("clip_grad_norm_", problem, ("max_norm", "norm_type"), (float(max_norm), float(norm_type)))
 
 
 def _power(gradients: list[Tensor], norm_type: float) -> Tensor:

@@ -13,7 +13,8 @@ from torchmn.errors import ParallelizeError, TorchMNError
 from torchmn.nn.parts.roles import Recorder, recording
 from torchmn.nn.slices import SlicedModule
 from torchmn.parallel.changed_views import ChangedViews
-from torchmn.parallel.without_values import ConstantsWithoutValues, attributes_kept
+from torchmn.parallel.own_functions import OwnFunctions, check_kept
+from torchmn.parallel.without_values import ConstantsWithoutValues, attributes_kept, random_states_kept
 
 
 def dry_run(model: nn.Module, forward: Callable[..., Any], inputs: Sequence[Any], kwargs: dict[str, Any]) -> Recorder:
@@ -33,8 +34,16 @@ def dry_run(model: nn.Module, forward: Callable[..., Any], inputs: Sequence[Any]
     recorder = Recorder(parameters.items(), slices)
     holder = _Holder(model, forward)
     tensors = {f"model.{name}": x for name, x in (*parameters.items(), *buffers.items())}
-    with attributes_kept(model), ConstantsWithoutValues(), ChangedViews(), recording(recorder):
-        functional_call(holder, tensors, tuple(inputs), kwargs, tie_weights=True)
+    with (
+        attributes_kept(model),
+        random_states_kept(),
+        ConstantsWithoutValues(),
+        ChangedViews(),
+        OwnFunctions(),
+        recording(recorder),
+    ):
+        result = functional_call(holder, tensors, tuple(inputs), kwargs, tie_weights=True)
+        check_kept(result)
     return recorder
 
 

@@ -25,6 +25,7 @@ from torchmn.parallel.channels import swap_channel_layers
 from torchmn.parallel.dry_run import dry_run, explained
 from torchmn.parallel.guard import keep_inside
 from torchmn.parallel.input_shape import candidates, dtype_of
+from torchmn.parallel.own_functions import refuse_scripts
 from torchmn.parallel.replacing import has_parameters_of_its_own, replace_module
 from torchmn.parallel.running import Parallelism
 from torchmn.parallel.splitting import LinearUse, LinearWatch, choose_splits, swap_linears
@@ -63,12 +64,13 @@ def parallelize(
     _check_axes(grid, mode)
     if grid.sizes["data"] > 1:
         _check_embeddings(model)
-    copied = deepcopy(model)
+    copied = _copy(model, comm)
     remember_names(copied)
     comm.bcast_data(copied)
     shape = tuple(input_shape) if input_shape is not None else None
     parallelism = Parallelism(grid, mode, mode in ("halopar", "halodatapar"), output, shape)
     if mode != "datapar":
+        refuse_scripts()
         on_all_or_none(comm, "parallelize", lambda: _distribute(copied, parallelism))
         remember_names(copied)
     copied.parallelism = parallelism  # type: ignore[assignment]
@@ -83,6 +85,23 @@ def parallelize(
     if grid.sizes["data"] > 1 and _has_batch_norm(copied):
         copied.gradients_cross_ranks = True  # type: ignore[assignment]
     return copied
+
+
+def _copy(model: nn.Module, comm: Communicator) -> nn.Module:
+    """A deep copy; an error on every rank if one of them can not make it."""
+    copies: list[nn.Module] = []
+
+    def work() -> None:
+        try:
+            copies.append(deepcopy(model))
+        except Exception as error:
+            raise ParallelizeError(
+                f"the model can not be copied: {error}. It may hold a result of a forward (call parallelize before "
+                "it), or something that no process can copy, such as a TorchScript function"
+            ) from error
+
+    on_all_or_none(comm, "parallelize", work)
+    return copies[0]
 
 
 def _forward(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
@@ -117,6 +136,12 @@ def _problem(model: object, mode: object, output: object, input_shape: object) -
     lazy = [name for name, p in model.named_parameters() if nn.parameter.is_lazy(p)]
     if lazy:
         return f"expected initialised parameters, got lazy {', '.join(lazy)}: run a forward pass first"
+    hooked = [name for name, p in model.named_parameters() if p._backward_hooks or p._post_accumulate_grad_hooks]
+    if hooked:
+        return (
+            f"{', '.join(hooked)} has a hook on its gradient, which a copy of the model does not have; and ranks hold "
+            "shares of gradients. Change p.grad between optimizer.synchronize() and optimizer.step()"
+        )
     if input_shape is not None and not all(isinstance(extent, int) for extent in input_shape):  # type: ignore[attr-defined]
         return f"expected input_shape to be ints, (channels, height, width), got {input_shape!r}"
     return None

@@ -19,7 +19,7 @@ from torchmn.errors import ParallelizeError
 from torchmn.nn.parts.layout import Layout, Samples
 from torchmn.nn.parts.part import Part
 from torchmn.nn.parts.refusals import refuse, refuse_in_checkpoint
-from torchmn.nn.parts.rules.dropout import check_recomputation, part_of_mask
+from torchmn.nn.parts.rules.dropout import check_dropout, part_of_mask
 from torchmn.nn.parts.rules.normalization import batch_norm_over_ranks
 
 
@@ -75,6 +75,8 @@ class SerialRandomness(TorchFunctionMode):
         momentum: float = 0.1,
         eps: float = 1e-5,
     ) -> Tensor:
+        if not self.samples.known:  # ranks evaluate as many batches as they have: nobody may wait for another
+            return F.batch_norm(x, running_mean, running_var, weight, bias, training, momentum or 0.0, eps)
         if training and self.grid.replicas.size > 1:
             refuse_in_checkpoint("batch_norm")
         settings = (weight, bias, training, momentum, eps, self.grid.replicas)
@@ -83,7 +85,7 @@ class SerialRandomness(TorchFunctionMode):
     def _dropped(self, x: Tensor, p: float, training: bool, inplace: bool, mask_shape: tuple[int, ...]) -> Tensor:
         if not training or p == 0:
             return x
-        check_recomputation(self.grid, of_image=False)
+        check_dropout(self.grid, self.samples, of_image=False)
         if x.is_meta:
             return x  # but not for an empty batch: ranks that are threads hand the mask out together
         if p == 1:
@@ -109,14 +111,26 @@ _CAUGHT = {
     F.batch_norm: SerialRandomness.batch_norm,
 }
 
+_RECURRENT = (torch.lstm, torch.gru, torch.rnn_tanh, torch.rnn_relu)
+# torch's own, below F.dropout2d and its like; hardly anyone calls them, so their masks are not cut.
+_LIKE_DROPOUT = {
+    getattr(torch, name)
+    for kind in ("dropout", "feature_dropout", "alpha_dropout", "feature_alpha_dropout")
+    for name in (kind, f"{kind}_")
+} - {torch.dropout} | {torch.native_dropout}
+
 # What else draws from torch's generator: as functions, as methods, or deep inside.
 _DRAWS = {
     *(getattr(torch, name) for name in ("rand", "randn", "randint", "randperm", "normal", "bernoulli", "multinomial")),
     *(getattr(torch, name) for name in ("rand_like", "randn_like", "randint_like", "poisson", "rrelu")),
     *(getattr(Tensor, name) for name in ("normal_", "uniform_", "bernoulli_", "exponential_", "random_", "cauchy_")),
     *(getattr(Tensor, name) for name in ("log_normal_", "geometric_", "bernoulli", "multinomial")),
+    *(torch.rrelu_, torch.binomial, torch._standard_gamma, torch._sample_dirichlet),
     *(F.gumbel_softmax, F.rrelu, F.scaled_dot_product_attention, F.multi_head_attention_forward),
-    *(torch.lstm, torch.gru, torch.rnn_tanh, torch.rnn_relu),
+    *(F.fractional_max_pool2d, F.fractional_max_pool2d_with_indices),
+    *(F.fractional_max_pool3d, F.fractional_max_pool3d_with_indices),
+    *_RECURRENT,
+    *_LIKE_DROPOUT,
 }
 
 
@@ -127,11 +141,19 @@ def _draws(func: Any, args: tuple, kwargs: dict) -> bool:
     if func is F.multi_head_attention_forward:
         dropout = args[10] if len(args) > 10 else kwargs.get("dropout_p", 0.0)
         return dropout > 0 and (args[13] if len(args) > 13 else kwargs.get("training", True))
-    if func in (torch.lstm, torch.gru, torch.rnn_tanh, torch.rnn_relu):
-        # Their only float, with packed sequences or without, stands between the number of layers and `training`.
-        at = next(place for place, given in enumerate(args) if isinstance(given, float))
-        layers, dropout, training = args[at - 1 : at + 2]
-        return layers > 1 and dropout > 0 and training
-    if func in (F.rrelu, torch.rrelu):
+    if func in _LIKE_DROPOUT:
+        p, training = [*args[1:3], *(kwargs.get(name) for name in ("p", "train")[len(args[1:3]) :])]
+        return p != 0 and training is not False
+    if func in _RECURRENT:
+        return _drops_between_layers(args, kwargs)
+    if func in (F.rrelu, torch.rrelu, torch.rrelu_):
         return bool(args[3] if len(args) > 3 else kwargs.get("training", False))
-    return kwargs.get("generator") is None
+    return kwargs.get("generator") is None and kwargs.get("_random_samples") is None
+
+
+def _drops_between_layers(args: tuple, kwargs: dict) -> bool:
+    """Whether a call of torch.lstm and its like draws: what says so follows the list of weights, packed or not."""
+    lists = [place for place, given in enumerate(args) if isinstance(given, list | tuple)]
+    rest = args[lists[-1] + 1 :] if lists and "params" not in kwargs else ()
+    said = {**dict(zip(("has_biases", "num_layers", "dropout", "train"), rest, strict=False)), **kwargs}
+    return bool(said.get("num_layers", 2) > 1 and said.get("dropout", 1) > 0 and said.get("train", True))

@@ -90,7 +90,8 @@ class Parallelism:
     def _watch_loss(self, result: Any) -> None:
         """Let the first losses be compared in backward, while a mistake still costs nothing."""
         tiles = self.grid.tiles
-        learning = [x for x in pytree.tree_leaves(result) if isinstance(x, Tensor) and x.requires_grad]
+        # Not a parameter that the model returns, whose gradient is a rank's own share.
+        learning = [x for x in pytree.tree_leaves(result) if isinstance(x, Tensor) and x.grad_fn is not None]
         if tiles.size > 1 and tiles.settings.checks and learning:
             self._unwatched -= 1
             for x in learning:
@@ -98,7 +99,7 @@ class Parallelism:
 
     def _computed(self, model: nn.Module, args: tuple, kwargs: dict, samples: Samples, batch: int) -> Any:
         with forward_of(samples):
-            if model.training and self.grid.comm.size > 1:
+            if self.grid.comm.size > 1:  # in evaluation too: F.dropout(x) drops out, and Monte Carlo dropout is wanted
                 with SerialRandomness(self.grid, samples, batch):
                     result = chains.forward_of(model)(model, *args, **kwargs)
             else:
@@ -149,7 +150,7 @@ class Parallelism:
         batch = 0 if first is None else first.layout_.shape[0] if isinstance(first, Part) else first.shape[0]
         replicas = self.grid.replicas
         if replicas.size == 1 or not model.training:
-            return Samples(0, batch), batch
+            return Samples(0, batch, known=replicas.size == 1), batch
         sizes = [int(n) for n in replicas.allgather(torch.tensor(batch))]
         return Samples(sum(sizes[: replicas.rank]), sum(sizes)), batch
 

@@ -18,9 +18,14 @@ Owner = tuple[SlicedModule, str]  # who holds a slice, and by which name
 
 def seen_whole(objects: Mapping[str, Any]) -> dict[str, Any]:
     """`objects`, the parallel models and their optimizers among them wrapped so that their state is the serial one."""
-    models = [obj for obj in objects.values() if isinstance(obj, nn.Module) and hasattr(obj, "parallelism")]
+    models = [obj for obj in objects.values() if isinstance(obj, nn.Module) and _is_parallel(obj)]
     owners = slices_of(models)
     return {name: _seen_whole(name, obj, models, owners) for name, obj in objects.items()}
+
+
+def _is_parallel(model: nn.Module) -> bool:
+    """Whether it went through `parallelize`, or holds one that did, as an average of its weights does."""
+    return any(hasattr(module, "parallelism") for module in model.modules())
 
 
 def _seen_whole(name: str, obj: Any, models: list[nn.Module], owners: dict[int, Owner]) -> Any:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import random
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
@@ -52,6 +55,24 @@ def attributes_kept(model: nn.Module) -> Iterator[None]:
             for held, values in dicts:
                 held.clear()
                 held.update(values)
+
+
+@contextmanager
+def random_states_kept() -> Iterator[None]:
+    """Afterwards the generators of torch, Python and NumPy are as before: the next forward draws what the first would.
+
+    Not for ranks that are threads: they share the generators, and a model that draws from them is refused there.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    states = torch.get_rng_state(), random.getstate(), np.random.get_state()
+    try:
+        yield
+    finally:
+        torch.set_rng_state(states[0])
+        random.setstate(states[1])
+        np.random.set_state(states[2])
 
 
 def _attributes(module: nn.Module) -> list[dict[str, Any]]:

@@ -22,6 +22,8 @@ SHAPES = {
     "cropped": lambda x: F.dropout(x[:, :, 1:-1, 2:], 0.4),
     "flattened": lambda x: F.dropout(x.flatten(1), 0.4),
     "tokens": lambda x: F.dropout(x.flatten(2).transpose(1, 2), 0.4),
+    "one channel, transposed": lambda x: F.dropout(x[:, :1].transpose(2, 3), 0.4),
+    "one channel, for many": lambda x: F.dropout(x[:, :1].expand(-1, 3, -1, -1), 0.4),
     "of two samples": lambda x: F.dropout(x[1:3], 0.4),
     "of what is whole": lambda x: F.dropout(x.mean((2, 3)), 0.4),
     "one after the other": lambda x: F.dropout(F.dropout2d(F.dropout(x, 0.1), 0.2), 0.3),
@@ -61,3 +63,9 @@ def test_masks_of_channels_last_images(layer):
     x = numbers(IMAGE).contiguous(memory_format=torch.channels_last)
     net = nn.Sequential(nn.Conv2d(4, 6, 3, padding=1), layer, nn.Dropout(0.4)).double()
     assert_parity(net.to(memory_format=torch.channels_last), IMAGE, (2, 2), x=x)
+
+
+def test_channels_that_are_put_together_lie_in_memory_as_on_one_rank():
+    x = numbers(IMAGE).contiguous(memory_format=torch.channels_last)
+    net = nn.Sequential(nn.Conv2d(4, 6, 3), nn.Conv2d(6, 6, 3), nn.Dropout(0.4)).double()
+    assert_parity(net.to(memory_format=torch.channels_last), IMAGE, {"width": 2}, mode="modelpar", x=x)

@@ -49,6 +49,16 @@ def test_the_gradient_of_a_deviation_of_equal_elements_is_zero():
     assert_parity(lambda x: (x * 0).std((1, 2, 3)) + x.std((2, 3)).sum(1), IMAGE)
 
 
+def test_the_extreme_is_one_of_the_elements():
+    """Seven sevenths of 0.7 are not always 0.7, and who looks for the largest elements must find them."""
+
+    def peaks(x: Tensor) -> Any:
+        x = x.clamp(max=0.7) / 3
+        return [(x == x.amax((2, 3), keepdim=True)) * x, (x >= x.max()) * x, (-x <= (-x).amin((1, 2, 3), True)) * x]
+
+    assert_parity(peaks, (2, 3, 13, 11))
+
+
 def test_the_largest_integer_is_an_integer():
     assert_parity(lambda x: [x.argmax(1).amax((1, 2)), x.argmax(1).max(), (x > 0).amin((2, 3))], (2, 4, 2, 5), (3, 2))
 

@@ -29,6 +29,9 @@ FLAT: dict[str, Callable[[Tensor], Any]] = {
     "product of maps": lambda x: F.linear(x.flatten(2), torch.ones(3, 35, dtype=x.dtype, device=x.device) * 0.1),
     "one pixel": lambda x: F.avg_pool2d(x, x.shape[2:]).view(x.size(0), -1) + F.max_pool2d(x, (7, 5)).flatten(1),
     "tokens": lambda x: x.flatten(2).transpose(1, 2).mean(1),
+    "rows of all channels": lambda x: x.flatten(1, 2),
+    "rows of all channels, scaled": lambda x: x.flatten(1, 2) * torch.arange(5.0, dtype=x.dtype, device=x.device),
+    "columns of all channels": lambda x: x.permute(0, 2, 1, 3).flatten(2),
 }
 DIMS: dict[str, Callable[[Tensor], Any]] = {
     "groups of channels": lambda x: x.view(2, 2, 2, 7, 5).transpose(1, 2).reshape(2, 4, 7, 5),

@@ -100,6 +100,11 @@ def changed_in_place(net: Wired, x: Tensor) -> Tensor:
     return net.d(net.c(y.add_(h)).exp_())
 
 
+def operands_by_name(net: Wired, x: Tensor) -> Tensor:
+    h = net.a(x)
+    return net.d(torch.add(net.b(h), other=h, alpha=2).mul_(other=net.c(h)))
+
+
 def partly_without_gradient(net: Wired, x: Tensor) -> Tensor:
     with torch.no_grad():
         h = net.b(net.a(x))
@@ -134,6 +139,7 @@ CHAINS: dict[str, Callable[[], nn.Module]] = {
     "two outputs": lambda: Wired(two_outputs),
     "recomputed": lambda: Wired(recomputed),
     "changed in place": lambda: Wired(changed_in_place),
+    "operands by name": lambda: Wired(operands_by_name),
     "partly without gradient": lambda: Wired(partly_without_gradient),
 }
 

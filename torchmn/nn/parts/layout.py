@@ -52,10 +52,14 @@ AnyCut = Cut | FlatCut | None
 
 @dataclass(frozen=True)
 class Samples:
-    """Which samples of the whole batch a rank holds: those from `start` on, of `total`."""
+    """Which samples of the whole batch a rank holds: those from `start` on, of `total`.
+
+    known: whether that is so; in evaluation ranks do not ask others along data how many they have
+    """
 
     start: int
     total: int
+    known: bool = True
 
 
 _forward = threading.local()  # ranks may be threads

@@ -11,7 +11,8 @@ from torch import Tensor, nn
 
 from torchmn.functions.replicated import enter_parts, part_of_whole, whole_of_parts
 from torchmn.nn.parts import roles
-from torchmn.nn.parts.layout import FlatCut, Layout
+from torchmn.nn.parts.layout import Cut, FlatCut, Layout
+from torchmn.nn.parts.memory import empty_in_order
 from torchmn.nn.parts.part import Part, local, wrap
 
 Given = TypeVar("Given", bound=Tensor | None)
@@ -50,7 +51,10 @@ def entering(x: Tensor, layout: Layout) -> Tensor:
         recorder.note_part_use(x)
     elif not roles.is_expected(x, layout.grid.tiles.size):
         roles.let_enter(x)
-    return enter_parts(x, layout.grid.tiles) if roles.always_enters(x) else x
+    if roles.always_enters(x):
+        return enter_parts(x, layout.grid.tiles)
+    shares = roles.shares_of(x)
+    return x if shares is None else shares.entering(x)
 
 
 def cut_like(x: Tensor, layout: Layout, dims: dict[int, int]) -> Tensor:
@@ -91,7 +95,7 @@ def _take(layout: Layout) -> Callable[[Tensor], Tensor]:
 
 def _gather(layout: Layout) -> Callable[[Tensor], Tensor]:
     def gather(x: Tensor) -> Tensor:
-        result = x.new_empty(layout.shape)
+        result = empty_in_order(layout.shape, x)  # dropout behind it draws in the order of memory
         if x.is_meta:
             return result
         for tile, part in enumerate(layout.grid.tiles.allgather(x)):
@@ -103,9 +107,11 @@ def _gather(layout: Layout) -> Callable[[Tensor], Tensor]:
 
 def _put(result: Tensor, part: Tensor, layout: Layout, tile: int) -> None:
     """Write a tile's part to its place in the whole."""
+    cuts = enumerate(layout.cuts)
+    place = tuple(layout.interval(dim, tile).as_slice() if isinstance(cut, Cut) else slice(None) for dim, cut in cuts)
     flat = [dim for dim in layout.cut_dims if isinstance(layout.cuts[dim], FlatCut)]
     if flat:
-        (dim,) = flat  # a flattened image is the only cut dim that its tensor has
-        result.index_copy_(dim, own_columns(layout, dim, tile).to(part.device), part)
-        return
-    result[tuple(layout.interval(dim, tile).as_slice() for dim in range(len(layout.shape)))] = part
+        (dim,) = flat  # reshaping makes no second one
+        result[place].index_copy_(dim, own_columns(layout, dim, tile).to(part.device), part)
+    else:
+        result[place] = part

@@ -13,12 +13,12 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
 from torchmn.errors import ParallelizeError
+from torchmn.nn.parts.shares import Shares
 
 WHOLE, SUMMED, OWN = "whole", "summed", "own"
 
@@ -145,12 +145,16 @@ def is_known(parameter: nn.Parameter) -> bool:
 def mark_summed(parameter: nn.Parameter, tiles: int) -> None:
     """Let the mean over ranks of this parameter's gradients be the sum over the `tiles` ranks of an image.
 
-    Each rank's gradient is counted `tiles` times as it arrives. Then whatever averages gradients over ranks is right,
-    for these parameters as for those whose gradient is the same on all tile ranks.
+    Each rank's share is counted `tiles` times as it arrives. Then whatever averages gradients over ranks is right, for
+    these parameters as for those whose gradient is the same on all tile ranks.
     """
-    if tiles > 1 and parameter.requires_grad:
-        parameter.register_hook(_Times(tiles))
-        parameter._torchmn_summed = True  # type: ignore[attr-defined]
+    if tiles > 1 and parameter.requires_grad and shares_of(parameter) is None:
+        parameter._torchmn_shares = Shares(tiles)  # type: ignore[attr-defined]
+
+
+def shares_of(parameter: Tensor) -> Shares | None:
+    """What counts the shares of the gradient of a parameter that meets parts; None for other parameters."""
+    return getattr(parameter, "_torchmn_shares", None)
 
 
 def is_expected(parameter: nn.Parameter, tiles: int) -> bool:
@@ -158,15 +162,4 @@ def is_expected(parameter: nn.Parameter, tiles: int) -> bool:
 
     It has not where forward takes another way since, because an attribute of the model has changed.
     """
-    return tiles == 1 or not parameter.requires_grad or getattr(parameter, "_torchmn_summed", False)
-
-
-class _Times:
-    """A gradient hook that multiplies; an object, so that a deep copy of the model keeps it."""
-
-    def __init__(self, factor: int):
-        # As a tensor: torch takes twice as long to multiply by a number, and every parameter comes here at every step.
-        self.factor = torch.tensor(float(factor))
-
-    def __call__(self, gradient: Tensor) -> Tensor:
-        return gradient * self.factor
+    return tiles == 1 or not parameter.requires_grad or shares_of(parameter) is not None

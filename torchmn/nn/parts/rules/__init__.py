@@ -41,6 +41,11 @@ def _without_rule(func: Any, args: tuple, kwargs: dict) -> Any:
             "Write the layer with supported functions, derive it from torchmn.nn.HaloLayer, or use mode='datapar' or "
             "'modelpar'."
         )
+    if isinstance(func, torch._ops.OpOverload):  # so torch.vmap calls, and knows nothing of other ranks in backward
+        refuse(
+            f"torch function {_name(func)!r}, as torch.func and torch.vmap call it, is not supported on vectors that "
+            f"are cut over ranks {parts[0].layout_}. Compute outside of vmap"
+        )
     if _changes_its_argument(func):
         refuse(
             f"torch function {_name(func)!r} changes a vector that is cut over ranks {parts[0].layout_}, which is not "

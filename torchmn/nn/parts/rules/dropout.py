@@ -15,6 +15,7 @@ from torch import Tensor
 
 from torchmn.communicators.process_grid import ProcessGrid
 from torchmn.nn.parts.layout import Layout, Samples
+from torchmn.nn.parts.memory import in_order, memory_order
 from torchmn.nn.parts.moving import cut_like
 from torchmn.nn.parts.part import Part, local, wrap
 from torchmn.nn.parts.refusals import refuse, refuse_in_checkpoint
@@ -47,7 +48,7 @@ def _dropped(x: Part, p: float, training: bool, inplace: bool, mask_shape: tuple
     if not training or p == 0:
         return x
     layout = x.layout_
-    check_recomputation(layout.grid, layout.is_tile)
+    check_dropout(layout.grid, layout.samples, layout.is_tile)
     if mine.is_meta or p == 1:
         kept = mine.new_zeros(()) if p == 1 else mine.new_ones(())
     else:
@@ -58,8 +59,16 @@ def _dropped(x: Part, p: float, training: bool, inplace: bool, mask_shape: tuple
     return wrap(mine * kept, layout)
 
 
-def check_recomputation(grid: ProcessGrid, of_image: bool) -> None:
-    """Refuse dropout where a recomputation would draw another mask. (An image knows its samples, vectors do not.)"""
+def check_dropout(grid: ProcessGrid, samples: Samples, of_image: bool) -> None:
+    """Refuse dropout where the mask would be another one than one process draws.
+
+    So it is in a recomputation (an image knows its samples, vectors do not), and where the samples are not known.
+    """
+    if not samples.known:
+        refuse(
+            "dropout while the model evaluates: each rank along 'data' has samples of its own, and which part of the "
+            "mask is theirs is asked in training only. Call model.train(), or use a grid without the axis data"
+        )
     if (grid.sizes["data"] > 1 and not of_image) or (grid.comm.ranks_share_a_process and grid.comm.size > 1):
         refuse_in_checkpoint("dropout")
 
@@ -73,18 +82,19 @@ def part_of_mask(layout: Layout, mask_shape: tuple[int, ...], probability: float
         refuse(f"dropout expects the batch as its first dim, to cut the mask of the whole batch; got {layout}")
     drawn: Any = None
     if not comm.ranks_share_a_process or comm.rank == 0:
-        drawn = _drawn((samples.total, *mask_shape), probability, like)
+        of_elements = tuple(mask_shape) == layout.shape[1:]
+        drawn = _drawn((samples.total, *mask_shape), probability, like, of_elements)
     if comm.ranks_share_a_process and comm.size > 1:
         drawn = comm.bcast(drawn)
     mine = drawn.narrow(0, samples.start, layout.shape[0])
     return cut_like(mine, layout, {dim: dim for dim in range(1, len(layout.shape))}).clone()
 
 
-def _drawn(shape: tuple[int, ...], probability: float, like: Tensor) -> Tensor:
-    """A mask of `shape` whose elements are drawn in the order in which those of `like` lie in memory.
+def _drawn(shape: tuple[int, ...], probability: float, like: Tensor, of_elements: bool) -> Tensor:
+    """A mask of `shape`; one `of_elements` is drawn in the order in which those of `like` lie in memory.
 
     So does torch: the mask of a transposed or channels_last tensor is not that of a contiguous one.
     """
-    order = sorted(range(len(shape)), key=lambda dim: -like.stride(dim)) if 1 not in shape[1:] else range(len(shape))
+    order = memory_order(like) if of_elements else range(len(shape))
     empty = torch.empty([shape[dim] for dim in order], dtype=like.dtype, device=like.device)
-    return empty.bernoulli_(probability).permute([list(order).index(dim) for dim in range(len(shape))])
+    return in_order(empty.bernoulli_(probability), order)

@@ -60,7 +60,7 @@ def pointwise(function: Any, in_place: bool, *args: Any, **kwargs: Any) -> Any:
                 return done
         result = function(*args, **kwargs)
         return args[0] if in_place else wrap(result, args[0].layout_)
-    if len(tensors) == 2 and function in _TAME_TOGETHER:
+    if len(tensors) == 2 and function in _TAME_TOGETHER and "other" not in kwargs:
         done = _on_wide(function, in_place, args, kwargs, 2)
         if done is not None:
             return done

@@ -84,7 +84,10 @@ def _extreme(function: str, x: Part, dim: Dims = None, keepdim: bool = False) ->
     if not mine.is_floating_point():  # no gradient, and no division
         return best if keepdim else best.squeeze(dims)
     share = torch.where(chosen, mine, mine.new_zeros(())) / count
-    return sum_of_parts(share.sum(dims, keepdim=keepdim), comm)
+    result = sum_of_parts(share.sum(dims, keepdim=keepdim), comm)
+    # Equal shares lead the gradient; their sum is rounded, and a model may ask which elements are the extreme one.
+    result.detach().copy_(best if keepdim else best.squeeze(dims))
+    return result
 
 
 def _beyond(x: Tensor, sign: int) -> float:

@@ -36,6 +36,15 @@ def view(x: Part, *shape: Any) -> Tensor:
     return _reshaped(x, tuple(total // known if extent == -1 and known else extent for extent in shape))
 
 
+@rule("view_as")
+def view_as(x: Tensor, other: Tensor) -> Tensor:
+    """A view of the same shape, as functions return that only change the gradient."""
+    if isinstance(x, Part) and isinstance(other, Part) and x.layout_ == other.layout_:
+        return wrap(local(x).view_as(local(x)), x.layout_)
+    shape = other.layout_.shape if isinstance(other, Part) else tuple(other.shape)
+    return view(x, shape) if isinstance(x, Part) else x.view(shape)
+
+
 @rule("unflatten")
 def unflatten(x: Part, dim: int, sizes: Sequence[int]) -> Tensor:
     layout = x.layout_
@@ -159,7 +168,7 @@ def _new_cuts(layout: Layout, shape: tuple[int, ...]) -> tuple[AnyCut, ...] | No
             if joined is None:
                 return None
             cuts += joined
-    return tuple(cuts)
+    return tuple(cuts) if sum(isinstance(cut, FlatCut) for cut in cuts) < 2 else None
 
 
 def _run(layout: Layout, old: list[int], new: list[int]) -> tuple[list[int], list[int]]:

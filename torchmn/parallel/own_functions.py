@@ -1,0 +1,110 @@
+"""Where torch computes with cut tensors past their rules: autograd functions, backward hooks, TorchScript.
+
+A `torch.autograd.Function` of a user's own gets gradients of this rank's part in backward, as plain tensors. That is
+right as long as it works element by element; anything else is refused in the run without values.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd import function as torch_functions
+from torch.nn.modules._functions import BackwardHookFunction
+from torch.overrides import TorchFunctionMode
+from torch.utils import _pytree as pytree
+
+from torchmn.nn.parts.part import RULES, Part
+from torchmn.nn.parts.refusals import refuse
+from torchmn.nn.parts.rules import metadata, pointwise
+from torchmn.nn.parts.rules.registry import functions_named
+
+_WAY_OUT = "Write it with torch functions outside of one, as a torchmn.nn.HaloLayer, or use mode='datapar'"
+_VIEWS = set(functions_named("view_as"))
+
+
+class OwnFunctions(TorchFunctionMode):
+    """Refuses, in a run without values, what would compute with a part as if it were the whole."""
+
+    def __torch_function__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
+        if any(isinstance(x, Part) for x in pytree.tree_leaves((args, kwargs or {}))):
+            function = _function_here()
+            if function is BackwardHookFunction:
+                refuse(
+                    "a full backward hook would see this rank's part of the gradient only. Use register_hook on the "
+                    "tensor, which gets a gradient that is cut as the tensor is"
+                )
+            if function is not None and not _is_element_by_element(func):
+                refuse(
+                    f"{function.__name__} (torch.autograd.Function) calls {getattr(func, '__name__', func)!r} of a cut "
+                    "tensor, and its backward would get this rank's part of the gradient only: that is right for "
+                    f"functions that work element by element. {_WAY_OUT}"
+                )
+        return func(*args, **(kwargs or {}))
+
+
+def _function_here() -> Any:
+    """The autograd function of somebody's own, or of a backward hook, whose forward is running; None for none."""
+    frame = sys._getframe(1)
+    while frame is not None:
+        if frame.f_code.co_name == "apply" and frame.f_code.co_filename == torch_functions.__file__:
+            function = frame.f_locals.get("cls")
+            return function if function is BackwardHookFunction or _is_own(function) else None
+        frame = frame.f_back
+    return None
+
+
+def _is_own(function: Any) -> bool:
+    return getattr(function, "__module__", "torch").split(".")[0] not in ("torch", "torchmn")
+
+
+def _is_element_by_element(func: Any) -> bool:
+    rule = RULES.get(func)
+    return func in _VIEWS or getattr(rule, "func", rule).__module__ in (pointwise.__name__, metadata.__name__)
+
+
+def check_kept(result: Any) -> None:
+    """Refuse functions of somebody's own that have kept a cut tensor for backward: there it meets a part's gradient.
+
+    result: of a run without values
+    """
+    seen: set[Any] = set()
+    nodes = [x.grad_fn for x in pytree.tree_leaves(result) if isinstance(x, Tensor)]
+    while nodes:
+        node: Any = nodes.pop()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        nodes += [before for before, _ in node.next_functions]
+        function = getattr(type(node), "_forward_cls", None)
+        if function is not None and _is_own(function) and any(isinstance(x, Part) for x in _kept(node)):
+            refuse(
+                f"{function.__name__} (torch.autograd.Function) keeps a cut tensor for its backward, where it has the "
+                f"shape of the whole and the gradient that of this rank's part. {_WAY_OUT}"
+            )
+
+
+def _kept(node: Any) -> list[Any]:
+    return [*(node.saved_tensors or ()), *pytree.tree_leaves(list(vars(node).values()))]
+
+
+_call_script: Any = None
+
+
+def refuse_scripts() -> None:
+    """From now on, TorchScript functions refuse cut tensors: torch runs them without asking for rules."""
+    global _call_script
+    if _call_script is None:
+        _call_script = torch.jit.ScriptFunction.__call__
+        torch.jit.ScriptFunction.__call__ = _checked_script  # type: ignore[method-assign]
+
+
+def _checked_script(self: Any, *args: Any, **kwargs: Any) -> Any:
+    if any(isinstance(x, Part) for x in pytree.tree_leaves((args, kwargs))):
+        refuse(
+            f"the TorchScript function {self.name!r} would compute with this rank's part of a cut tensor as if it were "
+            "the whole. Call the plain function"
+        )
+    return _call_script(self, *args, **kwargs)
