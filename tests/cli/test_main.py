@@ -9,6 +9,7 @@ import pytest
 
 import torchmn
 from tests.worlds.launch import ROOT
+from torchmn.cli.launch import memory
 from torchmn.cli.main import COMMANDS, main
 
 
@@ -67,3 +68,44 @@ def test_the_command_starts_without_loading_torch_or_mpi():
     )
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=100, cwd=ROOT)
     assert (result.returncode, result.stdout, result.stderr) == (0, "\n", "")
+
+
+def test_more_ranks_than_memory_are_refused_with_how_many_fit_and_how_to_insist(tmp_path, monkeypatch, capsys):
+    (tmp_path / "script.py").write_text("print(1)\n")
+    (tmp_path / "shapes.yaml").write_text("")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(memory, "free_memory", lambda: 1_300_000_000)
+    for arguments in (("run", "-n", "200", "script.py"), ("train", "shapes.yaml", "-n", "200")):
+        assert main(arguments) == 2
+        said = capsys.readouterr().err
+        assert "need about 50.0 GB" in said and "1.3 GB are free: 5 fit. Say -n 5, or --anyway" in said
+    memory.check_memory(5, anyway=False)
+    memory.check_memory(200, anyway=True)
+
+
+def test_a_container_may_have_less_memory_than_its_machine(tmp_path):
+    info = tmp_path / "meminfo"
+    info.write_text("MemTotal: 9000 kB\nMemAvailable: 8000 kB\n")
+    assert memory.free_memory(info, tmp_path) == 8000 * 1024
+    (tmp_path / "memory.max").write_text("5000000\n")
+    (tmp_path / "memory.current").write_text("4000000\n")
+    (tmp_path / "memory.stat").write_text("anon 1\nactive_file 1000000\ninactive_file 2000000\n")
+    assert memory.free_memory(info, tmp_path) == 4_000_000
+    (tmp_path / "memory.max").write_text("max\n")
+    assert memory.free_memory(info, tmp_path) == 8000 * 1024
+    assert memory.free_memory(tmp_path / "none", tmp_path) is None
+
+
+@pytest.mark.parametrize("size", [1, 2])
+def test_ctrl_c_before_anything_has_begun_ends_one_process_quietly_and_a_rank_with_its_job(size, monkeypatch, capsys):
+    def interrupted(arguments):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("torchmn.cli.new.main", interrupted)
+    for name, value in {"WORLD_SIZE": size, "RANK": 0, "MASTER_ADDR": "localhost", "MASTER_PORT": 1}.items():
+        monkeypatch.setenv(name, str(value))
+    if size == 1:
+        assert main(["new", "x"]) == 130 and capsys.readouterr().err == ""
+    else:
+        with pytest.raises(KeyboardInterrupt):
+            main(["new", "x"])

@@ -173,3 +173,24 @@ def test_ranks_end_when_nobody_reads_their_output(transport, tmp_path):
         status = command.process.wait(timeout=100)
         assert status == 128 + signal.SIGPIPE
         assert command.family() == []
+
+
+# Ranks that have a thousand seconds to save, of which one waits for the other, which is gone.
+PATIENT = """
+import sys
+from torchmn.cli.launch import supervisor
+from torchmn.cli.launch.job import gloo_job, rank_environment
+supervisor.OTHERS_FOLLOW = 0.1
+sys.exit(supervisor.supervise(gloo_job(2, [sys.executable, sys.argv[1]], rank_environment(2, 1)), patience=1000))
+"""
+
+
+def test_who_has_long_to_save_is_not_waited_for_when_another_rank_is_gone(tmp_path):
+    deaf = f"if rank: signal.signal(signal.SIGINT, signal.SIG_IGN)\nprint('ready', flush=True)\ntime.sleep({FOREVER})"
+    launcher = tmp_path / "patient.py"
+    launcher.write_text(PATIENT)
+    with started("run", "-n", "1", str(launcher), script(tmp_path, deaf)) as command:
+        command.until_printed("ready", 2)
+        command.process.send_signal(signal.SIGINT)
+        result = command.end()
+    assert (result.status, result.survivors) == (130, []), result.err

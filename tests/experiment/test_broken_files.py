@@ -8,13 +8,13 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as some
 
-from tests.experiment import broken_layers, broken_sections, broken_yaml
+from tests.experiment import broken_layers, broken_meanings, broken_sections, broken_yaml
 from tests.experiment.files import BASE
 from torchmn.errors import ExperimentError
 from torchmn.experiment.load import read
 from torchmn.experiment.model import build_model, load_data
 
-BROKEN = broken_yaml.BROKEN + broken_sections.BROKEN + broken_layers.BROKEN
+BROKEN = broken_yaml.BROKEN + broken_sections.BROKEN + broken_layers.BROKEN + broken_meanings.BROKEN
 
 
 def build(text: str) -> None:

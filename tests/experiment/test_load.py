@@ -16,9 +16,12 @@ from tests.experiment.running import experiment
 from torchmn.errors import ArgumentError, ExperimentError
 from torchmn.experiment import dump, load, registry
 from torchmn.experiment.json_schema import json_schema
-from torchmn.experiment.load import read
+from torchmn.experiment.load import plain, read
 from torchmn.experiment.model import build_model, load_data
 from torchmn.experiment.overrides import parse_set
+from torchmn.experiment.writing import as_yaml
+
+DEFAULT_LAYERS = BASE[BASE.index("    - conv") : BASE.index("  cost:")]
 
 
 def model_of(text: str) -> nn.Module:
@@ -66,6 +69,24 @@ def test_initializers_fill_weights_as_they_say(init, expected):
     weight = model_of(swap("activation: relu", f"init: {init}, bias_init: 0.25")).get_submodule("conv1")
     assert expected(weight.weight.detach())
     assert bool((weight.bias == 0.25).all())
+
+
+@pytest.mark.parametrize(
+    ("init", "largest"),
+    [("glorot", (6 / (4 * 9 + 5 * 9)) ** 0.5), ("auto_uniform", (4 * 9) ** -0.5)],
+)
+def test_local_filters_begin_at_each_place_as_those_of_a_convolution(init, largest):
+    layers = f"[conv: {{maps: 4, kernel: 3}}, local: {{maps: 5, kernel: 3, init: {init}}}, linear: 10]"
+    weight = model_of(swap("  layers:\n", f"  layers: {layers}\n").replace(DEFAULT_LAYERS, "")).local1.weight
+    bounds = weight.detach().abs().flatten(2).amax(dim=2)
+    assert bounds.max() <= largest and bounds.min() > 0.8 * largest
+
+
+def test_orthonormal_local_filters_are_so_at_each_place():
+    layers = "[conv: {maps: 4, kernel: 3}, local: {maps: 5, kernel: 3, init: orthonormal}, linear: 10]"
+    weight = model_of(swap("  layers:\n", f"  layers: {layers}\n").replace(DEFAULT_LAYERS, "")).local1.weight
+    filters = weight.detach().flatten(0, 1).flatten(2)
+    torch.testing.assert_close(filters @ filters.mT, torch.eye(5).expand(len(filters), 5, 5), atol=1e-5, rtol=0)
 
 
 def test_anchors_aliases_and_merges_work():
@@ -235,6 +256,15 @@ def test_a_file_that_is_not_there_or_not_text_is_said_in_one_line(tmp_path):
     (tmp_path / "latin.yaml").write_bytes(b"epochs: \xff")
     with pytest.raises(ExperimentError, match="expected a text file in UTF-8, got byte 0xff"):
         load(tmp_path / "latin.yaml")
+
+
+@pytest.mark.parametrize("text", ["1e3", "1E-5", ".5e1", "0x1f", "yes", "1:30", "~", "", "<<", "-1.", "null", "üñí"])
+def test_text_that_looks_like_something_else_stays_text(text):
+    chosen = experiment(BASE, f"dataset.path='{text}'")
+    assert chosen.the_dataset().path == text
+    for written in (dump(chosen), as_yaml(plain(chosen))):
+        assert read("again.yaml", written).the_dataset().path == text
+        assert yaml.safe_load(written)["dataset"]["path"] == text  # as other programs read it
 
 
 def test_a_value_with_an_equals_sign_is_kept_whole():

@@ -8,7 +8,9 @@ import pytest
 import torch
 from torch import tensor
 
+from torchmn.errors import ExperimentError
 from torchmn.experiment import registry, schema  # noqa: F401  (schema registers the names)
+from torchmn.experiment.metrics import labelled
 from torchmn.experiment.optimizers import Schedule
 
 SCORES = tensor([[2.0, 1.0, 0.0], [0.0, 3.0, 1.0], [1.0, 0.5, 2.5], [0.2, 0.1, 0.3]], dtype=torch.float64)
@@ -32,8 +34,14 @@ def test_misclassification_in_its_four_forms_and_by_rank():
 
 
 def test_a_metric_is_called_by_its_options():
-    labels = [registry.metrics.find("misclassified")(**options).label for options in ({}, {"top": 1}, {"top": 5})]
-    assert labels == ["misclassified", "misclassified", "misclassified top 5"]
+    some = [registry.metrics.find("misclassified")(**options) for options in ({}, {"top": 5})]
+    assert list(labelled(some)) == ["misclassified", "misclassified top 5"]
+
+
+def test_metrics_of_other_units_are_not_called_the_same():
+    some = [registry.metrics.find("accuracy")(units=units) for units in ([0, 4], [4, 8])]
+    assert list(labelled(some)) == ["accuracy units 0-4", "accuracy units 4-8"]
+    assert list(labelled(some[:1])) == ["accuracy"]
 
 
 def test_log_loss_is_that_of_probabilities_however_the_outputs_come():
@@ -102,3 +110,22 @@ def test_every_optimizer_makes_a_loss_smaller(name):
         (weight**2).sum().backward()
         optimizer.step()
     assert float((weight.detach() ** 2).sum()) < 13.0
+
+
+@pytest.mark.parametrize("name", ["adam", "adamw", "adadelta", "adagrad", "rmsprop"])
+def test_a_momentum_that_an_optimizer_has_not_is_refused_and_not_forgotten(name):
+    options = registry.optimizers.find(name)(lr=0.1)
+    group = {"params": [torch.nn.Parameter(tensor([1.0]))], "momentum": 0.5, "own_momentum": True, "ramp": {}}
+    words = "momentum that changes" if name == "rmsprop" else "momentum, and"
+    with pytest.raises(ExperimentError, match=f"{name} has no {words}"):
+        options.build([group])
+
+
+@pytest.mark.parametrize(
+    ("options", "epoch"), [({"lr": 1e308}, 0), ({"lr": 0.1, "schedule": Schedule(exponential=1e200)}, 2)]
+)
+def test_a_learning_rate_that_torch_can_not_take_is_refused(options, epoch):
+    rule = registry.optimizers.find("sgd")(**options)
+    optimizer = rule.build([{"params": [torch.nn.Parameter(tensor([1.0]))]}])
+    with pytest.raises(ExperimentError, match=f"the learning rate of epoch {epoch + 1} would be"):
+        rule.set_epoch(optimizer, epoch, 9)

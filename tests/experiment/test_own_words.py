@@ -146,3 +146,25 @@ def test_an_optimizer_of_ones_own_takes_a_learning_rate():
         @registry.register_optimizer("own_nothing")
         def own_nothing(parameters):
             return torch.optim.SGD(parameters)
+
+
+def _given(pair):
+    return lambda: {"train": pair}
+
+
+@pytest.mark.parametrize("from_file", [False, True], ids=["own", "npz"])
+def test_values_in_another_machines_order_of_bytes_are_the_same_values(from_file, own_words, tmp_path):
+    inputs, targets = np.random.default_rng(0).normal(size=(6, 4)), np.eye(3)[[0, 1, 2, 2, 1, 0]]
+    text = (
+        "model: {layers: [linear: 3], cost: mean_squared}\noptimizer: adam\nepochs: 1\nbatch_size: 4\ndtype: float64\n"
+    )
+    ran = []
+    for order in ("<", ">"):
+        arrays = inputs.astype(f"{order}f8"), targets.astype(f"{order}f4")
+        path = tmp_path / f"{'little' if order == '<' else 'big'}.npz"
+        np.savez(path, x_train=arrays[0], y_train=arrays[1])
+        registry.datasets.entries.pop("own_ordered", None)
+        registry.register_dataset("own_ordered")(_given(arrays))
+        dataset = f"{{name: npz, path: {path}}}" if from_file else "own_ordered"
+        ran.append(train(experiment(f"dataset: {dataset}\n{text}")))
+    assert ran[0].losses == ran[1].losses

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import html
+import io
 import json
 import os
 import re
@@ -18,9 +19,11 @@ from rich.console import Console
 
 import torchmn
 from tests.experiment.running import experiment
+from torchmn.experiment.load import dump, read
 from torchmn.experiment.report.charts import Curve, line_chart, ticks
 from torchmn.experiment.report.mistakes import confusion
 from torchmn.experiment.report.pictures import png
+from torchmn.experiment.report.style import STYLE
 from torchmn.experiment.run import Request, train
 
 SECTIONS = ["summary", "curves", "metrics", "confusion", "model", "time", "experiment", "environment"]
@@ -80,6 +83,15 @@ def test_the_report_says_how_ranks_share_the_model(ranks, mode, words, tmp_path)
     assert words in (run(tmp_path, ranks, mode) / "report.html").read_text()
 
 
+def test_layers_with_a_number_of_layers_are_written_down(tmp_path):
+    changes = ("model.layers=[reshape: [12, 12], lstm: {units: 3, layers: 2}, list: [linear: 4]]", "predictions=[test]")
+    chosen = experiment(TEXT, *changes)
+    request = Request("shapes.yaml", out=str(tmp_path), console=Console(file=open(os.devnull, "w")))  # noqa: SIM115
+    torchmn.run_threads(lambda comm: train(chosen, comm, request), 2)
+    text = html.unescape(re.search(r"<pre>(.*?)</pre>", (tmp_path / "report.html").read_text(), re.S)[1])
+    assert dump(read("report.yaml", text)) == dump(chosen)
+
+
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 # A page around the report, as wide as asked, that looks at it when it is loaded and writes down what it sees.
 FRAME = """<!doctype html><body><pre id="seen"></pre><iframe id="page" width="{width}" height="900" srcdoc="{report}">
@@ -118,6 +130,46 @@ def test_a_browser_shows_every_section_without_a_complaint(width, dark, halopar_
     assert (page < ink) == dark
 
 
+def test_a_training_that_diverges_is_reported_to_its_end(tmp_path):
+    chosen = experiment(TEXT, "optimizer={name: sgd, lr: 1e30}")
+    request = Request("shapes.yaml", out=str(tmp_path), console=Console(file=open(os.devnull, "w")))  # noqa: SIM115
+    history = torchmn.run_threads(lambda comm: train(chosen, comm, request), 2)[0].history
+    assert np.isnan(history[-1]["test loss"])
+    text = (tmp_path / "report.html").read_text()
+    assert re.findall(r'<(?:section|header) id="(\w+)"', text) == SECTIONS and "<b>nan</b>test loss" in text
+    assert "The outputs of 40 samples are NaN" in text and "test loss: no finite number to draw" in text
+    assert history[-1]["test accuracy"] == 0
+    with np.load(tmp_path / "predictions-test.npz") as file:
+        assert (file["predicted"] == -1).all()
+
+
+def test_a_report_that_can_not_be_written_does_not_fail_a_finished_training(tmp_path):
+    (tmp_path / "report.html").mkdir()
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(Path, "unlink", lambda *args, **kwargs: None)
+        out = io.StringIO()
+        request = Request("shapes.yaml", out=str(tmp_path), console=Console(file=out, width=300))
+        assert torchmn.run_threads(lambda comm: train(experiment(TEXT), comm, request), 1)[0].finished
+    assert "report.html can not be written (Is a directory)" in out.getvalue()
+
+
+def test_measures_of_other_sizes_have_charts_of_their_own(tmp_path):
+    chosen = experiment(TEXT, "metrics={train: [accuracy, sse], test: [accuracy, log_loss]}", "epochs=1")
+    request = Request("shapes.yaml", out=str(tmp_path), console=Console(file=open(os.devnull, "w")))  # noqa: SIM115
+    torchmn.run_threads(lambda comm: train(chosen, comm, request), 1)
+    charts = re.findall(r'aria-label="(.*?)"', (tmp_path / "report.html").read_text())
+    assert charts == [
+        "loss over step", "loss, train loss, test loss over epoch", "train accuracy, test accuracy over epoch",
+        "train sse over epoch", "test log_loss over epoch",
+    ]  # fmt: skip
+
+
+def test_every_curve_has_a_colour():
+    chart = line_chart([Curve(str(n), [1, 2], [n, n], n) for n in range(8)], "epoch", "many")
+    assert set(re.findall(r'class="curve (c\d)"', chart)) == {f"c{n}" for n in range(6)}
+    assert all(f".curve.c{n}" in STYLE for n in range(6))
+
+
 def test_pictures_are_png_files_with_their_pixels():
     pixels = np.arange(24, dtype=np.uint8).reshape(2, 4, 3)
     data = png(pixels)
@@ -139,4 +191,4 @@ def test_charts_cover_their_numbers_and_leave_out_what_is_none():
     assert "a &lt;b&gt;" in chart and "nan" not in chart
     points = re.search(r'points="([^"]*)"', chart)
     assert points is not None and len(points[1].split()) <= 800
-    assert "nothing to draw" in line_chart([Curve("empty", [], [])], "x", "y")
+    assert "no finite number to draw" in line_chart([Curve("empty", [], [])], "x", "y")

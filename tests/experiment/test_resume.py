@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import cache
 
 import pytest
 import torch
+from rich.console import Console
 
 from tests.experiment.running import Ran, experiment, train
 from tests.experiment.test_same_numbers import EVERYTHING, alone
 from torchmn import run_threads
 from torchmn.errors import ExperimentError
-from torchmn.experiment.run import open_trained
+from torchmn.experiment.run import Request, open_trained
+from torchmn.experiment.run import train as run
 from torchmn.experiment.run_directory import RunDirectory, choose
 
 CHANGES = ("optimizer.momentum=0.9", "optimizer.schedule=null")
@@ -95,6 +98,8 @@ def test_a_pretraining_that_was_stopped_goes_on_exactly(text, pretraining, stop_
 def test_a_run_keeps_to_its_experiment(tmp_path):
     directory = RunDirectory(tmp_path / "run")
     directory.begin(experiment(EVERYTHING))
+    directory.begin(experiment(EVERYTHING))  # of which nothing is there yet
+    directory.log.write_text('{"step": 1}\n')
     with pytest.raises(ExperimentError, match="there is a run already"):
         directory.begin(experiment(EVERYTHING))
     directory.go_on(experiment(EVERYTHING, "epochs=7", "parallel.mode=halopar"))
@@ -168,3 +173,62 @@ def test_runs_without_a_name_get_the_next_free_one(tmp_path, monkeypatch):
     assert choose(None, "digits.yaml", resume=False).path.name == "digits-11"
     assert choose(None, "digits.yaml", resume=True).path.name == "digits-10"
     assert choose("somewhere", "digits.yaml", resume=False).path == tmp_path / "somewhere"
+
+
+@pytest.mark.parametrize("resume", [False, True])
+def test_two_runs_at_once_do_not_write_into_the_same_directory(resume, tmp_path):
+    directory = RunDirectory(tmp_path / "run")
+    request = Request("digits.yaml", out=str(directory.path), resume=resume, console=Console(quiet=True))
+
+    def body(comm):
+        with pytest.raises(ExperimentError, match="another run is at work there"):
+            run(experiment(DIGITS), comm, request)
+
+    with directory.held():
+        run_threads(body, 2)
+    assert list(directory.path.iterdir()) == []
+    with directory.held():  # and afterwards it is free again
+        pass
+
+
+def test_two_runs_without_a_name_at_once_get_two_directories(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    first = RunDirectory(tmp_path / "runs" / "digits")
+    chosen = iter([first])
+    monkeypatch.setattr("torchmn.experiment.run.choose", lambda *args: next(chosen, None) or choose(*args))
+    with first.held():  # it has begun after the second has chosen the same name
+        outcome = run_threads(
+            lambda comm: run(experiment(DIGITS), comm, Request("digits.yaml", console=Console(quiet=True))), 1
+        )
+    assert outcome[0].directory.path.name == "digits-2" and list(first.path.iterdir()) == []
+
+
+@pytest.mark.parametrize("content", ["", "- 1\n", "dataset: [", "\x00"])
+def test_a_damaged_record_of_a_run_is_refused_in_our_words(content, tmp_path):
+    (tmp_path / "experiment.yaml").write_text(content)
+    with pytest.raises(ExperimentError, match=r"--resume: .*experiment\.yaml (can not be read|holds no experiment)"):
+        RunDirectory(tmp_path).go_on(experiment(DIGITS))
+
+
+def test_a_run_that_goes_on_has_no_report_until_its_end(tmp_path):
+    request = Request("digits.yaml", out=str(tmp_path), console=Console(quiet=True))
+    stopped = replace(request, resume=True, stop=lambda: True)
+    outcome = [run_threads(lambda comm: run(experiment(DIGITS), comm, request), 1)[0].finished]
+    assert (tmp_path / "report.html").exists()
+    more = experiment(DIGITS, "epochs=2")
+    outcome += [run_threads(lambda comm: run(more, comm, stopped), 1)[0].finished]
+    assert outcome == [True, False] and not (tmp_path / "report.html").exists()
+
+
+def test_a_run_can_not_go_on_to_fewer_epochs_than_it_has(tmp_path):
+    request = Request("digits.yaml", out=str(tmp_path), console=Console(quiet=True))
+    two = experiment(DIGITS, "epochs=2")
+    run_threads(lambda comm: run(two, comm, request), 1)
+    before = (tmp_path / "experiment.yaml").read_text(), (tmp_path / "report.html").read_text()
+
+    def body(comm):
+        with pytest.raises(ExperimentError, match=r"has 2 epochs already, and epochs is 1: say --epochs 2 or more"):
+            run(experiment(DIGITS), comm, replace(request, resume=True))
+
+    run_threads(body, 2)
+    assert before == ((tmp_path / "experiment.yaml").read_text(), (tmp_path / "report.html").read_text())

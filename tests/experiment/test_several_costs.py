@@ -149,3 +149,26 @@ def test_the_balance_network_of_the_page_is_one():
     (text,) = [block for block in re.findall(r"```yaml\n(.*?)```", page, re.S) if "cross_covariance" in block]
     chosen = experiment(text, "dataset.sample=1%")
     assert build_model(chosen, load_data(chosen, None)["train"]) is not None
+
+
+@pytest.mark.parametrize(
+    ("layers", "activation"),
+    [
+        ("[linear: {units: 4, activation: softmax}, flatten]", "softmax"),
+        ("[linear: 4, softmax, dropout: 0.1, identity]", "softmax"),
+        ("[linear: {units: 6, activation: logistic}, list: [slice: {last: 4}, reshape: [4]]]", "logistic"),
+        ("[branch: [linear: {units: 2, activation: logistic}, list: [linear: 2, logistic]]]", "logistic"),
+        ("[linear: {units: 4, activation: softmax}, linear: 4]", "identity"),
+        ("[branch: [linear: 2, linear: {units: 2, activation: relu}]]", "identity"),
+    ],
+)
+def test_the_activation_of_outputs_is_seen_through_layers_that_keep_values(layers, activation):
+    spec = experiment(BALANCE, f"model.layers={layers}", "model.cost=cross_entropy").the_model()
+    assert spec.activation_of(spec.costs[0]) == activation
+
+
+def test_cross_entropy_after_a_flattened_softmax_is_that_of_probabilities():
+    plain = "model.layers=[linear: {units: 4, activation: softmax}%s]"
+    changes = ("model.cost=cross_entropy", "metrics=[log_loss]")
+    bare, flattened = (train(experiment(BALANCE, plain % more, *changes)) for more in ("", ", flatten"))
+    assert flattened.losses == bare.losses and flattened.history == bare.history

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 from collections.abc import Sequence
+from math import isfinite
 from typing import TYPE_CHECKING
 
 from torchmn.cli.experiment_command import run_command
@@ -12,6 +13,7 @@ from torchmn.cli.experiment_options import add_file, add_modes, add_ranks, add_t
 from torchmn.cli.parser import Parser
 
 if TYPE_CHECKING:
+    from torchmn import Communicator
     from torchmn.experiment import Experiment
 
 EXPLANATION = """\
@@ -33,20 +35,20 @@ def main(arguments: Sequence[str]) -> int:
     return run_command(parser, "evaluate", arguments, _evaluate)
 
 
-def _evaluate(options: argparse.Namespace, experiment: Experiment) -> int:
-    from torchmn import create_communicator
+def _evaluate(options: argparse.Namespace, experiment: Experiment, comm: Communicator) -> int:
     from torchmn.experiment.evaluation import evaluate
     from torchmn.experiment.run import open_trained
 
-    with create_communicator() as comm:
-        session, step = open_trained(experiment, comm, options.checkpoint, options.split, options.data)
-        values = evaluate(session, options.split)
-        if comm.rank == 0:
-            if options.json:
-                print(json.dumps({"split": options.split, "step": step, **values}))
-            else:
-                print(f"{session.splits[options.split].name}, after step {step}")
-                for name, value in values.items():
-                    measure = session.measures.get(name)
-                    print(f"  {name:20} {value:{'.2%' if measure is not None and measure.percent else '.6g'}}")
+    session, step = open_trained(experiment, comm, options.checkpoint, options.split, options.data)
+    values = evaluate(session, options.split)
+    if comm.rank == 0:
+        if options.json:
+            # JSON has no NaN: as in log.jsonl it is text.
+            numbers = {name: value if isfinite(value) else str(value) for name, value in values.items()}
+            print(json.dumps({"split": options.split, "step": step, **numbers}))
+        else:
+            print(f"{session.splits[options.split].name}, after step {step}")
+            for name, value in values.items():
+                measure = session.measures.get(name)
+                print(f"  {name:20} {value:{'.2%' if measure is not None and measure.percent else '.6g'}}")
     return 0

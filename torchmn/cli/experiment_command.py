@@ -11,12 +11,13 @@ from typing import TYPE_CHECKING
 from torchmn.cli.experiment_options import overrides, parallel_overrides
 from torchmn.cli.experiment_ranks import note_idle_modes, started_elsewhere
 from torchmn.cli.parser import Parser, speaks
-from torchmn.errors import ExperimentError
+from torchmn.errors import ExperimentError, TorchMNError
 
 if TYPE_CHECKING:
+    from torchmn import Communicator
     from torchmn.experiment import Experiment
 
-Body = Callable[[argparse.Namespace, "Experiment"], int]
+Body = Callable[[argparse.Namespace, "Experiment", "Communicator"], int]
 
 
 def run_command(
@@ -37,15 +38,41 @@ def run_command(
         status = started_elsewhere(parser, name, arguments, options, ranks, lambda: check(options, ranks, checks_mode))
         if status is not None:
             return status
-        experiment = experiment_of(options)
-        if speaks():
-            explain(options)
-            note_idle_modes(options)
-        return body(options, experiment)
+        return _on_this_rank(options, body)
     except ExperimentError as error:
         if speaks():
             print(error, file=sys.stderr)
         return 2
+
+
+def _on_this_rank(options: argparse.Namespace, body: Body) -> int:
+    """The exit status of `body` on this rank of those that are there, after all of them have read the same file."""
+    from torchmn import create_communicator
+    from torchmn.experiment.agreement import on_every_rank
+    from torchmn.experiment.load import plain
+    from torchmn.experiment.parallel import LOST
+
+    with create_communicator() as comm:
+        try:
+            experiment = on_every_rank(comm, "experiment", lambda: experiment_of(options), plain)
+            if comm.rank == 0:
+                explain(options)
+                note_idle_modes(options)
+            return body(options, experiment, comm)
+        except TorchMNError as error:
+            if comm.size == 1 or isinstance(error, LOST) or _all_know(comm):
+                raise
+            print(f"rank {comm.rank} of {comm.size}: {error}", file=sys.stderr, flush=True)
+            raise SystemExit(2) from error
+
+
+def _all_know(comm: Communicator) -> bool:
+    """Whether all ranks ended with an error; False where others were in the middle of something, and now end too."""
+    try:
+        comm.barrier()
+    except TorchMNError:
+        return False
+    return True
 
 
 def experiment_of(options: argparse.Namespace) -> Experiment:

@@ -24,6 +24,7 @@ def add_ranks(parser: Parser) -> None:
     parser.add_argument("-n", "-np", metavar="N", type=at_least(1), help="start N ranks on this machine")
     parser.add_argument("--transport", metavar="mpi|gloo", type=one_of("mpi", "gloo"), help="what the ranks talk over")
     parser.add_argument("--threads", metavar="T", type=at_least(1), help="threads per rank")
+    parser.add_argument("--anyway", action="store_true", help="also more ranks than there is memory for")
 
 
 def add_modes(parser: Parser) -> None:

@@ -9,7 +9,8 @@ from math import prod
 
 from torchmn.cli.experiment_options import MODES
 from torchmn.cli.launch.job import rank_environment
-from torchmn.cli.launch.supervisor import supervise
+from torchmn.cli.launch.memory import check_memory
+from torchmn.cli.launch.supervisor import RANKS_MAY_CLEAN_UP, supervise
 from torchmn.cli.parser import Parser
 from torchmn.cli.run import job_for
 from torchmn.communicators.launchers import Launch, detect
@@ -40,11 +41,13 @@ def started_elsewhere(
         if asked > 1:
             parser.error(f"--grid is for {asked} ranks, and there is one: say -n {asked}.")
         return None
+    check_memory(ranks, options.anyway)
     check()
     environment = rank_environment(ranks, options.threads)
     command = [sys.executable, "-m", "torchmn.cli.main", name, *arguments]
     job = job_for(options.transport, ranks, command, environment)
-    return supervise(job, raw=True, patience=SECONDS_TO_SAVE, explained=2)
+    patience = SECONDS_TO_SAVE if name == "train" else RANKS_MAY_CLEAN_UP
+    return supervise(job, raw=True, patience=patience, explained=2)
 
 
 def note_idle_modes(options: argparse.Namespace) -> None:

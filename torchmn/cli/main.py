@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import importlib
 import os
+import signal
 import sys
 from collections.abc import Sequence
 
 from torchmn import __version__
 from torchmn.cli.parser import Parser
+from torchmn.communicators.launchers import detect
 from torchmn.errors import TorchMNError, nearest
 
 COMMANDS = {
@@ -42,6 +44,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         # Whoever read our output has gone (`| head`): that is their right. Python would complain once more at the end.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
+    except KeyboardInterrupt:
+        if detect().size > 1:
+            raise  # the hook for uncaught errors ends the other ranks
+        return 128 + signal.SIGINT  # before there is anything to save: nobody needs a traceback
     except TorchMNError as error:
         print(f"torchmn {name}: {error}", file=sys.stderr)
         return 2

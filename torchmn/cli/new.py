@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -38,5 +39,6 @@ def main(arguments: Sequence[str]) -> int:
         path.write_text((STARTERS / f"{options.name}.yaml").read_text(encoding="utf-8"), encoding="utf-8")
     except OSError as error:
         parser.error(f"{path} can not be written ({error.strerror}).")
-    print(f"wrote {path}\nto train it:    torchmn train {path}\non two ranks:   torchmn train {path} -n 2")
+    command = f"torchmn train {shlex.quote(str(path))}"
+    print(f"wrote {path}\nto train it:    {command}\non two ranks:   {command} -n 2")
     return 0

@@ -14,11 +14,12 @@ from torchmn.cli.parser import Parser
 from torchmn.errors import ExperimentError
 
 if TYPE_CHECKING:
+    from torchmn import Communicator
     from torchmn.experiment import Experiment
 
 EXPLANATION = """\
 Writes an .npz file with `outputs` (one row for each sample, in the order of the data), `predicted` (the best class of
-each) and `targets`.
+each; -1 where an output is NaN) and `targets`.
 """
 
 
@@ -35,16 +36,15 @@ def main(arguments: Sequence[str]) -> int:
     return run_command(parser, "predict", arguments, _predict)
 
 
-def _predict(options: argparse.Namespace, experiment: Experiment) -> int:
-    from torchmn import create_communicator
-    from torchmn.experiment.run import on_rank_0, open_trained, write_predictions
+def _predict(options: argparse.Namespace, experiment: Experiment, comm: Communicator) -> int:
+    from torchmn.experiment.agreement import on_rank_0
+    from torchmn.experiment.run import open_trained, write_predictions
 
-    with create_communicator() as comm:
-        path = on_rank_0(comm, lambda: _file(options))
-        session, step = open_trained(experiment, comm, options.checkpoint, options.split, options.data)
-        write_predictions(session, options.split, path)
-        if comm.rank == 0:
-            print(f"{len(session.splits[options.split])} predictions after step {step}: {path}")
+    path = on_rank_0(comm, lambda: _file(options))
+    session, step = open_trained(experiment, comm, options.checkpoint, options.split, options.data)
+    write_predictions(session, options.split, path)
+    if comm.rank == 0:
+        print(f"{len(session.splits[options.split])} predictions after step {step}: {path}")
     return 0
 
 

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from torchmn.cli.launch.job import Job, gloo_job, mpi_job, rank_environment
+from torchmn.cli.launch.memory import check_memory
 from torchmn.cli.launch.mpi_installation import MPIEXEC_VARIABLE, usable
 from torchmn.cli.launch.supervisor import supervise
 from torchmn.cli.parser import Parser, at_least, one_of
@@ -26,6 +27,7 @@ exit status  That of the first rank that failed, 128 + n after signal n. The oth
 Ctrl-C       Ends every rank and all that they started; so does SIGTERM. Ranks have 3 s to clean up.
 transport    mpi where mpiexec and the library that mpi4py loads fit each other (`torchmn doctor` tells),
              else gloo. {MPIEXEC_VARIABLE} names another mpiexec.
+memory       Ranks that would not fit into what is free are not started; --anyway starts them all the same.
 threads      OMP_NUM_THREADS, unless it is set already: the cores of this machine, divided among the ranks.
 """
 
@@ -38,6 +40,7 @@ def main(arguments: Sequence[str]) -> int:
     if options.n is None:
         parser.error("how many ranks? Say -n N.")
     check_command(parser, command)
+    check_memory(options.n, options.anyway)
     environment = rank_environment(options.n, options.threads)
     python = [sys.executable, *command]
     if options.n == 1 and options.transport is None:
@@ -48,11 +51,14 @@ def main(arguments: Sequence[str]) -> int:
 
 def _parser() -> Parser:
     parser = Parser("torchmn run", "Starts a Python script on N ranks of this machine.", EXPLANATION)
-    parser.usage = "torchmn run -n N [--transport mpi|gloo] [--threads T] [--raw] (SCRIPT | -m MODULE) [ARGUMENTS ...]"
+    parser.usage = (
+        "torchmn run -n N [--transport mpi|gloo] [--threads T] [--raw] [--anyway] (SCRIPT | -m MODULE) [ARGUMENTS ...]"
+    )
     parser.add_argument("-n", "-np", metavar="N", type=at_least(1), help="how many ranks")
     parser.add_argument("-m", metavar="MODULE", help="run a module, as `python -m` does")
     parser.add_argument("--transport", metavar="mpi|gloo", type=one_of("mpi", "gloo"), help="what the ranks talk over")
     parser.add_argument("--threads", metavar="T", type=at_least(1), help="threads per rank")
+    parser.add_argument("--anyway", action="store_true", help="also more ranks than there is memory for")
     parser.add_argument("--raw", action="store_true", help="output without prefixes; rank 0 has the terminal")
     return parser
 

@@ -12,6 +12,7 @@ from torchmn.cli.experiment_ranks import started_by
 from torchmn.cli.parser import Parser
 
 if TYPE_CHECKING:
+    from torchmn import Communicator
     from torchmn.experiment import Experiment
 
 EXPLANATION = """\
@@ -48,12 +49,11 @@ def _parser() -> Parser:
     return parser
 
 
-def _train(options: argparse.Namespace, experiment: Experiment) -> int:
-    from torchmn import create_communicator
+def _train(options: argparse.Namespace, experiment: Experiment, comm: Communicator) -> int:
     from torchmn.experiment.interruption import interruption
     from torchmn.experiment.run import Request, train
 
-    with create_communicator() as comm, interruption() as stop:
+    with interruption() as stop:
         request = Request(
             options.file,
             options.data,

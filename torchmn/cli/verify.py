@@ -12,6 +12,7 @@ from torchmn.cli.parser import Parser, at_least
 from torchmn.errors import ExperimentError
 
 if TYPE_CHECKING:
+    from torchmn import Communicator
     from torchmn.experiment import Experiment
     from torchmn.experiment.verification import Row
 
@@ -24,6 +25,8 @@ largest number of its kind. It computes in float64, where rounding stays far bel
 The exit status is 0 if all are the same, and 1 if one is not.
 """
 DEFAULT_RANKS = 4
+WIDTH = 120
+"""More than the table of the longest mode and grid needs."""
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -38,36 +41,35 @@ def main(arguments: Sequence[str]) -> int:
     return run_command(parser, "verify", arguments, _verify, default_ranks=DEFAULT_RANKS, checks_mode=False)
 
 
-def _verify(options: argparse.Namespace, experiment: Experiment) -> int:
+def _verify(options: argparse.Namespace, experiment: Experiment, comm: Communicator) -> int:
     from rich.console import Console
     from rich.table import Table
 
-    from torchmn import create_communicator
     from torchmn.experiment.verification import LARGEST, QUANTITIES, verify
 
+    if comm.size == 1:
+        raise ExperimentError("verify compares one rank with several: say -n 2 or more")
     experiment = experiment.model_copy(update={"dtype": "float32" if options.float32 else "float64"})
-    with create_communicator() as comm:
-        if comm.size == 1:
-            raise ExperimentError("verify compares one rank with several: say -n 2 or more")
-        console = Console(quiet=comm.rank != 0, highlight=False)
-        console.print(
-            f"{options.file}: {options.steps} steps on one rank, and on {comm.size} in every mode that fits "
-            f"({experiment.dtype})\n",
-            soft_wrap=True,
-        )
-        rows: list[Row] = []
-        table = Table(box=None, pad_edge=False, header_style="bold")
-        table.add_column("mode", no_wrap=True)
-        table.add_column("grid", no_wrap=True)
-        for quantity in QUANTITIES:
-            table.add_column(quantity, justify="right")
-        table.add_column("")
-        for row in verify(experiment, comm, options.steps, options.data):
-            rows.append(row)
-            console.print(f"[dim]{row.mode}, {row.grid} done[/dim]") if console.is_terminal else None
-            table.add_row(row.mode, row.grid, *_cells(row))
-        console.print(table)
-        return _conclude(console, rows, LARGEST[experiment.dtype])
+    console = Console(quiet=comm.rank != 0, highlight=False)
+    console.print(
+        f"{options.file}: {options.steps} steps on one rank, and on {comm.size} in every mode that fits "
+        f"({experiment.dtype})\n",
+        soft_wrap=True,
+    )
+    rows: list[Row] = []
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    table.add_column("mode", no_wrap=True)
+    table.add_column("grid", no_wrap=True)
+    for quantity in QUANTITIES:
+        table.add_column(quantity, justify="right")
+    table.add_column("")
+    for row in verify(experiment, comm, options.steps, options.data):
+        rows.append(row)
+        console.print(f"[dim]{row.mode}, {row.grid} done[/dim]") if console.is_terminal else None
+        table.add_row(row.mode, row.grid, *_cells(row))
+    # In a narrow terminal lines are broken: rich would leave out the columns that count.
+    Console(quiet=comm.rank != 0, highlight=False, width=max(console.width, WIDTH)).print(table)
+    return _conclude(console, rows, LARGEST[experiment.dtype])
 
 
 def _cells(row: Row) -> list[str]:

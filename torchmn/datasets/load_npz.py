@@ -47,6 +47,8 @@ def npz(path: str | os.PathLike[str], split: str = "train") -> Arrays | None:
 
 
 def checked(path: Path, split: str, inputs: np.ndarray, targets: np.ndarray) -> Arrays:
+    # torch takes values in this machine's order of bytes only.
+    inputs, targets = (some.astype(some.dtype.newbyteorder("="), copy=False) for some in (inputs, targets))
     if inputs.ndim < 2 or inputs.dtype.kind not in "fub":
         raise DatasetError(f"{path}: expected inputs of bytes or floats with a first dim of samples, got "
                            f"{inputs.dtype} of shape {inputs.shape}.")  # fmt: skip

@@ -86,7 +86,7 @@ class CrossEntropy(Cost):
     @staticmethod
     def _of_scores(outputs: Tensor, targets: Tensor) -> Tensor:
         if targets.is_floating_point():
-            return -per_sample(targets * functional.log_softmax(outputs, dim=1))
+            return -per_sample(one_hot(targets, outputs) * functional.log_softmax(outputs, dim=1))
         return functional.cross_entropy(outputs, targets, reduction="none")
 
     @staticmethod

@@ -5,6 +5,7 @@ A data set of a user's own is a function of the folder, which gives pairs of inp
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, ClassVar
@@ -18,6 +19,9 @@ from torchmn.datasets.byte_images import cifar10_arrays, cifar100_arrays, mnist_
 from torchmn.experiment.fields import Count, Sample, ShapeField
 from torchmn.experiment.registry import Options, register_dataset
 from torchmn.experiment.registry import datasets as registered
+
+MOST_VALUES = 2**40
+"""More random numbers than any memory holds, and numpy begins to speak of its dimensions."""
 
 Splits = dict[str, Arrays]
 """train, and validation and test where there are any."""
@@ -64,7 +68,7 @@ class DatasetOptions(Options):
             raise DatasetError(
                 f"{name}: expected a pair (inputs, targets) of arrays or tensors, got {type(pair).__name__}"
             )
-        inputs, targets = (np.asarray(values) for values in pair)
+        inputs, targets = (_native(np.asarray(values)) for values in pair)
         if inputs.ndim < 2 or inputs.dtype.kind not in "fiub":
             raise DatasetError(
                 f"{name}: expected inputs to be numbers of shape (samples, ...), got {inputs.dtype} {inputs.shape}"
@@ -88,6 +92,11 @@ class DatasetOptions(Options):
                 f"{self.kind}: where is it? Say --data {example}, or dataset: {{name: {self.kind}, path: ...}}."
             )
         return folder / self.kind if (folder / self.kind).is_dir() else folder
+
+
+def _native(values: np.ndarray) -> np.ndarray:
+    """The values in this machine's order of bytes, which is the only one that torch takes."""
+    return values.astype(values.dtype.newbyteorder("="), copy=False)
 
 
 registered.base_of_functions = DatasetOptions
@@ -226,6 +235,8 @@ class Random(DatasetOptions):
     seed: int = Field(0, ge=0)
 
     def load(self, folder: Path | None) -> Splits:
+        if self.train * math.prod(self.shape) > MOST_VALUES or self.test * math.prod(self.shape) > MOST_VALUES:
+            raise DatasetError(f"random: {max(self.train, self.test)} samples of {self.shape} are too many to be made")
         splits = {"train": datasets.random(self.shape, count=self.train, classes=self.classes, seed=self.seed)}
         if self.test:
             splits["test"] = datasets.random(self.shape, count=self.test, classes=self.classes, seed=self.seed + 1)

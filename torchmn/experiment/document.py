@@ -27,6 +27,10 @@ class _Loader(yaml.SafeLoader):
     yaml_implicit_resolvers: dict = {}  # noqa: RUF012  (declared so by PyYAML)
 
 
+class Dumper(yaml.SafeDumper):
+    """Writes what `_Loader` reads: text such as 1e-3, which is a number to it and none to PyYAML, gets its quotes."""
+
+
 for _kind, _pattern, _first in (
     ("null", r"~|null|Null|NULL|", ["~", "n", "N", ""]),
     ("bool", r"true|True|TRUE|false|False|FALSE", list("tTfF")),
@@ -35,7 +39,8 @@ for _kind, _pattern, _first in (
      list("-+0123456789.")),
     ("merge", r"<<", ["<"]),
 ):  # fmt: skip
-    _Loader.add_implicit_resolver(YAML_TAG + _kind, re.compile(rf"^(?:{_pattern})$"), _first)
+    for _one in (_Loader, Dumper):
+        _one.add_implicit_resolver(YAML_TAG + _kind, re.compile(rf"^(?:{_pattern})$"), _first)
 
 
 @dataclass

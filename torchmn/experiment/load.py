@@ -14,7 +14,7 @@ from torchmn.errors import ExperimentError
 from torchmn.experiment import document as documents
 from torchmn.experiment import neon
 from torchmn.experiment import overrides as overriding
-from torchmn.experiment.document import Document, KeyPath
+from torchmn.experiment.document import Document, Dumper, KeyPath
 from torchmn.experiment.layers.own_module import import_module
 from torchmn.experiment.neon import Converted
 from torchmn.experiment.neon.said import Range
@@ -63,6 +63,7 @@ def check(document: Document, overrides: Sequence[Override] = ()) -> Experiment:
                 import_module(module)
             except ValueError as error:
                 reading.problem(("imports", place), str(error))
+    reading.finish()  # words that a module was to register are no mistakes of their own
     experiment = reading.options(Experiment, document.values, ())
     reading.finish()
     assert experiment is not None
@@ -107,4 +108,4 @@ def _fields(value: BaseModel) -> dict[str, Any]:
 
 def dump(experiment: Experiment) -> str:
     """The experiment as a file that `load` reads again."""
-    return yaml.safe_dump(plain(experiment), sort_keys=False, width=100, default_flow_style=None)
+    return yaml.dump(plain(experiment), Dumper=Dumper, sort_keys=False, width=100, default_flow_style=None)

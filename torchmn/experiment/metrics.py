@@ -8,7 +8,7 @@ sample does too: its mean is the metric.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import ClassVar, Literal
 
 import torch
@@ -38,24 +38,42 @@ class Measure(ABC):
 
 
 class Metric(Options):
-    """A metric by its name."""
+    """A metric by its name.
+
+    compares: it is about targets with as many values as the outputs; of_classes: it is about classes
+    """
+
+    compares: ClassVar[bool] = False
+    of_classes: ClassVar[bool] = False
 
     units: UnitsField = Field(None, description="of which outputs it is, as [0, 10]; of all, if it is not said")
     outputs: Literal["scores", "probabilities"] | None = Field(
         None, description="what the units are; if it is not said, that follows from the last activation"
     )
 
-    @property
-    def label(self) -> str:
-        """What it is called in tables: its name, with the options that it was given."""
-        said = self.model_dump(exclude_defaults=True, exclude={"units", "outputs"})
-        return " ".join([self.kind, *(f"{key} {value}" for key, value in said.items())])
-
     def build(self, activation: str) -> Measure | Callable[[Tensor, Tensor], Tensor]:
         raise NotImplementedError
 
 
 registered.base_of_functions = Metric
+
+
+def labelled(metrics: Sequence[Options]) -> dict[str, Options]:
+    """Metrics by what they are called in tables: the name, with the options that it was given.
+
+    Of which units it is stands there only where another metric would be called the same.
+    """
+    short = [_label(metric, {"units", "outputs"}) for metric in metrics]
+    return {
+        name if short.count(name) == 1 else _label(metric, set()): metric
+        for name, metric in zip(short, metrics, strict=True)
+    }
+
+
+def _label(metric: Options, without: set[str]) -> str:
+    said = metric.model_dump(exclude_defaults=True, exclude=without)
+    values = {key: "-".join(map(str, value)) if isinstance(value, tuple) else value for key, value in said.items()}
+    return " ".join([metric.kind, *(f"{key} {value}" for key, value in values.items())])
 
 
 class PerSample(Measure):
@@ -109,7 +127,8 @@ class Misclassification(Measure):
     def of(self, outputs: Tensor, targets: Tensor) -> Tensor:
         labels = targets if not targets.is_floating_point() else targets.argmax(dim=1)
         best = outputs.topk(min(self.top, outputs.shape[1]), dim=1).indices
-        right = (best == labels.unsqueeze(1)).any(dim=1)
+        # Which of several NaN is the largest depends on the batch, and so on the ranks: they are right about nothing.
+        right = (best == labels.unsqueeze(1)).any(dim=1) & ~outputs.isnan().any(dim=1)
         return (right if self.kind == "accuracy" else ~right).double()
 
     def finish(self, total: float, samples: int) -> float:
@@ -118,6 +137,8 @@ class Misclassification(Measure):
 
 
 class _Misclassified(Metric):
+    of_classes: ClassVar[bool] = True
+
     top: Count = 1
     """The right class may be any of the `top` best."""
 
@@ -160,6 +181,8 @@ class _LogLoss(Measure):
 class LogLoss(Metric):
     """The mean of -log of the probability of the right class."""
 
+    of_classes: ClassVar[bool] = True
+
     def build(self, activation: str) -> Measure:
         return _LogLoss(activation, is_sum=False)
 
@@ -167,6 +190,8 @@ class LogLoss(Metric):
 @register_metric("log_loss_sum")
 class LogLossSum(Metric):
     """The sum of -log of the probability of the right class."""
+
+    of_classes: ClassVar[bool] = True
 
     def build(self, activation: str) -> Measure:
         return _LogLoss(activation, is_sum=True)
@@ -188,6 +213,8 @@ class _Squares(Measure):
 class SSE(Metric):
     """The sum of squared errors over all samples and units."""
 
+    compares: ClassVar[bool] = True
+
     def build(self, activation: str) -> Measure:
         return _Squares(is_sum=True)
 
@@ -195,6 +222,8 @@ class SSE(Metric):
 @register_metric("mse")
 class MSE(Metric):
     """The mean of squared errors over all samples and units."""
+
+    compares: ClassVar[bool] = True
 
     def build(self, activation: str) -> Measure:
         return _Squares(is_sum=False)
@@ -227,6 +256,8 @@ def area(values: Tensor, positive: Tensor) -> Tensor:
 @register_metric("auc")
 class AUC(Metric):
     """The area under the ROC curve; with several classes, the mean of each against the rest."""
+
+    of_classes: ClassVar[bool] = True
 
     def build(self, activation: str) -> Measure:
         return _AUC()

@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 from pathlib import Path
 
-from torch import nn
+import numpy as np
+from torch import Tensor, nn
 
 from torchmn.datasets import Arrays, DatasetError
 from torchmn.errors import ExperimentError
@@ -39,6 +40,7 @@ def build_model(experiment: Experiment, data: Arrays) -> nn.Module:
                 raise ExperimentError(f"{where}: {_first_line(error)}{_input(error, data)}") from error
         model.to(experiment.torch_dtype())
         _check_outputs(experiment, output_shape(model, data.shape), data, where)
+        _check_batch_norms(experiment, model, data, where)
     if len(machines(model)) < sum(isinstance(module, Boltzmann) for module in model.modules()):
         raise ExperimentError(f"{where}: rbm must stand in the model's own list of layers, not inside of another layer")
     return model
@@ -53,8 +55,36 @@ def _check_outputs(experiment: Experiment, shape: Shape, data: Arrays, where: st
         if not getattr(cost, "of_batch", False):
             some = shape if units is None else (units[1] - units[0], *shape[1:])
             _check_targets(getattr(cost, "target", None) or spec.target, some, data, cost.where if units else where)
+            if cost.kind == "cross_entropy" and some[0] == 1 and spec.activation_of(cost) != "logistic":
+                raise ExperimentError(
+                    f"{cost.where}: cross_entropy of one unit is always 0: expected one for each class. For yes and no "
+                    "take binary_cross_entropy, for other numbers sum_squared"
+                )
     for metric in (metric for some in experiment.the_metrics().values() for metric in some):
-        _check_units(metric, getattr(metric, "units", None), shape)
+        units = getattr(metric, "units", None)
+        _check_units(metric, units, shape)
+        _check_compared(metric, spec.target, shape if units is None else (units[1] - units[0], *shape[1:]), data)
+
+
+def _check_compared(metric: Options, target: str, shape: Shape, data: Arrays) -> None:
+    """Raise where a metric of ours can not compare outputs of this shape with the targets; others know themselves."""
+    of_classes = getattr(metric, "of_classes", False)
+    if of_classes and not _has_classes(metric.kind, target, shape[0], data.targets):
+        got = "inputs" if target == "inputs" else "numbers"
+        raise ExperimentError(
+            f"{metric.where}: {metric.kind} is about classes, and the targets are {got}: use mse or sse"
+        )
+    if of_classes or getattr(metric, "compares", False):
+        _check_targets(target, shape, data, f"{metric.where}: {metric.kind}")
+
+
+def _has_classes(metric: str, target: str, units: int, targets: np.ndarray) -> bool:
+    """Whether targets stand for classes: labels, or floats with a value for each of several units."""
+    if target == "inputs" or targets.dtype.kind != "f":
+        return target == "labels"
+    if metric == "auc":  # of yes and no, for one unit too
+        return bool(np.isin(targets, (0, 1)).all())
+    return targets.ndim == 2 and units > 1
 
 
 def _check_units(reader: Options, units: tuple[int, int] | None, shape: Shape) -> None:
@@ -88,6 +118,34 @@ def _check_targets(target: str, shape: Shape, data: Arrays, where: str) -> None:
         )
 
 
+def _check_batch_norms(experiment: Experiment, model: nn.Module, data: Arrays, where: str) -> None:
+    """Raise where a batch of one sample would be normalised over one value: its variance is 0, its output always 0."""
+    size = experiment.batch_size
+    full, rest = divmod(len(data), size)
+    smallest = size if full and (experiment.drop_last or not rest) else rest
+    if smallest > 1:
+        return
+    single: list[str] = []
+
+    def note(module: nn.Module, args: tuple[Tensor, ...]) -> None:
+        if args[0].numel() == args[0].shape[1]:
+            single.append(names[module])
+
+    names: dict[nn.Module, str] = {
+        module: name for name, module in model.named_modules() if isinstance(module, nn.modules.batchnorm._BatchNorm)
+    }
+    hooks = [module.register_forward_pre_hook(note) for module in names]
+    output_shape(model, data.shape)
+    for hook in hooks:
+        hook.remove()
+    if single:
+        way_out = "a larger one" if size == 1 else "another one, or `drop_last: true`"
+        raise ExperimentError(
+            f"{where}: {single[0]} can not normalise a batch of one sample, and there is one: {len(data)} samples in "
+            f"batches of batch_size {size}. Choose {way_out}"
+        )
+
+
 def load_data(experiment: Experiment, folder: str | None) -> Splits:
     """The arrays of each split of the experiment's data set; `folder` is what --data says."""
     options = experiment.the_dataset()
@@ -100,6 +158,8 @@ def load_data(experiment: Experiment, folder: str | None) -> Splits:
         raise ExperimentError(f"{where}: {error}") from error
     except OSError as error:
         raise ExperimentError(f"{where}: {options.kind}: {error}") from error
+    except MemoryError as error:
+        raise ExperimentError(f"{where}: {options.kind} does not fit into memory: {error}") from error
 
 
 def _check_splits(splits: Splits) -> None:

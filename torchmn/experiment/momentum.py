@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag
+from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, model_validator
 
-from torchmn.experiment.fields import Count, Share
+from torchmn.experiment.fields import Count, Share, problem
 
 
 class Ramp(BaseModel):
@@ -18,6 +18,12 @@ class Ramp(BaseModel):
     last: Share = Field(alias="to")
     start: int = Field(0, ge=0)
     end: Count
+
+    @model_validator(mode="after")
+    def _in_order(self) -> Ramp:
+        if self.end < self.start:
+            raise problem(f"ends at epoch {self.end}, before it starts at {self.start}")
+        return self
 
     def at(self, epoch: int) -> float:
         done = min(max((epoch - self.start) / max(self.end - self.start, 1), 0.0), 1.0)

@@ -14,13 +14,20 @@ import torch
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 from torch import nn
 
+from torchmn.errors import ExperimentError, nearest
 from torchmn.experiment.fields import Count, NotNegative, Positive, Share, problem
 from torchmn.experiment.momentum import Momentum, Ramp
 from torchmn.experiment.registry import Options, register_optimizer
 from torchmn.experiment.registry import optimizers as registered
 
 STRICT = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False, populate_by_name=True)
-SHAPES = ("step", "every", "exponential", "linear", "cosine")
+# The shapes of a schedule, and how a file says each of them.
+SHAPES = {
+    "step": "{step: [5, 8], ratio: 0.1}", "every": "{every: 3, ratio: 0.1}", "exponential": "{exponential: 0.9}",
+    "linear": "{linear: 0.0}", "cosine": "{cosine: 0.0}",
+}  # fmt: skip
+LARGEST_LR = 1e38
+"""Near the largest number of float32, which torch turns learning rates into."""
 
 
 class Schedule(BaseModel):
@@ -39,11 +46,21 @@ class Schedule(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _one(cls, given: Any) -> Any:
+        if isinstance(given, str):  # `schedule: cosine`
+            known = f"needs a value, as {SHAPES[given]}" if given in SHAPES else f"is unknown. {nearest(given, SHAPES)}"
+            raise problem(f"{given!r} {known}")
         if isinstance(given, dict):
             named = [name for name in SHAPES if given.get(name) is not None]
-            if len(named) != 1 and not set(given) - set(SHAPES) - {"ratio", "shift"}:
+            without = [name for name in SHAPES if name in given and not named]
+            if without:  # `{cosine: }`
+                raise problem(f"{without[0]!r} needs a value, as {SHAPES[without[0]]}")
+            unknown = set(given) - set(SHAPES) - {"ratio", "shift"}
+            if len(named) != 1 and not unknown:
                 has = " and ".join(named) or "none of them"
                 raise problem(f"has {has}: expected one of {', '.join(SHAPES)}")
+            unused = [name for name in ("ratio", "shift") if given.get(name) is not None]
+            if unused and not unknown and named[0] not in ("step", "every"):
+                raise problem(f"has {unused[0]} beside {named[0]}: it goes with step and every")
         return given
 
     def factor(self, epoch: int, epochs: int) -> float:
@@ -75,9 +92,32 @@ class Optimizer(Options):
 
     def set_epoch(self, optimizer: torch.optim.Optimizer, epoch: int, epochs: int) -> None:
         """Set the learning rates (and momentum) of `epoch`, the first being 0."""
-        factor = self.schedule.factor(epoch, epochs) if self.schedule else 1.0
+        try:
+            factor = self.schedule.factor(epoch, epochs) if self.schedule else 1.0
+        except OverflowError:
+            factor = math.inf
         for group in optimizer.param_groups:
-            group["lr"] = group.setdefault("first_lr", group["lr"]) * factor
+            lr = group.setdefault("first_lr", group["lr"]) * factor
+            if not lr < LARGEST_LR:
+                raise ExperimentError(
+                    f"{self.where}: the learning rate of epoch {epoch + 1} would be {lr:g}, and torch takes less than "
+                    f"{LARGEST_LR:g}: choose a smaller lr, or another schedule"
+                )
+            group["lr"] = lr
+
+    def groups(self, parameters: Iterable[Any], *rules: str) -> list[dict[str, Any]]:
+        """Groups of parameters with what layers say of their own; an ExperimentError where that is not in `rules`."""
+        found = []
+        for group in parameters:
+            for key in group:
+                if key not in ("params", "own_momentum", *rules):
+                    what = "momentum that changes" if key == "ramp" and "momentum" in rules else "momentum"
+                    raise ExperimentError(
+                        f"{self.where}: {self.kind} has no {what}, and a layer's own `optimizer:` asks for one: "
+                        "leave it out there, or use sgd"
+                    )
+            found.append({key: value for key, value in group.items() if key != "own_momentum"})
+        return found
 
 
 registered.base_of_functions = Optimizer
@@ -104,11 +144,6 @@ def parameter_groups(model: nn.Module, rules: Mapping[str, dict[str, Any]]) -> l
     return list(groups.values())
 
 
-def _known(groups: list[dict[str, Any]], names: Iterable[str]) -> list[dict[str, Any]]:
-    """Groups without the rules that an optimizer has not (momentum in Adam)."""
-    return [{key: value for key, value in group.items() if key in ("params", *names)} for group in groups]
-
-
 @register_optimizer("sgd", "gradient_descent")
 class SGD(Optimizer):
     """Stochastic gradient descent, with momentum if asked for."""
@@ -116,6 +151,12 @@ class SGD(Optimizer):
     momentum: Momentum = 0.0
     nesterov: bool = False
     dampening: Share = 0.0
+
+    @model_validator(mode="after")
+    def _nesterov(self) -> SGD:
+        if self.nesterov and (self.momentum == 0.0 or self.dampening):
+            raise problem("has nesterov, which needs a momentum, as 0.9, and no dampening")
+        return self
 
     def build(self, parameters: Iterable[Any]) -> torch.optim.Optimizer:
         momentum = self.momentum.at(0) if isinstance(self.momentum, Ramp) else self.momentum
@@ -145,7 +186,7 @@ class Adam(_Adam):
     """Adam."""
 
     def build(self, parameters: Iterable[Any]) -> torch.optim.Optimizer:
-        groups = _known(list(parameters), ("lr", "weight_decay"))
+        groups = self.groups(parameters, "lr", "weight_decay")
         return torch.optim.Adam(groups, self.lr, (self.betas[0], self.betas[1]), self.eps, self.weight_decay)
 
 
@@ -156,7 +197,7 @@ class AdamW(_Adam):
     weight_decay: NotNegative = 0.01
 
     def build(self, parameters: Iterable[Any]) -> torch.optim.Optimizer:
-        groups = _known(list(parameters), ("lr", "weight_decay"))
+        groups = self.groups(parameters, "lr", "weight_decay")
         return torch.optim.AdamW(groups, self.lr, (self.betas[0], self.betas[1]), self.eps, self.weight_decay)
 
 
@@ -169,7 +210,7 @@ class Adadelta(Optimizer):
     eps: Positive = 1e-6
 
     def build(self, parameters: Iterable[Any]) -> torch.optim.Optimizer:
-        groups = _known(list(parameters), ("lr", "weight_decay"))
+        groups = self.groups(parameters, "lr", "weight_decay")
         return torch.optim.Adadelta(groups, self.lr, self.rho, self.eps, self.weight_decay)
 
 
@@ -183,7 +224,7 @@ class RMSprop(Optimizer):
     momentum: Share = 0.0
 
     def build(self, parameters: Iterable[Any]) -> torch.optim.Optimizer:
-        groups = _known(list(parameters), ("lr", "weight_decay", "momentum"))
+        groups = self.groups(parameters, "lr", "weight_decay", "momentum")
         return torch.optim.RMSprop(groups, self.lr, self.alpha, self.eps, self.weight_decay, self.momentum)
 
 
@@ -195,5 +236,5 @@ class Adagrad(Optimizer):
     eps: Positive = 1e-10
 
     def build(self, parameters: Iterable[Any]) -> torch.optim.Optimizer:
-        groups = _known(list(parameters), ("lr", "weight_decay"))
+        groups = self.groups(parameters, "lr", "weight_decay")
         return torch.optim.Adagrad(groups, self.lr, weight_decay=self.weight_decay, eps=self.eps)

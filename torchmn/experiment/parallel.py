@@ -13,13 +13,16 @@ from torch import Tensor, nn
 from torchmn.communicators.base import Communicator
 from torchmn.communicators.process_grid import ProcessGrid
 from torchmn.datasets.arrays import Region
-from torchmn.errors import ExperimentError, TorchMNError
+from torchmn.errors import ExperimentError, MismatchError, PeerError, TorchMNError, WaitTimeout
 from torchmn.experiment import modes
 from torchmn.experiment.modes import MODES, Shape, Sizes, Unfit, flag_of
 from torchmn.experiment.schema import Experiment, Parallel
 from torchmn.geometry import owned
 from torchmn.optim import create_multi_node_optimizer
 from torchmn.parallel import parallelize
+
+LOST = (PeerError, MismatchError, WaitTimeout)
+"""Errors of ranks that do not find each other any more: they say nothing about a mode."""
 
 
 @dataclass
@@ -108,6 +111,8 @@ def place(model: nn.Module, comm: Communicator, experiment: Experiment, shape: S
     mode, sizes = sizes_for(experiment.the_parallel(), comm.size, shape)
     try:
         return place_in(model, comm, mode, sizes, shape)
+    except LOST:
+        raise
     except TorchMNError as error:
         others = [flag_of(other) for other in MODES if other != mode and _works(model, comm, other, shape)]
         would = f" These modes would: {', '.join(others)}." if others else ""
@@ -131,6 +136,8 @@ def _works(model: nn.Module, comm: Communicator, mode: str, shape: Shape) -> boo
     """Whether another mode is possible; all ranks find the same."""
     try:
         place_in(model, comm, mode, modes.grid_for(mode, comm.size, shape, {}), shape)
+    except LOST:
+        raise
     except (Unfit, TorchMNError):
         return False
     return True

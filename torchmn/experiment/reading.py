@@ -67,7 +67,8 @@ class Reading:
         given = dict(value)
         for name, info in cls.model_fields.items():
             key = info.alias or name
-            if given.get(key) is not None:
+            # `model:` with nothing behind it is not `model:` left out: what must be there says what it expects.
+            if given.get(key) is not None or (key in given and info.is_required()):
                 for mark in info.metadata:
                     given[key] = self._resolved(mark, given[key], (*path, key))
         try:
@@ -75,8 +76,11 @@ class Reading:
         except ValidationError as error:
             details = error.errors(include_url=False)
             unknown = [detail["loc"] for detail in details if detail["type"] == "extra_forbidden"]
+            # What is said of the whole (`model has no layers`) follows from a part of it that is wrong.
+            parts_are_wrong = len(self.problems) > before
             for detail in details:
-                if not _is_misspelled(detail, unknown):
+                of_whole = detail["type"] == "problem" and not detail["loc"]
+                if not _is_misspelled(detail, unknown) and not (of_whole and parts_are_wrong):
                     self._explain(cls, detail, path)
             return None
         if isinstance(made, Options):
@@ -179,6 +183,8 @@ class Reading:
             what = _name(here[:-1]) if inner is not cls else own or _name(path)
             known = nearest(last, _keys(inner)) if _keys(inner) else "It takes no keys."
             self.problem(here, f"{what} has no key {str(last)!r}. {known}", of_key=True)
+        elif kind == "invalid_key":
+            self.problem((*path, *location), f"expected names as the keys of {own or _name(path)}, got {last!r}", True)
         elif kind == "problem":
             self.problem(here, f"{_name(here) if location else own or _name(path)} {context['text']}")
         else:
@@ -209,6 +215,8 @@ def _words(kind: str, context: dict[str, Any], detail: ErrorDetails) -> str:
         return f"one of {', '.join(_choices(context))}"
     if kind == "too_short":
         return f"a list of at least {context['min_length']}"
+    if kind == "too_long":
+        return f"a list of at most {context['max_length']}"
     return EXPECTED.get(kind) or detail["msg"][:1].lower() + detail["msg"][1:]
 
 

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import dataclass
-from typing import TypeVar
 
 import numpy as np
 from rich.console import Console
 
 from torchmn.communicators.base import Communicator
-from torchmn.errors import ExperimentError, TorchMNError
+from torchmn.errors import ExperimentError
+from torchmn.experiment.agreement import on_rank_0
 from torchmn.experiment.clock import RankTime
 from torchmn.experiment.evaluation import predict
 from torchmn.experiment.objective import chosen
@@ -20,15 +21,13 @@ from torchmn.experiment.report import write_report
 from torchmn.experiment.run_directory import RunDirectory, choose, run_of
 from torchmn.experiment.schema import Experiment
 from torchmn.experiment.session import Session, open_session
-from torchmn.experiment.trainer import Trainer
+from torchmn.experiment.trainer import Progress, Trainer
 from torchmn.experiment.weighted import text
 from torchmn.parallel.whole_state import WholeModel
 from torchmn.training import Logger
 from torchmn.training.checkpoint import MultiNodeCheckpointer, create_multi_node_checkpointer
 
 CHECKPOINT = "training"
-
-Result = TypeVar("Result")
 
 
 @dataclass(frozen=True)
@@ -58,13 +57,28 @@ class Outcome:
 def train(experiment: Experiment, comm: Communicator, request: Request) -> Outcome:
     """Train to the end, or to where the user stops it; every rank must call it."""
     session = open_session(experiment, comm, request.data)
-    directory = on_rank_0(comm, lambda: _prepared(experiment, request))
+    absent = [split for split in experiment.predictions if split not in session.splits]
+    if absent:
+        raise ExperimentError(f"predictions: there are no {absent[0]} samples, only {', '.join(session.splits)} ones")
+    with ExitStack() as held:
+        directory = on_rank_0(comm, lambda: _prepared(experiment, request, held))
+        return _train_in(directory, session, request)
+
+
+def _train_in(directory: RunDirectory, session: Session, request: Request) -> Outcome:
+    """Train with a log and checkpoints in a directory that is ours alone."""
+    experiment, comm = session.experiment, session.comm
     checkpointer = checkpoints(session, directory)
     trainer = Trainer(session, Logger(comm), checkpointer, request.stop)
     if request.resume and not trainer.resume():
         raise ExperimentError(f"--resume: no checkpoint in {directory.checkpoints} that all ranks can read")
-    if comm.rank == 0 and request.resume:
-        directory.cut_log(trainer.progress.step, trainer.progress.pretraining.step)
+    if trainer.progress.epoch > experiment.epochs:
+        raise ExperimentError(
+            f"--resume: the run in {directory.path} has {trainer.progress.epoch} epochs already, and epochs is "
+            f"{experiment.epochs}: say --epochs {trainer.progress.epoch} or more"
+        )
+    if request.resume:
+        on_rank_0(comm, lambda: _record(directory, experiment, trainer.progress))
     steps = experiment.epochs * session.batches.steps - trainer.progress.step + _pretraining_steps(session, trainer)
     formats = {
         f"{split} {name}": ".2%" for split in session.splits for name, m in session.measures.items() if m.percent
@@ -80,15 +94,20 @@ def train(experiment: Experiment, comm: Communicator, request: Request) -> Outco
         if finished:
             _finish(session, directory, log)
             times = trainer.clock.of_all_ranks()
-            write_report(session, directory, request.file, trainer.progress.history, times)
+            trouble = write_report(session, directory, request.file, trainer.progress.history, times)
             if request.profile:
                 _profile(times, log)
-            log.print(f"\nreport  {directory.report}")
+            log.print(f"\nreport  {directory.report}{trouble}")
         else:
             log.print(f"stopped after {_where(trainer)}; the checkpoint is in {directory.checkpoints}")
             command = request.go_on or f"torchmn train {shlex.quote(request.file)}"
             log.print(f"to go on: {command} --resume --out {shlex.quote(str(directory.path))}")
     return Outcome(finished, directory, trainer.progress.history)
+
+
+def _record(directory: RunDirectory, experiment: Experiment, here: Progress) -> None:
+    directory.record(experiment)
+    directory.cut_log(here.step, here.pretraining.step)
 
 
 def _pretraining_steps(session: Session, trainer: Trainer) -> int:
@@ -107,22 +126,15 @@ def checkpoints(session: Session, directory: RunDirectory) -> MultiNodeCheckpoin
     return create_multi_node_checkpointer(CHECKPOINT, session.comm, directory.checkpoints, session.experiment.keep)
 
 
-def on_rank_0(comm: Communicator, work: Callable[[], Result]) -> Result:
-    """What `work()` returns on rank 0, on every rank; what it raises there is raised on every rank."""
-    told: tuple[Result | None, str | None] | None = None
-    if comm.rank == 0:
-        try:
-            told = work(), None
-        except TorchMNError as error:
-            told = None, str(error)
-    result, problem = comm.bcast_obj(told)
-    if problem is not None:
-        raise ExperimentError(problem)
-    return result
-
-
-def _prepared(experiment: Experiment, request: Request) -> RunDirectory:
+def _prepared(experiment: Experiment, request: Request, held: ExitStack) -> RunDirectory:
+    """The directory of the run, which `held` keeps others out of."""
     directory = choose(request.out, request.file, request.resume)
+    try:
+        held.enter_context(directory.held())
+    except ExperimentError:
+        if request.out is not None or request.resume or not directory.path.is_dir():
+            raise
+        return _prepared(experiment, request, held)  # a run that began in this moment has chosen the same name
     if request.resume:
         directory.go_on(experiment)
     else:
@@ -146,11 +158,10 @@ def _introduce(session: Session, directory: RunDirectory, trainer: Trainer, log:
 
 def _finish(session: Session, directory: RunDirectory, log: Logger) -> None:
     """What comes after the last epoch: predictions, if asked for."""
-    for split in session.experiment.predictions:
-        if split in session.splits:
-            path = directory.path / f"predictions-{split}.npz"
-            write_predictions(session, split, str(path))
-            log.print(f"predictions: {path}")
+    for split in dict.fromkeys(session.experiment.predictions):
+        path = directory.path / f"predictions-{split}.npz"
+        write_predictions(session, split, str(path))
+        log.print(f"predictions: {path}")
 
 
 def _profile(times: list[RankTime], log: Logger) -> None:
@@ -164,7 +175,8 @@ def write_predictions(session: Session, split: str, path: str) -> None:
     outputs, targets = predict(session, split)
     if session.comm.rank == 0:
         classes = chosen(outputs, session.objective.class_units)
-        np.savez(path, outputs=outputs, predicted=classes.argmax(axis=1), targets=targets)
+        predicted = np.where(np.isnan(classes).any(axis=1), -1, classes.argmax(axis=1))
+        np.savez(path, outputs=outputs, predicted=predicted, targets=targets)
 
 
 class NotUsed:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import re
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import yaml
 
@@ -42,7 +44,30 @@ class RunDirectory:
 
     @property
     def holds_a_run(self) -> bool:
-        return (self.path / EXPERIMENT).exists() or self.log.exists()
+        """Whether something would be lost: a run that ended before its first step is none."""
+        return any(self.checkpoints.glob("*")) or (self.log.exists() and self.log.stat().st_size > 0)
+
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """Inside, no other run can write here; an ExperimentError if one does."""
+        descriptor = None
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+            descriptor = os.open(self.path, os.O_RDONLY)
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(descriptor)  # type: ignore[arg-type]
+            raise ExperimentError(
+                f"--out {self.path}: another run is at work there. Wait for its end, or name another directory."
+            ) from None
+        except OSError as error:
+            if descriptor is None:
+                raise ExperimentError(f"--out {self.path}: can not be written to ({error.strerror})") from error
+            # Some disks of clusters have no locks: there it is up to the user.
+        try:
+            yield
+        finally:
+            os.close(descriptor)
 
     def begin(self, experiment: Experiment) -> None:
         """Write down what this run is; an ExperimentError if there is a run already."""
@@ -50,7 +75,7 @@ class RunDirectory:
             raise ExperimentError(
                 f"--out {self.path}: there is a run already. Say --resume to go on with it, or name another directory."
             )
-        self._write(experiment)
+        self.record(experiment)
 
     def go_on(self, experiment: Experiment) -> None:
         """Check that this is the run to go on with; an ExperimentError if it is another experiment's."""
@@ -58,6 +83,10 @@ class RunDirectory:
             before = yaml.safe_load((self.path / EXPERIMENT).read_text(encoding="utf-8"))
         except FileNotFoundError:
             raise ExperimentError(f"--resume: there is no run in {self.path}") from None
+        except (OSError, ValueError, yaml.YAMLError) as error:
+            raise ExperimentError(f"--resume: {self.path / EXPERIMENT} can not be read ({_short(error)})") from error
+        if not isinstance(before, dict):
+            raise ExperimentError(f"--resume: {self.path / EXPERIMENT} holds no experiment: was it cut off?")
         now = plain(experiment)
         for key in [key for key in now if key not in MAY_CHANGE]:
             other = difference(_plainer(before.get(key)), _plainer(now[key]), key)
@@ -66,7 +95,6 @@ class RunDirectory:
                     f"--resume: the run in {self.path} began with another {other}. Only {', '.join(MAY_CHANGE)} may "
                     "change; start anew with another --out."
                 )
-        self._write(experiment)
 
     def check_trained(self, experiment: Experiment) -> None:
         """An ExperimentError if another model than the experiment's was trained here: of the same shapes, maybe."""
@@ -84,18 +112,27 @@ class RunDirectory:
     def cut_log(self, step: int, pretraining_step: int = 0) -> None:
         """Remove from the log what happened after these steps: it will happen again."""
         with suppress(FileNotFoundError):
-            lines = self.log.read_text(encoding="utf-8").splitlines()
+            lines = self.log.read_text(encoding="utf-8", errors="replace").splitlines()
             kept = [
                 line for line in lines if _step_of(line) <= step and _step_of(line, PRETRAINING) <= pretraining_step
             ]
-            self.log.write_text("".join(f"{line}\n" for line in kept), encoding="utf-8")
+            _replace(self.log, "".join(f"{line}\n" for line in kept))
 
-    def _write(self, experiment: Experiment) -> None:
+    def record(self, experiment: Experiment) -> None:
+        """Write down what this run is from now on."""
         try:
             self.path.mkdir(parents=True, exist_ok=True)
-            (self.path / EXPERIMENT).write_text(dump(experiment), encoding="utf-8")
+            _replace(self.path / EXPERIMENT, dump(experiment))
+            self.report.unlink(missing_ok=True)  # of a run that goes on it would tell the half
         except OSError as error:
             raise ExperimentError(f"--out {self.path}: can not be written to ({error.strerror})") from error
+
+
+def _replace(path: Path, text: str) -> None:
+    """Write a file that is there whole or as it was before, also where we are killed in the middle."""
+    other = path.with_name(f".{path.name}.new")
+    other.write_text(text, encoding="utf-8")
+    other.replace(path)
 
 
 def choose(out: str | None, file: str, resume: bool) -> RunDirectory:
@@ -121,8 +158,19 @@ def run_of(checkpoint: str) -> RunDirectory:
     return RunDirectory(path.parent if path.name == CHECKPOINTS else path)
 
 
-def difference(before: Any, now: Any, key: str) -> str | None:
-    """The first thing that is not the same in two plain values under `key`, with both; None if all is."""
+class Difference(NamedTuple):
+    """Where two plain values are not the same, and what stands there in each."""
+
+    key: str
+    before: str
+    now: str
+
+    def __str__(self) -> str:
+        return f"{self.key}: {self.before}, and now it is {self.now}"
+
+
+def difference(before: Any, now: Any, key: str) -> Difference | None:
+    """The first thing that is not the same in two plain values under `key`; None if all is."""
     if before == now:
         return None
     inner: list[tuple[Any, Any, str]] = []
@@ -131,7 +179,7 @@ def difference(before: Any, now: Any, key: str) -> str | None:
     elif isinstance(before, list) and isinstance(now, list) and len(before) == len(now):
         inner = [(one, other, f"{key}.{place}") for place, (one, other) in enumerate(zip(before, now, strict=True))]
     found = next(filter(None, (difference(*values) for values in inner)), None)
-    return found or f"{key}: {_short(before)}, and now it is {_short(now)}"
+    return found or Difference(key, _short(before), _short(now))
 
 
 def _layers_of(model: dict[str, Any]) -> Any:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Annotated, Any, Literal
 
 import torch
@@ -34,6 +34,8 @@ KINDS = (activations, costs, dataset_options, initializers, layers, metrics, opt
 
 # Costs and metrics that take scores in another way than probabilities.
 NEED_TO_KNOW = ("cross_entropy", "binary_cross_entropy", "log_loss", "log_loss_sum")
+# Layers after which probabilities are still probabilities.
+KEEP_VALUES = ("flatten", "reshape", "slice", "dropout", "identity")
 MODES = (*modes.MODES, "vecpar")
 MODELS = ("layers", "module", "autoencoder")
 AXES = ("data", "depth", "height", "width")
@@ -89,11 +91,6 @@ class Model(Section):
         return given
 
     @property
-    def last_activation(self) -> str:
-        """The activation through which outputs come: `identity` for scores."""
-        return _last_activation(self.layers) if self.layers else "identity"
-
-    @property
     def costs(self) -> list[Options]:
         return self.cost if isinstance(self.cost, list) else [self.cost]
 
@@ -103,24 +100,38 @@ class Model(Section):
         if said is not None:
             each_its_own = reader.kind == "binary_cross_entropy"
             return "identity" if said == "scores" else "logistic" if each_its_own else "softmax"
-        if getattr(reader, "units", None) is not None and self.layers and self.layers[-1].kind == "branch":
-            if reader.kind in NEED_TO_KNOW:
-                raise ExperimentError(
-                    f"{reader.where}: {reader.kind} of some units of a branch: say `outputs: scores`, or `outputs: "
-                    "probabilities` where they come through softmax or logistic"
-                )
-            return "identity"
-        return self.last_activation
+        some = getattr(reader, "units", None) is not None
+        found = _last_activation(self.layers, some) if self.layers else "identity"
+        if found is None and reader.kind in NEED_TO_KNOW:
+            what = "some units of a branch" if some else "a branch"
+            raise ExperimentError(
+                f"{reader.where}: {reader.kind} of {what}: say `outputs: scores`, or `outputs: probabilities` where "
+                "they come through softmax or logistic"
+            )
+        return found or "identity"
 
 
-def _last_activation(layers: Sequence[Options]) -> str:
-    last = layers[-1]
+def _last_activation(layers: Sequence[Options], of_some_units: bool = False) -> str | None:
+    """Through which activation outputs come; None where they come out of a branch, each part through its own."""
+    last = next((layer for layer in reversed(list(_one_by_one(layers))) if layer.kind not in KEEP_VALUES), None)
+    if last is None:
+        return "identity"
+    if last.kind == "branch":
+        parts = {_last_activation([part]) for part in last.layers}  # type: ignore[attr-defined]
+        known = parts == {"logistic"} and last.join == "concat"  # type: ignore[attr-defined]
+        if of_some_units or (parts & {"softmax", "logistic", None} and not known):
+            return None
+        return "logistic" if known else "identity"
     if last.kind in registry.activations.entries:
         return last.kind
-    if last.kind == "list":
-        return _last_activation(last.layers)  # type: ignore[attr-defined]
     activation = getattr(last, "activation", None)
     return activation.kind if activation is not None else "identity"
+
+
+def _one_by_one(layers: Sequence[Options]) -> Iterator[Options]:
+    """The layers in their order, with those of lists in the place of the lists."""
+    for layer in layers:
+        yield from _one_by_one(layer.layers) if layer.kind == "list" else [layer]  # type: ignore[attr-defined]
 
 
 class Experiment(Section):

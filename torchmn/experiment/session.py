@@ -11,9 +11,10 @@ from torch import Tensor, nn
 from torchmn.communicators.base import Communicator
 from torchmn.datasets import Arrays
 from torchmn.errors import ExperimentError
+from torchmn.experiment.agreement import look_of, on_every_rank
 from torchmn.experiment.batches import Batches, share
 from torchmn.experiment.datasets import Splits
-from torchmn.experiment.metrics import Measure, measure_of
+from torchmn.experiment.metrics import Measure, labelled, measure_of
 from torchmn.experiment.model import build_model, load_data
 from torchmn.experiment.objective import Objective, Term
 from torchmn.experiment.optimizers import own_rules, parameter_groups
@@ -97,7 +98,7 @@ class Session:
 
 def open_session(experiment: Experiment, comm: Communicator, data_folder: str | None = None) -> Session:
     """The experiment on this rank; every rank must call it, with the same experiment."""
-    splits = load_data(experiment, data_folder)
+    splits = on_every_rank(comm, experiment.the_dataset().kind, lambda: load_data(experiment, data_folder), look_of)
     train = splits["train"]
     model = build_model(experiment, train).to(comm.device)
     rules, after_steps = own_rules(model), after_steps_of(model)
@@ -130,7 +131,7 @@ def measures_of(experiment: Experiment, splits: Splits) -> dict[str, dict[str, M
                 f"{', '.join(splits)}.{way_out}"
             )
         activation = experiment.the_model().activation_of
-        found[split] = {metric.label: measure_of(metric, activation(metric)) for metric in metrics}
+        found[split] = {name: measure_of(metric, activation(metric)) for name, metric in labelled(metrics).items()}
     return found
 
 

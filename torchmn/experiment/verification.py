@@ -15,9 +15,11 @@ from torchmn.communicators.settings import Settings
 from torchmn.communicators.solo import SoloCommunicator
 from torchmn.errors import TorchMNError
 from torchmn.experiment import modes
+from torchmn.experiment.agreement import on_rank_0
 from torchmn.experiment.evaluation import whole
 from torchmn.experiment.model import load_data
 from torchmn.experiment.modes import Shape, Sizes, Unfit
+from torchmn.experiment.parallel import LOST
 from torchmn.experiment.schema import Experiment, Grid, Parallel
 from torchmn.experiment.session import Session, open_session
 from torchmn.experiment.state import global_gradients
@@ -56,15 +58,14 @@ class Row:
 def verify(experiment: Experiment, comm: Communicator, steps: int, data: str | None = None) -> Iterator[Row]:
     """A row for each mode and grid of the ranks of `comm`, as they are done; every rank must go through all of them."""
     alone = _placed_as(experiment, None, {})
-    reference = None
-    if comm.rank == 0:
-        reference = _run(open_session(alone, SoloCommunicator(Settings()), data), steps)
-    reference = comm.bcast_obj(reference)
+    reference = on_rank_0(comm, lambda: _run(open_session(alone, SoloCommunicator(Settings()), data), steps))
     shape = load_data(experiment, data)["train"].shape
     for mode, sizes in ways(comm.size, shape):
         try:
             session = open_session(_placed_as(experiment, mode, sizes), comm, data)
             numbers = _run(session, steps)
+        except LOST:
+            raise
         except TorchMNError as error:
             yield Row(mode, modes.described(sizes, mode), {}, refusal=str(error))
             continue

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 from pydantic import BaseModel, ConfigDict, Field
-from torch import nn
+from torch import Tensor, nn
 
 from torchmn.experiment.fields import ActivationField, InitializerField, NotNegative
 from torchmn.experiment.momentum import Momentum, Ramp
@@ -50,7 +50,11 @@ class Weighted(Layer):
                 if self.bias_init is not None:
                     parameter.fill_(self.bias_init)
             elif self.init is not None:
-                self.init.build()(parameter)
+                self.fill(parameter)
+
+    def fill(self, weight: Tensor) -> None:
+        """Let weights begin as `init` says."""
+        self.init.build()(weight)
 
 
 def per_dim(value: int | tuple[int, ...], dims: int, name: str) -> tuple[int, ...]:

@@ -7,6 +7,11 @@ from typing import Any
 
 import yaml
 
+from torchmn.experiment.document import Dumper
+
+COMPOSITE = ("list", "sequence", "branch")
+"""Layers of layers. Others may have a number of `layers` (lstm), or a list in the place of all options (reshape)."""
+
 
 def as_yaml(values: Mapping[str, Any]) -> str:
     """The text of an experiment file with these values; `load` reads it again."""
@@ -35,8 +40,8 @@ def _layers(layers: list[Any], indent: str) -> list[str]:
     lines = []
     for layer in layers:
         kind, options = next(iter(layer.items())) if isinstance(layer, dict) else (layer, {})
-        inner = options.get("layers") if isinstance(options, dict) else options if isinstance(options, list) else None
-        if inner is not None:
+        inner = options.get("layers") if isinstance(options, dict) else options
+        if isinstance(inner, list) and kind in COMPOSITE:
             lines += [f"{indent}- {kind}:", f"{indent}    layers:", *_layers(inner, f"{indent}      ")]
             others = {k: v for k, v in options.items() if k != "layers"} if isinstance(options, dict) else {}
             lines += [f"{indent}    {key}: {_flow(value)}" for key, value in others.items()]
@@ -46,5 +51,5 @@ def _layers(layers: list[Any], indent: str) -> list[str]:
 
 
 def _flow(value: Any) -> str:
-    text = yaml.safe_dump(value, default_flow_style=True, sort_keys=False, width=10**6, allow_unicode=True)
+    text = yaml.dump(value, Dumper=Dumper, default_flow_style=True, sort_keys=False, width=10**6, allow_unicode=True)
     return text.strip().removesuffix("\n...").removesuffix("...").strip()

@@ -21,6 +21,7 @@ OTHERS_MAY_FAIL_TOO = 2.0  # most failures have an echo on the other ranks, whic
 RANKS_MAY_END_THEMSELVES = 1.0
 RANKS_MAY_CLEAN_UP = 2.0
 LAUNCHER_MAY_CLEAN_UP = 1.0
+OTHERS_FOLLOW = 10.0  # ranks that were told to end save together: when one has ended, the others are nearly done
 TICK = 0.05
 FOREVER = float("inf")
 
@@ -164,7 +165,10 @@ class Supervisor:
             send(pid, signum)
         # Before its ranks have begun, a launcher is told itself.
         if self.running:
-            self._wait(patience, self._all_ended)
+            asked, deadline = len(self.running), time.monotonic() + patience
+            self._wait(patience, lambda: self._all_ended() or len(self.running) < asked)
+            # Who lost a rank saves nothing any more: it may wait for that rank in the middle of its start.
+            self._wait(min(deadline - time.monotonic(), OTHERS_FOLLOW), self._all_ended)
         for process in self.processes:
             if process.poll() is None:
                 process.terminate()

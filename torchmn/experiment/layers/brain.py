@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import ClassVar, Literal
 
+import torch
 from pydantic import Field
-from torch import nn
+from torch import Tensor, nn
 
 from torchmn.experiment.fields import Count, Extent, NotNegative, Padding, Positive
 from torchmn.experiment.layers.pooling import Pool
@@ -39,6 +40,14 @@ class LocalLayer(Weighted):
         if self.unit_norm:
             module.after_step = "unit_norm_"  # type: ignore[assignment]
         return module
+
+    @torch.no_grad()
+    def fill(self, weight: Tensor) -> None:
+        """Each place begins as a conv does. weight: (out_height, out_width, maps, in_maps, kernel height, width)"""
+        for place in (place for row in weight for place in row):
+            filters = torch.empty(place.shape, dtype=place.dtype)
+            super().fill(filters)
+            place.copy_(filters)
 
 
 @register_layer("l2_pool")

@@ -56,7 +56,7 @@ def import_module(name: str) -> Any:
         sys.path.insert(0, os.getcwd())
     try:
         return importlib.import_module(name)
-    except Exception as error:  # importing runs the user's code
+    except (Exception, SystemExit) as error:  # importing runs the user's code: it may be a script that ends
         raise ValueError(f"can not import {name} from {os.getcwd()} ({type(error).__name__}: {error})") from error
 
 

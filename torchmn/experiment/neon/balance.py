@@ -28,7 +28,7 @@ def convert_balance(model: Said, batch_size: Said) -> tuple[Chain, list[Said], t
         )
     branch = layers[at_branch]
     parts = (branch.get("sublayers") or at(branch.where, [])).value
-    widths = [int(part.plain("nout", 0)) for part in parts]
+    widths = [int(part.number("nout", 0)) for part in parts]
     place = next((k for k, part in enumerate(parts) if part is classes[-2]), None)
     if place is None or 0 in widths:
         raise ExperimentError(f"{branch.where}: the last but one of classlayers must be a layer of the branch")
@@ -40,7 +40,7 @@ def convert_balance(model: Said, batch_size: Said) -> tuple[Chain, list[Said], t
     chain.notes += decoder.notes
     joined = [at(branch.where, {"identity": {}}), at(branch.where, {"list": {"layers": decoder.layers}})]
     chain.layers.append(at(branch.where, {"branch": {"layers": joined}}))
-    pixels = int(layers[-2].plain("nout", 0))
+    pixels = int(layers[-2].number("nout", 0))
     costs = [
         _cost(classes[-1], batch_size, {"units": list(units), "target": "labels", "outputs": "probabilities"}),
         _cost(style[-1], batch_size, {"units": [0, code]}),

@@ -62,7 +62,7 @@ def convert(name: str, root: Node) -> Converted:
     said = read_nodes(name, root)
     try:
         return _convert(name, said)
-    except (AttributeError, KeyError, IndexError, TypeError, ValueError) as error:
+    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
         # A value of a kind that no file of neon's has there.
         raise ExperimentError(f"{said.where}: this is not as neon's experiments are: {error}") from error
 
@@ -114,7 +114,7 @@ def _convert(name: str, said: Said) -> Converted:
         "parallel": _parallel(said),
         "shuffle": False,
         "drop_last": True,
-        "predictions": [split for split in said.plain("predictions", []) if split in _splits(dataset)] or None,
+        "predictions": _predictions(said, dataset),
     }
     return Converted(as_document(name, at(said.where, ours)), notes)
 
@@ -220,10 +220,20 @@ def _metrics(
     return {split: list(metrics.values()) for split, metrics in ours.items()} or None
 
 
+def _predictions(said: Said, dataset: Said) -> list[str] | None:
+    found = said.get("predictions")
+    asked = [] if found is None else plain(found)
+    asked = [asked] if isinstance(asked, str) else asked
+    if found is not None and not isinstance(asked, list):
+        raise ExperimentError(f"{found.where}: expected predictions to be a list of splits, got {str(asked)[:60]!r}")
+    return [split for split in asked if split in _splits(dataset)] or None
+
+
 def _parallel(said: Said) -> Said | None:
     mode = said.get("dist_mode")
     if mode is None or not said.plain("dist_flag", False):
         return None
+    said.word("dist_mode")
     if mode.value not in MODES:
         raise ExperimentError(
             f"{mode.where}: the dist_mode {mode.value!r} is not supported. {nearest(mode.value, MODES)}"

@@ -128,7 +128,7 @@ def _pool(kind: str) -> Callable[[Said, Chain], None]:
 
 def _pooling(said: Said, chain: Chain) -> None:
     operations = {"max": "max_pool", "avg": "avg_pool", "l2": "l2_pool"}
-    operation = said.plain("op", "max")
+    operation = said.word("op", "max")
     if operation not in operations:
         raise ExperimentError(
             f"{said.where}: pooling by {operation!r} is not supported. {nearest(operation, operations)}"

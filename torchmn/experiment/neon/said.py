@@ -31,8 +31,13 @@ class Range:
             return bounds[0] if bounds else "..."
         return str(round((low + high) / 2)) if kind == "INT" else f"{(low + high) / 2:g}"
 
+    @property
+    def refusal(self) -> str:
+        """Why it can not stand where a number is computed with."""
+        return f"!hyperopt {self.text}: no search is there any more: write a number in its place"
+
     def __float__(self) -> float:
-        raise ExperimentError(f"!hyperopt {self.text}: no search is there any more: write a number in its place")
+        raise ExperimentError(self.refusal)
 
 
 @dataclass
@@ -57,6 +62,26 @@ class Said:
         """The value under a key, with all places forgotten."""
         found = self.get(key)
         return default if found is None else plain(found)
+
+    def number(self, key: str, default: float | None = None) -> float:
+        """The number under a key, or the default; an ExperimentError where there is neither."""
+        found = self.get(key)
+        if found is None:
+            if default is None:
+                raise ExperimentError(f"{self.where}: the key {key!r} is missing here")
+            return default
+        if isinstance(found.value, Range):
+            raise ExperimentError(f"{found.where}: {found.value.refusal}")
+        if isinstance(found.value, bool | dict | list | str):
+            raise ExperimentError(f"{found.where}: expected {key} to be a number, got {str(plain(found))[:60]!r}")
+        return float(found.value)
+
+    def word(self, key: str, default: str | None = None) -> str | None:
+        """The word under a key, or the default; an ExperimentError where something else stands there."""
+        found = self.get(key)
+        if found is not None and not isinstance(found.value, str):
+            raise ExperimentError(f"{found.where}: expected {key} to be a word, got {str(plain(found))[:60]!r}")
+        return default if found is None else found.value
 
     def items(self) -> Iterator[tuple[str, Said]]:
         if not isinstance(self.value, dict):

@@ -53,7 +53,7 @@ def cost_of(said: Said, batch_size: Said | None) -> Said:
             raise ExperimentError(
                 f"{value.where}: {said.kind} has no key {key!r} that is known here. {nearest(key, COST_KEYS)}"
             )
-    scale = float(said.plain("scale", 1.0))
+    scale = said.number("scale", 1.0)
     ours: dict[str, Any] = {"name": name}
     if name == "cross_covariance":
         if said.get("blkidx") is None:
@@ -69,17 +69,16 @@ def cost_of(said: Said, batch_size: Said | None) -> Said:
 def activation(said: Said) -> Said | None:
     """Our activation; None for a linear one."""
     name = one_of(ACTIVATIONS, said, "the activation")
-    slope = said.plain("slope")
-    if name == "leaky_relu" and slope is not None:
-        return at(said.where, {"name": name, "slope": float(slope)})
+    if name == "leaky_relu" and said.get("slope") is not None:
+        return at(said.where, {"name": name, "slope": said.number("slope")})
     return None if name == "identity" else at(said.where, name)
 
 
 def initializer(said: Said) -> tuple[Said, float | None]:
     """Our initializer, and with what a bias begins: without it, neon's layers have none."""
-    bias = said.plain("bias_init")
+    bias = said.number("bias_init") if said.get("bias_init") is not None else None
     if said.kind is None:  # pre-release: {type: uniform, low: ..., high: ...}
-        kind = said.plain("type", "uniform")
+        kind = said.word("type", "uniform")
         if kind not in PLAIN_INITIALIZERS:
             raise ExperimentError(
                 f"{said.where}: the initial weights {kind!r} are not supported. {nearest(kind, PLAIN_INITIALIZERS)}"
@@ -91,7 +90,7 @@ def initializer(said: Said) -> tuple[Said, float | None]:
         raise ExperimentError(f"{said.where}: the initial weights {said.kind} are not supported")
     chosen: dict[str, Any] = {"name": ours, **(DEFAULTS.get(ours, {}) if said.kind else {})}
     if said.plain("relu") and ours in ("auto_uniform", "orthonormal"):
-        chosen["scale"] = 2 ** (int(said.plain("relu")) / 2)
+        chosen["scale"] = 2 ** (1 / 2 if said.plain("relu") is True else int(said.number("relu")) / 2)
     for key, value in said.items():
         if key in options:
             chosen[options[key]] = value if not isinstance(value.value, int) else Said(float(value.value), value.where)
@@ -99,7 +98,7 @@ def initializer(said: Said) -> tuple[Said, float | None]:
             raise ExperimentError(
                 f"{value.where}: {said.kind or 'the initial weights'} has no key {key!r} that is known here"
             )
-    return at(said.where, chosen), None if bias is None else float(bias)
+    return at(said.where, chosen), bias
 
 
 # Learning rules --------------------------------------------------------------------------------------------------
@@ -114,7 +113,7 @@ KNOWN = ("learning_rate", "pretrain_learning_rate", "weight_decay", "momentum_pa
 
 def learning_rule(said: Said) -> Said:
     """Our optimizer for a learning rule: {type: ..., lr_params: {...}}."""
-    kind = said.plain("type")
+    kind = said.word("type")
     if kind not in RULES:
         raise ExperimentError(f"{said.where}: the learning rule {kind!r} is not supported. {nearest(kind, RULES)}")
     params = said.get("lr_params") or at(said.where, {})
@@ -123,6 +122,8 @@ def learning_rule(said: Said) -> Said:
             raise ExperimentError(
                 f"{value.where}: lr_params has no key {key!r} that is known here. {nearest(key, KNOWN)}"
             )
+    if kind != "adadelta" and params.get("learning_rate") is None:
+        raise ExperimentError(f"{params.where}: {kind} needs the key 'learning_rate'")
     ours: dict[str, Any] = {"name": kind if kind in ("adadelta", "rmsprop") else "sgd"}
     renamed = {"learning_rate": "lr", "weight_decay": "weight_decay", "rho": "rho", "epsilon": "eps", "gamma": "alpha"}
     for key, name in renamed.items():
@@ -138,15 +139,15 @@ def learning_rule(said: Said) -> Said:
 
 
 def _momentum(said: Said) -> dict[str, Any]:
-    kind = said.plain("type", "constant")
-    coefficient = float(said.plain("coef", said.plain("initial_coef", 0.0)))
+    kind = said.word("type", "constant")
+    coefficient = said.number("initial_coef" if said.get("coef") is None and said.get("initial_coef") else "coef")
     if kind == "constant":
         return {"momentum": at(said.where, coefficient)}
     if kind == "nesterov":
         return {"momentum": at(said.where, coefficient), "nesterov": coefficient > 0}
     if kind == "linear_monotone":
         ramp = {
-            "from": coefficient, "to": float(said.plain("saturated_coef", coefficient)),
+            "from": coefficient, "to": said.number("saturated_coef", coefficient),
             "start": said.plain("start_epoch", 0), "end": said.plain("saturate_epoch", 1),
         }  # fmt: skip
         return {"momentum": at(said.where, ramp)}

@@ -10,11 +10,13 @@ from html import escape
 WIDTH, HEIGHT = 640, 260
 LEFT, RIGHT, TOP, BOTTOM = 56, 12, 12, 34
 MOST_POINTS = 800
+COLOURS = 6
+"""As many as the page's style has."""
 
 
 @dataclass(frozen=True)
 class Curve:
-    """Points of one colour; `number` chooses it."""
+    """Points of one colour; `number` chooses it among COLOURS."""
 
     name: str
     xs: Sequence[float]
@@ -24,10 +26,10 @@ class Curve:
 
 def line_chart(curves: Sequence[Curve], x_name: str, y_name: str) -> str:
     """An SVG of curves over steps or epochs, with a legend; points that are not finite are left out."""
-    kept = [Curve(c.name, *_thinned(c), c.number) for c in curves]
+    kept = [Curve(c.name, *_thinned(c), c.number % COLOURS) for c in curves]
     kept = [curve for curve in kept if curve.xs]
     if not kept:
-        return "<p>nothing to draw yet</p>"
+        return f"<p>{escape(y_name)}: no finite number to draw</p>"
     xs, ys = [x for c in kept for x in c.xs], [y for c in kept for y in c.ys]
     x_low, x_high = min(xs), max(xs)
     x_ticks = [tick for tick in ticks(x_low, x_high, whole=True) if x_low <= tick <= x_high]

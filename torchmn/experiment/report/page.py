@@ -28,13 +28,16 @@ from torchmn.experiment.writing import as_yaml
 
 def write_report(
     session: Session, directory: RunDirectory, file: str, history: Sequence[Mapping[str, float]], times: list[RankTime]
-) -> None:
-    """Write report.html; every rank must call it, and rank 0 writes."""
+) -> str:
+    """Write report.html; every rank must call it, and rank 0 writes.
+
+    Returns nothing, or why it could not be written: a training that is finished does not fail of a full disk.
+    """
     split = session.shown_split
     outputs, targets = predict(session, split)
     surroundings = environment(session.comm)
     if session.comm.rank != 0:
-        return
+        return ""
     title = Path(file).name
     sections = {
         "curves": ("Curves", _curves(directory.log, history)),
@@ -52,7 +55,11 @@ def write_report(
         f'<link rel="icon" href="data:,"><title>{escape(title)}</title><style>{STYLE}</style></head><body>'
         f'<header id="summary"><h1>{escape(title)}</h1>{_summary(session, history)}</header>{body}</body></html>\n'
     )
-    directory.report.write_text(page, encoding="utf-8")
+    try:
+        directory.report.write_text(page, encoding="utf-8")
+    except OSError as error:
+        return f" can not be written ({error.strerror})"
+    return ""
 
 
 def _summary(session: Session, history: Sequence[Mapping[str, float]]) -> str:
@@ -69,18 +76,23 @@ def _number(session: Session, name: str, value: float) -> str:
 
 def _curves(log: Path, history: Sequence[Mapping[str, float]]) -> str:
     steps = [line for line in _lines(log) if "loss" in line and "epoch" not in line]
-    charts = line_chart(
-        [Curve("loss of each step", [s["step"] for s in steps], [s["loss"] for s in steps])], "step", "loss"
-    )
-    columns = [name for name in _columns(history) if name != "epoch"]
-    names = [name for name in columns if name.endswith("loss")]
-    others = [name for name in columns if name not in names]
+    # A loss that is not finite stands in the log as text, which JSON has no number for.
+    losses = Curve("loss of each step", [step["step"] for step in steps], [float(step["loss"]) for step in steps])
+    charts = line_chart([losses], "step", "loss")
     epochs = [row["epoch"] for row in history]
-    for drawn in (names, others):
-        curves = [Curve(n, epochs, [row.get(n, nan) for row in history], k) for k, n in enumerate(drawn)]
-        if curves:
-            charts += line_chart(curves, "epoch", ", ".join(drawn))
+    for names in _alike(history).values():
+        curves = [Curve(n, epochs, [row.get(n, nan) for row in history], k) for k, n in enumerate(names)]
+        charts += line_chart(curves, "epoch", ", ".join(names))
     return charts
+
+
+def _alike(history: Sequence[Mapping[str, float]]) -> dict[str, list[str]]:
+    """The columns of each measure, as `train accuracy` and `test accuracy`: those that can share an axis."""
+    found: dict[str, list[str]] = {}
+    for name in _columns(history):
+        if name != "epoch":
+            found.setdefault(name.partition(" ")[2] or name, []).append(name)
+    return found
 
 
 def _columns(history: Sequence[Mapping[str, float]]) -> list[str]:
@@ -106,17 +118,20 @@ def _metrics(session: Session, history: Sequence[Mapping[str, float]]) -> str:
         + "</tr>"
         for row in history
     )
-    return f'<div class="scroll"><table><tr>{head}</tr>{rows}</table></div>'
+    return f'<div class="scroll rows"><table><tr>{head}</tr>{rows}</table></div>'
 
 
 def _mistakes(session: Session, split: str, outputs: np.ndarray, targets: np.ndarray) -> str:
     if targets.dtype.kind == "f" or outputs.ndim != 2 or outputs.shape[1] < 2:
         return "<p>The targets are no classes.</p>"
-    data = session.splits[split]
-    table = ""
+    data, known = session.splits[split], ~np.isnan(outputs).any(axis=1)
+    table = "" if known.all() else f"<p>The outputs of {(~known).sum()} samples are NaN: these have no class.</p>"
+    if not known.any():
+        return table
     if outputs.shape[1] <= MOST_CLASSES:
-        table = confusion_table(confusion(outputs, targets), data.classes)
-    return table + surest_mistakes(data, outputs, targets)
+        table += confusion_table(confusion(outputs[known], targets[known]), data.classes)
+    shown = data if known.all() else data.only(np.flatnonzero(known))
+    return table + surest_mistakes(shown, outputs[known], targets[known])
 
 
 def _model(session: Session) -> str:

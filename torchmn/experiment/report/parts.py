@@ -119,13 +119,21 @@ def _windows(module: nn.Module) -> tuple[Window, Window] | None:
     kernel = getattr(module, "kernel_size", getattr(module, "kernel", None))
     if kernel is None:
         return None
-    stride = getattr(module, "stride", None) or kernel
+    stride = getattr(module, "stride", None)
+    stride = kernel if stride is None else stride
     padding, dilation = getattr(module, "padding", 0), getattr(module, "dilation", 1)
     if isinstance(padding, str) or isinstance(module, nn.modules.conv._ConvTransposeNd):
         return None
+    if not all(_is_extent(value) for value in (kernel, stride, padding, dilation)):
+        return None  # a user's own module, to which `kernel` is something else
     values = [_pair(value) for value in (kernel, stride, padding, dilation)]
     rows, columns = zip(*values, strict=True)
     return tuple(Window(k, s, (p, p), d) for k, s, p, d in (rows, columns))  # type: ignore[return-value]
+
+
+def _is_extent(value: Any) -> bool:
+    sides = value if isinstance(value, tuple | list) else [value]
+    return bool(sides) and all(isinstance(side, int) for side in sides)
 
 
 def _pair(value: Any) -> tuple[int, int]:

@@ -30,7 +30,8 @@ figure { margin:0; } svg { max-width:100%; } figure svg { width:100%; height:aut
 .key.c4::before { background:var(--c4); } .key.c5::before { background:var(--c5); }
 table { border-collapse:collapse; } th, td { padding:.2rem .5rem; text-align:left; vertical-align:top; }
 td.num { text-align:right; font-variant-numeric:tabular-nums; } tr + tr > * { border-top:1px solid var(--line); }
-.scroll { overflow-x:auto; } .model th { font-weight:600; } .model td { font-size:.85rem; min-width:3.5rem; }
+.scroll { overflow-x:auto; } .rows { max-height:30rem; overflow-y:auto; }
+.model th { font-weight:600; } .model td { font-size:.85rem; min-width:3.5rem; }
 .model .shape { white-space:nowrap; }
 .confusion td, .confusion th { text-align:center; padding:.15rem .4rem; font-size:.85rem; }
 .confusion .right { background:rgba(var(--good), calc(.75 * var(--share))); }

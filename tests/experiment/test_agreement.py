@@ -1,0 +1,107 @@
+"""Ranks that do not find the same file or data say so on all of them, before any of them begins."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from tests.experiment.running import experiment, train
+from torchmn import run_threads
+from torchmn.errors import ExperimentError, PeerError
+from torchmn.experiment import parallel, registry
+from torchmn.experiment.agreement import look_of, on_every_rank
+from torchmn.experiment.load import plain
+from torchmn.experiment.model import load_data
+from torchmn.experiment.session import open_session
+from torchmn.experiment.verification import verify
+
+TEXT = """
+dataset: {name: toy_images, side: 8, train: 12, test: 4}
+model: {layers: [linear: 4], cost: cross_entropy}
+optimizer: {name: sgd, lr: 0.1}
+epochs: 1
+batch_size: 6
+"""
+
+
+def refused(work, message: str, size: int = 3) -> None:
+    """`work(comm)` is refused on every rank with the same words."""
+
+    def body(comm):
+        with pytest.raises(ExperimentError, match=message) as error:
+            work(comm)
+        return str(error.value)
+
+    assert len(set(run_threads(body, size))) == 1
+
+
+def test_what_fails_on_one_rank_is_said_on_all_with_its_number():
+    def work(comm):
+        def read():
+            if comm.rank == 1:
+                raise ExperimentError("x.yaml:1:1: nothing there")
+            return 1
+
+        on_every_rank(comm, "experiment", read, lambda value: value)
+
+    refused(work, r"rank 1 of 3, on .*: x\.yaml:1:1: nothing there")
+
+
+def test_what_fails_on_all_ranks_is_said_as_on_one():
+    def work(comm):
+        on_every_rank(comm, "experiment", lambda: experiment(TEXT, "epochs=0"), plain)
+
+    refused(work, r"^--set epochs=0: expected epochs to be at least 1, got 0$")
+
+
+def test_another_experiment_on_a_rank_is_named_to_the_key():
+    def work(comm):
+        on_every_rank(
+            comm, "experiment", lambda: experiment(TEXT, f"optimizer.lr={0.1 if comm.rank < 2 else 0.2}"), plain
+        )
+
+    refused(work, r"experiment\.optimizer\.lr is 0\.1 on rank 0 of 3, on .*, and 0\.2 on rank 2, on")
+
+
+@pytest.mark.parametrize("change", ["dataset.train=11", "dataset.seed=3", "dataset.side=9"])
+def test_other_data_on_a_rank_is_refused_before_anything_is_computed(change):
+    def work(comm):
+        open_session(experiment(TEXT, *([change] if comm.rank == 1 else [])), comm)
+
+    refused(work, r"toy_images\.train\.(samples|shape\.1|checksum of targets) is .* on rank 0 .* on rank 1", 2)
+
+
+def test_inputs_alone_tell_data_apart():
+    splits = load_data(experiment(TEXT), None)
+    before = look_of(splits)
+    splits["test"].inputs[3] += np.ones((1, 8, 8), dtype=splits["test"].inputs.dtype)
+    after = look_of(splits)
+    assert before["train"] == after["train"] and before["test"] != after["test"]
+
+
+@pytest.fixture
+def own_mean():
+    registry.register_cost("own_mean")(lambda: lambda outputs, targets: outputs.mean())
+    yield
+    del registry.costs.entries["own_mean"]
+
+
+def test_verify_refuses_on_every_rank_what_fails_in_its_run_on_one(own_mean):
+    chosen = experiment(TEXT, "model.cost=own_mean")
+    refused(lambda comm: list(verify(chosen, comm, 1)), "own_mean: expected one number per sample")
+
+
+def test_a_lost_rank_is_not_taken_for_a_mode_that_is_not_possible(monkeypatch):
+    def lost(*_):
+        raise PeerError("rank 1 left")
+
+    def body(comm):
+        with pytest.raises(PeerError, match=r"^rank 1 left$"):
+            open_session(experiment(TEXT), comm)
+
+    monkeypatch.setattr(parallel, "place_in", lost)
+    run_threads(body, 2)
+
+
+def test_the_same_on_all_ranks_goes_on():
+    assert train(experiment(TEXT), 2).finished
