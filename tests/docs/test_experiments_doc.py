@@ -17,6 +17,15 @@ TEXT = (Path(__file__).parents[2] / "docs" / "experiments.md").read_text()
 BLOCKS = re.findall(r"```yaml\n(.*?)```", TEXT, re.S)
 FILE = BLOCKS[0]
 
+# What the page says in sentences around its table of options, of all words of a kind.
+OF_ALL_WORDS = {
+    "layers": ("activation", "batch_norm", "bias", "init", "bias_init", "optimizer"),
+    "costs": ("scale", "units", "target", "outputs"),
+    "optimizers": ("lr", "weight_decay", "schedule"),
+    "metrics": ("units", "outputs"),
+    "datasets": ("path", "sample", "validation"),
+}
+
 
 def test_the_file_loads_and_a_branch_fits_into_it():
     assert read("cnn.yaml", FILE).epochs == 5
@@ -34,6 +43,29 @@ def test_every_word_is_listed_and_every_listed_word_exists():
         if kind is registry.layers:
             shown -= {cls.kind for cls in registry.activations.entries.values()}
         assert names == shown, kind.plural
+
+
+def test_every_option_is_listed_with_its_value_and_every_listed_option_exists():
+    table = TEXT[TEXT.index("<!-- options") : TEXT.index("A branch gives")]
+    rows = re.findall(r"^\| (`.*?) \| (`.*?) \|$", table, re.M)
+    listed = {
+        word: re.findall(r"`(.+?)`", options) for words, options in rows for word in re.findall(r"`(\w+)`", words)
+    }
+    existing = {}
+    for kind in registry.KINDS:
+        for cls in kind.entries.values():
+            options = [_option(info.alias or name, info) for name, info in cls.model_fields.items()]
+            own = [option for option in options if option.partition("=")[0] not in OF_ALL_WORDS.get(kind.plural, ())]
+            if own and cls.__module__.startswith("torchmn."):
+                existing[cls.kind] = own
+    assert listed == existing
+
+
+def _option(name, info):
+    """As the table has it: with its value, if it has one to be shown."""
+    if info.is_required() or info.default is None or info.default_factory is not None:
+        return name
+    return f"{name}={str(info.default).lower() if isinstance(info.default, bool) else info.default}"
 
 
 def test_every_key_of_the_file_is_explained():

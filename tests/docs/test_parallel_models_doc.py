@@ -7,7 +7,7 @@ import pytest
 from tests.docs.pages import assert_contents_are_the_sections, assert_every_section_has_a_snippet, page, run_snippets
 
 PAGE = page("parallel-models.md")
-LOSS = """print(f"rank {program['comm'].rank}: loss {program['loss'].item():.5f}")"""
+LOSS = """print(f"rank {program['comm'].rank}: loss {program['loss'].item():.5f}, right {program['accuracy']:.3f}")"""
 
 
 @pytest.fixture(scope="module")
@@ -21,6 +21,11 @@ def test_every_snippet_runs_with_the_same_loss_on_one_rank_and_on_two(outputs):
     two = re.findall(r"rank \d: loss ([\d.]+)", outputs[2])
     assert (len(one), len(two)) == (1, 2)
     assert [float(loss) for loss in two] == pytest.approx([float(one[0])] * 2, rel=1e-3)
+
+
+def test_an_evaluation_along_data_is_that_of_one_rank(outputs):
+    (one,), two = (re.findall(r"right ([\d.]+)", outputs[n]) for n in (1, 2))
+    assert [float(accuracy) for accuracy in two] == pytest.approx([float(one)] * 2, abs=0.002)  # but for rounding
 
 
 def test_what_is_refused_is_named(outputs):
