@@ -42,7 +42,6 @@ class Monitor:
         self._heard = threading.Condition()
         self._states: dict[int, RankState] = {}
         self._alone_since: dict[int, float] = {}
-        self._asked_at = 0.0
         self._over = threading.Event()
 
     def start(self) -> None:

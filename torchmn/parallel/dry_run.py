@@ -54,11 +54,6 @@ def _copied(buffer: Tensor) -> Tensor:
     return torch.empty_like(buffer, device="meta")
 
 
-def meta_like(x: Tensor) -> Tensor:
-    """A tensor without values that looks like `x`."""
-    return torch.empty_like(x, device="meta").requires_grad_(x.requires_grad)
-
-
 def _without_values(p: nn.Parameter) -> nn.Parameter:
     meta = nn.Parameter(torch.empty_like(p, device="meta"), requires_grad=p.requires_grad)
     for name in ("_torchmn_enters", "_torchmn_replicas"):

@@ -69,8 +69,3 @@ def local(x: Tensor) -> Tensor:
     """The plain tensor that a Part holds; its shape is that of the part."""
     with torch._C.DisableTorchFunctionSubclass():
         return x.as_subclass(Tensor)
-
-
-def same_layout(x: Tensor, part: Part) -> Part:
-    """`x`, the plain result of an element-by-element computation on `part`."""
-    return wrap(x, part.layout_)
