@@ -2,7 +2,7 @@
 
 PYTHON ?= python3
 # Two processes: tests that start jobs in one, all others beside it. `PYTEST_ARGS=` runs one after the other.
-PYTEST_ARGS ?= -n 2 --dist loadgroup --no-loadscope-reorder
+PYTEST_ARGS ?= -n 2 --dist loadscope --no-loadscope-reorder
 RANKS ?= 2
 
 BIN := .venv/bin

@@ -5,7 +5,7 @@ from tests.worlds.plugin import (  # noqa: F401  (pytest finds hooks and fixture
     pytest_collection_modifyitems,
     pytest_configure,
     pytest_generate_tests,
-    pytest_itemcollected,
     pytest_pyfunc_call,
     pytest_sessionfinish,
+    pytest_xdist_make_scheduler,
 )

@@ -1,8 +1,6 @@
 """What pytest calls: one item per world, sorted by world, each body run on all ranks of its world.
 
-Two processes may share a session (`pytest -n 2 --dist loadgroup`, of pytest-xdist). One runs all tests that start jobs,
-beside it the other one those that stay in their process, module by module. The pools come last, in one of them:
-ranks that wait for a message keep a core busy, and tests beside them would gain nothing.
+Two processes may share a session (`pytest -n 2 --dist loadscope`, of pytest-xdist): see `sharing`.
 """
 
 from __future__ import annotations
@@ -19,13 +17,9 @@ from tests.worlds.worker import Run
 
 POOLS = pytest.StashKey[Pools]()
 
-# Where tests start jobs of their own.
-JOBS = ("tests/cli/", "tests/docs/", "tests/examples/", "tests/mpi/", "tests/worlds/", "tests/test_readme.py/")
-
 
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "ranks(*sizes, on, timeout): run on every rank of worlds of these sizes")
-    config.addinivalue_line("markers", "xdist_group(name): tests of one group stay in one process of the session")
     # The threads of `run_threads` live in this process, and a hang must end before pytest-timeout ends it.
     os.environ.setdefault("TORCHMN_TIMEOUT", RANK_TIMEOUT)
     config.stash[POOLS] = Pools()
@@ -48,16 +42,11 @@ def comm(request: pytest.FixtureRequest) -> World:
     return request.param
 
 
-def pytest_itemcollected(item: pytest.Item) -> None:
-    item.add_marker(pytest.mark.xdist_group(group_of(item)))
+@pytest.hookimpl(optionalhook=True)  # there may be no pytest-xdist
+def pytest_xdist_make_scheduler(config: pytest.Config, log):
+    from tests.worlds.sharing import ByWorld
 
-
-def group_of(item: pytest.Item) -> str:
-    """The tests that stay with `item` in one process of the session: all jobs, all pools, or those of its module."""
-    if needs_pool(item):
-        return "pools"
-    module = item.nodeid.partition("::")[0]
-    return "jobs" if f"{module}/".startswith(JOBS) else module
+    return ByWorld(config, log) if config.getvalue("dist") == "loadscope" else None
 
 
 @pytest.hookimpl(trylast=True)
@@ -65,8 +54,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     """Tests of one world follow each other, so that each pool starts once."""
     items.sort(key=lambda item: visiting_order(world_of(item)))
     if hasattr(config, "workerinput"):
-        turn = {"jobs": 0, "pools": 2}
-        items.sort(key=lambda item: turn.get(group_of(item), 1))
+        from tests.worlds.sharing import turn_of
+
+        items.sort(key=lambda item: turn_of(item.nodeid))
     for item in items:
         if world_of(item) is not None and item.get_closest_marker("timeout") is None:
             # The net below our own time-outs, which tell more.
@@ -84,11 +74,6 @@ def world_of(item: pytest.Item) -> World | None:
     callspec = getattr(item, "callspec", None)
     world = callspec.params.get("comm") if callspec is not None else None
     return world if isinstance(world, World) else None
-
-
-def needs_pool(item: pytest.Item) -> bool:
-    world = world_of(item)
-    return world is not None and world.transport not in IN_THIS_PROCESS
 
 
 def timeout_of(item: pytest.Item) -> float:

