@@ -33,6 +33,10 @@ def test_every_file_and_folder_that_it_names_exists():
     assert [path for path in sorted(paths) if not (ROOT / path).exists()] == []
 
 
+def test_it_leads_to_every_page_of_the_documentation():
+    assert [page.name for page in ROOT.glob("docs/*.md") if f"](docs/{page.name})" not in README] == []
+
+
 def test_every_make_target_that_it_names_exists():
     targets = set(re.findall(r"^make (\w+)", README, re.MULTILINE))
     assert targets >= {"demo", "test"}

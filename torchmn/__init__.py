@@ -125,16 +125,40 @@ _HOMES = {
 }
 
 
+# ChainerMN's names that are neither here nor in a subpackage: docs/from-chainermn.md.
+_TODAY = {
+    "links": "layers are in torchmn.nn, and MultiNodeChainList is torchmn's own",
+    "optimizers": "torchmn.optim, and create_multi_node_optimizer is torchmn's own",
+    "extensions": "torchmn.training",
+    "global_except_hook": "a rank that raises ends the job by itself (TORCHMN_ABORT=0 turns that off)",
+    "CommunicatorBase": "torchmn.Communicator",
+    "multi_node_snapshot": "torchmn.create_multi_node_checkpointer",
+    "MultiNodeBatchNormalization": "torchmn.nn.MultiNodeBatchNorm1d, 2d and 3d",
+    "MultiNodeEarlyStoppingTrigger": "torchmn.training.MultiNodeEarlyStopping",
+}
+
+
 def __getattr__(name: str) -> Any:
     if name in _SUBPACKAGES:
         return import_module(f"torchmn.{name}")
     if name not in _HOMES:
-        from torchmn.errors import nearest
-
-        raise AttributeError(f"torchmn has no {name!r}. {nearest(name, __all__)}")
+        raise AttributeError(f"torchmn has no {name!r}. {_advice(name)}")
     value = getattr(import_module(f"torchmn.{_HOMES[name]}"), name)
     globals()[name] = value
     return value
+
+
+def _advice(name: str) -> str:
+    """Where a name is that was looked for in the wrong place."""
+    from torchmn.errors import nearest
+
+    if name in _TODAY:
+        return f"Of ChainerMN's names: {_TODAY[name]}."
+    if not name.startswith("_"):  # Python and its tools ask for such names all the time
+        for package in _SUBPACKAGES:
+            if name in getattr(import_module(f"torchmn.{package}"), "__all__", ()):
+                return f"It is torchmn.{package}.{name}."
+    return nearest(name, __all__)
 
 
 def __dir__() -> list[str]:

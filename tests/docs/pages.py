@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+import torchmn
 from tests.worlds import JobResult, run_job
 
 ROOT = Path(__file__).parents[2]
@@ -47,3 +48,16 @@ def assert_every_section_has_a_snippet(text: str) -> None:
         assert "```python" in section, section.splitlines()[0]
     for name in re.findall(r"`(examples/\w+\.py)`", text):
         assert (ROOT / name).exists()
+
+
+def assert_public_names_and_links_exist(text: str) -> None:
+    """All names of ours that a page has in its text, and the pages and examples that it points to."""
+    names = re.findall(r"`(torchmn\.[\w.]+)", text)
+    assert names
+    for name in names:
+        found = torchmn
+        for part in name.split(".")[1:]:
+            assert hasattr(found, part), name
+            found = getattr(found, part)
+    for example, other in re.findall(r"`(examples/\w+\.py)`|\]\((\w[\w-]*\.md)\)", text):
+        assert (ROOT / (example or f"docs/{other}")).exists()

@@ -1,11 +1,13 @@
 """docs/from-neon.md keeps its word: every snippet runs as printed, alone and on two ranks."""
 
-import re
-
 import pytest
 
-import torchmn
-from tests.docs.pages import ROOT, assert_contents_are_the_sections, page, run_snippets
+from tests.docs.pages import (
+    assert_contents_are_the_sections,
+    assert_public_names_and_links_exist,
+    page,
+    run_snippets,
+)
 
 PAGE = page("from-neon.md")
 
@@ -16,17 +18,6 @@ def test_every_snippet_runs_as_printed(n, transport, tmp_path):
     assert job.stdout.count("torch.Size([2, 7])") == n
 
 
-def test_every_public_name_on_the_page_exists():
-    names = re.findall(r"`(torchmn\.[\w.]+)", PAGE)
-    assert "torchmn.data.scatter_regions" in names
-    for name in names:
-        found = torchmn
-        for part in name.split(".")[1:]:
-            assert hasattr(found, part), name
-            found = getattr(found, part)
-
-
-def test_the_contents_are_the_sections():
+def test_the_page_names_what_exists():
     assert_contents_are_the_sections(PAGE)
-    for name in re.findall(r"`(examples/\w+\.py)`|\]\((\w[\w-]*\.md)\)", PAGE):
-        assert (ROOT / (name[0] or f"docs/{name[1]}")).exists()
+    assert_public_names_and_links_exist(PAGE)

@@ -19,6 +19,7 @@ from torchmn.communicators.buffers import BLOCK_BYTES, Buffers
 from torchmn.communicators.carried_sums import ALIKE
 from torchmn.communicators.edges import EdgeBook
 from torchmn.communicators.objects import ObjectOperations
+from torchmn.communicators.old_names import OldNames
 from torchmn.communicators.settings import Settings
 from torchmn.communicators.topology import Place, Topology, groups
 from torchmn.communicators.watchdog import Wait
@@ -26,7 +27,7 @@ from torchmn.communicators.wire import Kind, Message
 from torchmn.errors import ArgumentError, PeerError, TorchMNError
 
 
-class Communicator(ObjectOperations, Buffers):
+class Communicator(ObjectOperations, Buffers, OldNames):
     """A group of ranks that can send to each other and act together.
 
     Operations on tensors return new, detached tensors (`bcast` the root's own). A wrong argument on one rank of a
@@ -247,9 +248,8 @@ class Communicator(ObjectOperations, Buffers):
             shapes = shapes or [x.shape] * self.size
             incoming = {peer: self._room(shapes[peer], x) for peer in range(self.size) if peer != root}
             self._exchange_pieces({}, incoming)
-            return tuple(
-                self._arrived(incoming[peer], x) if peer != root else x.detach().clone() for peer in range(self.size)
-            )
+            arrived = {peer: self._arrived(part, x) for peer, part in incoming.items()}
+            return tuple(arrived[peer] if peer != root else x.detach().clone() for peer in range(self.size))
 
     def allgather(self, x: Tensor) -> tuple[Tensor, ...]:
         """Every rank's tensor in rank order, on every rank; shapes may differ, dtypes not."""
