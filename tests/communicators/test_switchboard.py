@@ -2,6 +2,12 @@
 
 from __future__ import annotations
 
+import socket
+import threading
+
+import pytest
+
+from torchmn.communicators.addresses import of_this_host
 from torchmn.communicators.switchboard import Line, Server
 
 HOST = "127.0.0.1"
@@ -9,11 +15,11 @@ SECONDS = 20.0
 
 
 def line(server: Server, rank: int) -> Line:
-    return Line(rank, HOST, server.port, server.key)
+    return Line(rank, [HOST], server.port, server.key)
 
 
 def test_all_ranks_hear_all_words_in_the_same_order() -> None:
-    server = Server(HOST, 3)
+    server = Server(3, to_other_hosts=False)
     lines = [line(server, rank) for rank in range(3)]
     for number in range(20):
         lines[number % 3].say({"number": number})
@@ -23,7 +29,7 @@ def test_all_ranks_hear_all_words_in_the_same_order() -> None:
 
 
 def test_a_rank_that_is_let_in_last_hears_what_was_said_before() -> None:
-    server = Server(HOST, 2)
+    server = Server(2, to_other_hosts=False)
     early = line(server, 1)
     early.say({"kind": "left", "rank": 1})
     assert early.hear(SECONDS) == {"kind": "left", "rank": 1}  # it was repeated to all who were there
@@ -31,7 +37,7 @@ def test_a_rank_that_is_let_in_last_hears_what_was_said_before() -> None:
 
 
 def test_a_rank_that_is_let_in_last_hears_who_was_lost_before() -> None:
-    server = Server(HOST, 3)
+    server = Server(3, to_other_hosts=False)
     witness, lost = line(server, 1), line(server, 2)
     witness.say({"kind": "hello"})
     assert witness.hear(SECONDS) == {"kind": "hello"}
@@ -39,3 +45,34 @@ def test_a_rank_that_is_let_in_last_hears_who_was_lost_before() -> None:
     assert witness.hear(SECONDS) == {"kind": "lost", "rank": 2}
     late = line(server, 0)
     assert [late.hear(SECONDS), late.hear(SECONDS)] == [{"kind": "hello"}, {"kind": "lost", "rank": 2}]
+
+
+def test_a_rank_finds_rank_0_by_the_one_of_its_addresses_that_leads_there() -> None:
+    server = Server(1, to_other_hosts=False)
+    another_job = Server(1, to_other_hosts=True)
+    silent, refused, other = "127.0.0.2", "127.0.0.3", "127.0.0.4"
+    with socket.create_server((silent, server.port)), socket.create_server((other, server.port)) as stranger:
+        threading.Thread(target=lambda: stranger.accept()[0].sendall(b"HTTP/1.1 400 Bad Request\r\n\r\n")).start()
+        found = Line(0, [silent, refused, other, HOST], server.port, server.key)
+    found.say({"kind": "hello"})
+    assert found.hear(SECONDS) == {"kind": "hello"}
+    with pytest.raises(ConnectionError, match=f"{HOST}: digest"):  # somebody answers, but does not know the key
+        Line(0, [HOST], another_job.port, server.key)
+
+
+def test_a_stranger_at_the_port_who_says_nothing_keeps_no_rank_waiting() -> None:
+    server = Server(1, to_other_hosts=False)
+    with socket.create_connection((HOST, server.port)):
+        rank = line(server, 0)
+        rank.say({"kind": "hello"})
+        assert rank.hear(SECONDS) == {"kind": "hello"}
+
+
+def test_the_port_for_other_hosts_is_reached_by_every_address_of_this_one_and_closed_behind_the_last_rank() -> None:
+    addresses = [HOST, *of_this_host()[1:]]
+    server = Server(len(addresses), to_other_hosts=True)
+    lines = [Line(rank, [address], server.port, server.key) for rank, address in enumerate(addresses)]
+    lines[0].say({"kind": "hello"})
+    assert [each.hear(SECONDS) for each in lines] == [{"kind": "hello"}] * len(lines)
+    with pytest.raises(ConnectionError, match="refused"):
+        line(server, 0)

@@ -200,17 +200,15 @@ torchmn.create_communicator()
 def test_rank_0_may_end_at_once_though_its_switchboard_is_slow_to_answer(transport: str) -> None:
     script = """
 import time, torchmn
-from multiprocessing.connection import Listener
-from torchmn.communicators.switchboard import Line
-accept, connect = Listener.accept, Line.__init__
-def slow(self):
-    connection = accept(self)
+from torchmn.communicators.switchboard import Line, Server
+meet, connect = Server._meet, Line.__init__
+def slow(self, visitor):
     time.sleep(1)
-    return connection
-def rank_0_last(self, rank, *where):
+    meet(self, visitor)
+def rank_0_last(self, rank, *where, **limit):
     time.sleep(1 if rank == 0 else 0)
-    connect(self, rank, *where)
-Listener.accept, Line.__init__ = slow, rank_0_last
+    connect(self, rank, *where, **limit)
+Server._meet, Line.__init__ = slow, rank_0_last
 comm = torchmn.create_communicator()
 print("rank", comm.rank, "was here")
 """

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 from typing import Any
 
 import torch
@@ -14,7 +13,7 @@ from torchmn.communicators.mpi_library import small_unused_buffers
 from torchmn.communicators.settings import Settings
 from torchmn.communicators.solo import SoloCommunicator
 from torchmn.communicators.threads import communicator_of_this_thread
-from torchmn.communicators.topology import Place
+from torchmn.communicators.topology import Machine, Place, names_of_hosts
 from torchmn.communicators.watchdog import Watch
 from torchmn.errors import ArgumentError, LaunchError, nearest
 
@@ -155,10 +154,10 @@ def _mpi(settings: Settings, mpi_comm: Any, launch: launchers.Launch) -> Communi
         )
     with job.limited(settings.timeout):
         point_to_point = (mpi_comm or MPI.COMM_WORLD).Dup()
-        hosts = point_to_point.allgather(MPI.Get_processor_name())
+        hosts = names_of_hosts(point_to_point.allgather(Machine.here()))
         rank = point_to_point.rank
         place = Place.in_world(_next_name(), hosts, Watch(rank, hosts[rank]))
-        world = MPICommunicator(place, settings, point_to_point, Outbox(point_to_point))
+        world = MPICommunicator(place, settings, point_to_point, Outbox(point_to_point, hosts))
         job.guard(world, end_job)
     return world
 
@@ -171,4 +170,4 @@ def _process_group(backend: str, settings: Settings, launch: launchers.Launch) -
             f"create_communicator: {backend!r} needs a launcher: `torchrun --nproc-per-node 2 script.py`, or "
             "`torchmn run -n 2 --transport gloo script.py`. For one process use 'auto'."
         )
-    return process_group.create(backend, settings, launch, socket.gethostname(), _next_name())
+    return process_group.create(backend, settings, launch, _next_name())

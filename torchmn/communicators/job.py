@@ -11,13 +11,15 @@ import os
 import sys
 import time
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, NoReturn
 
+from torchmn.communicators.addresses import of_this_host
 from torchmn.communicators.monitor import Monitor, fate
-from torchmn.communicators.switchboard import Line, Server
+from torchmn.communicators.switchboard import LOOPBACK, MEETING_SECONDS, Line, Server
+from torchmn.communicators.watchdog import ranks_text
 from torchmn.errors import PeerError, TorchMNError
 
 if TYPE_CHECKING:
@@ -38,14 +40,15 @@ def limited(seconds: float) -> Iterator[None]:
         faulthandler.cancel_dump_traceback_later()
 
 
-def guard(world: Communicator, end_transport: Callable[[int], None]) -> None:
-    """Start the watchdog of `world`, whose ranks are processes, and end the job when one of them raises."""
+def guard(world: Communicator, end_transport: Callable[[int], None], meeting_place: str | None = None) -> None:
+    """Start the watchdog of `world`, whose ranks are processes, and end the job when one of them raises.
+
+    `meeting_place`: an address at which the ranks have met, which may be rank 0's.
+    """
     if world.size == 1:
         return
-    line = _connect(world)
-    # Rank 0 may not run on to its end, where nobody is served, before all are connected.
-    connected = all(world.allgather_obj(line is not None))
-    watcher = Monitor(world._watch, world.size, line, end_transport)
+    line, connected = _connect(world, meeting_place)
+    watcher = Monitor(world._watch, world._place.hosts, line, end_transport)
     watcher.serves_others = connected and world.rank == 0
     if os.environ.get("TORCHMN_ABORT", "1") != "0":
         _end_job_on_exception(watcher)
@@ -57,28 +60,49 @@ def guard(world: Communicator, end_transport: Callable[[int], None]) -> None:
     watcher.start()
 
 
-def _connect(world: Communicator) -> Line | None:
-    """This rank's line to the switchboard on rank 0; None, with a warning, where it can not be reached."""
-    address = None
+def _connect(world: Communicator, meeting_place: str | None) -> tuple[Line | None, bool]:
+    """This rank's line to the switchboard on rank 0, and whether all ranks have one. Rank 0 warns if they do not."""
+    if world.inter_size == 1:
+        line, troubles = _call(world, [LOOPBACK])
+        if not any(troubles):
+            return line, True
+        # Containers with one name: they share neither a loopback interface nor perhaps a machine.
+    addresses = [meeting_place] if meeting_place else []
+    line, troubles = _call(world, [*addresses, *of_this_host()])
+    cut_off = [rank for rank, trouble in enumerate(troubles) if trouble]
+    if cut_off and world.rank == 0:
+        print(
+            f"torchmn: the watchdog of rank{'s' * (len(cut_off) > 1)} {ranks_text(cut_off)} can not reach rank 0 "
+            f"({troubles[cut_off[0]]}). The job goes on; but if it gets stuck, the table will lack ranks, and a rank "
+            "that leaves is missed only after the timeout. See 'the watchdog across hosts' in docs/troubleshooting.md.",
+            file=sys.stderr,
+        )
+    return line, not cut_off
+
+
+def _call(world: Communicator, addresses: Sequence[str]) -> tuple[Line | None, list[str]]:
+    """A line to a switchboard that rank 0 opens at its `addresses`; and what hindered each rank, "" where nothing."""
+    offer: tuple[Sequence[str], int, bytes] | None = None
+    trouble, line = "", None
     if world.rank == 0:
-        host = "127.0.0.1" if world.inter_size == 1 else world._place.hosts[0]
         try:
-            server = Server(host, world.size)
-            address = (host, server.port, server.key)
+            server = Server(world.size, to_other_hosts=addresses != [LOOPBACK])
+            offer = (addresses, server.port, server.key)
         except OSError as error:
-            print(
-                f"torchmn: no watchdog between ranks: rank 0 can not serve on {host}: {error}",
-                file=sys.stderr,
-            )
-    address = world.bcast_obj(address)
-    if address is None:
-        return None
-    try:
-        return Line(world.rank, *address)
-    except Exception as error:
-        where = f"{address[0]}:{address[1]}"
-        print(f"torchmn: rank {world.rank} can not reach the watchdog at {where}: {error}", file=sys.stderr)
-        return None
+            trouble = f"it can not open a port: {error}"
+    offer = world.bcast_obj(offer)
+    # The whole meeting has to end within the timeout.
+    patience = min(MEETING_SECONDS, world.settings.timeout / 4)
+    if offer:
+        try:
+            line = Line(world.rank, *offer, seconds=patience)
+        except Exception as error:
+            trouble = f"port {offer[1]} of {error}"
+    # All of them: rank 0 may not run on to its end, where nobody is served, before all are connected.
+    troubles = world.allgather_obj(trouble if line is None else "")
+    if offer is None:
+        troubles = [troubles[0]] * world.size
+    return line, troubles
 
 
 def _end_job_on_exception(watcher: Monitor) -> None:

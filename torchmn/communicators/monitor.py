@@ -11,7 +11,7 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from time import monotonic
 from typing import Any
 
@@ -28,14 +28,15 @@ _GRACE = 1.5  # a wait for a rank that left is no mistake before this: its last 
 class Monitor:
     """One rank's thread that watches its waits and answers the others."""
 
-    def __init__(self, watch: Watch, size: int, line: Line | None, end_transport: Callable[[int], None]):
+    def __init__(self, watch: Watch, hosts: Sequence[str], line: Line | None, end_transport: Callable[[int], None]):
         self.watch = watch
-        self.size = size
+        self.size = len(hosts)
         self.notices_departures = True
         self.serves_others = False  # whether all ranks speak through this process
         self.process = os.getpid()  # one that it forks must not speak for it
         self.exit_status = 0  # what this rank's script asked for, if it called sys.exit
         self.departures: dict[int, dict[str, Any]] = {}
+        self._hosts = hosts  # of all ranks
         self._line = line
         self._end_transport = end_transport
         self._first: dict[str, int] = {}  # what was claimed -> the rank whose claim was heard first
@@ -180,14 +181,14 @@ class Monitor:
         for rank in range(self.size):
             gone = rank in self.departures
             if rank not in states or (gone and not states[rank].operation):
-                states[rank] = RankState(rank, "" if gone else "?", "", left=gone)
+                states[rank] = RankState(rank, self._hosts[rank], "", left=gone)
         return list(states.values())
 
 
 def fate(departure: dict[str, Any]) -> str:
     """A few words on what became of a rank."""
     if departure["kind"] == "lost":
-        how = "was lost (killed or crashed)"
+        how = "was lost (killed or crashed, or its host is cut off)"
     elif departure.get("status"):
         how = f"left with status {departure['status']} (its script called sys.exit)"
     else:

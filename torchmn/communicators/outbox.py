@@ -14,6 +14,7 @@ import ctypes
 import os
 import platform
 import threading
+from collections.abc import Sequence
 
 import torch
 from mpi4py import MPI
@@ -51,11 +52,10 @@ class _Loan(ctypes.c_char * SLOT_BYTES):
 class Outbox:
     """This rank's slots, and those of the other ranks on its host, by their rank in the world."""
 
-    def __init__(self, world: MPI.Comm):
+    def __init__(self, world: MPI.Comm, hosts: Sequence[str]):
         self._lock = threading.Lock()
         # By name, as everywhere here: Split_type makes a rank of MPICH set up 2 MB for messages that it did not expect.
-        names = world.allgather(MPI.Get_processor_name())
-        host = world.Split(names.index(names[world.rank]), world.rank)
+        host = world.Split(hosts.index(hosts[world.rank]), world.rank)
         self._maps = share(host, _BYTES) if host.size > 1 else {}
         ranks = host.group.Translate_ranks(list(range(host.size)), world.group)
         host.Free()

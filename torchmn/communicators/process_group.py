@@ -8,6 +8,7 @@ whose tag nobody asked for yet waits in a box. (nccl knows no tags, and gloo can
 
 from __future__ import annotations
 
+import os
 import queue
 import threading
 from collections import defaultdict, deque
@@ -20,13 +21,13 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from torchmn.communicators import job, wire
+from torchmn.communicators import gloo, job, wire
 from torchmn.communicators.base import Communicator
 from torchmn.communicators.buffers import scale_
 from torchmn.communicators.launchers import Launch
 from torchmn.communicators.reductions import may_lose_nan
 from torchmn.communicators.settings import Settings
-from torchmn.communicators.topology import Place
+from torchmn.communicators.topology import Machine, Place, names_of_hosts
 from torchmn.communicators.transport import Exchange
 from torchmn.communicators.watchdog import Wait, Watch
 from torchmn.communicators.wire import Header, Kind, Layout, Message, TensorSpec
@@ -109,11 +110,12 @@ class ProcessGroupCommunicator(Communicator):
     tells_arrivals = False  # gloo tells only whoever waits
     dies_of_other_sizes = True
 
-    def __init__(self, place: Place, settings: Settings, store: dist.Store, use_nccl: bool):
+    def __init__(self, place: Place, settings: Settings, store: dist.Store, use_nccl: bool, address: str | None = None):
         name, rank, size = place.name, place.rank, len(place.hosts)
         self._store = store
         self._patience = timedelta(seconds=2 * settings.timeout + 600)  # our watchdog is to bark first
-        self._gloo: Any = dist.ProcessGroupGloo(dist.PrefixStore(f"{name}/gloo", store), rank, size, self._patience)
+        self._address = address  # None: gloo finds one
+        self._gloo: Any = gloo.connect(dist.PrefixStore(f"{name}/gloo", store), rank, size, self._patience, address)
         # Whoever drops its communicator at once would close connections that others are still making.
         self._gloo.barrier().wait()
         self._nccl = _nccl(dist.PrefixStore(f"{name}/nccl", store), rank, size) if use_nccl else None
@@ -294,7 +296,8 @@ class ProcessGroupCommunicator(Communicator):
         if color is None:
             return None
         place = self._place.among(members_of[color], name)
-        return ProcessGroupCommunicator(place, replace(self.settings), self._store, self._nccl is not None)
+        use_nccl = self._nccl is not None
+        return ProcessGroupCommunicator(place, replace(self.settings), self._store, use_nccl, self._address)
 
     def _close(self) -> None:
         # The backends have threads of their own, which must end before Python does: give them back now.
@@ -324,7 +327,7 @@ def _nccl(store: dist.Store, rank: int, size: int) -> Any:
     return dist.ProcessGroupNCCL(store, rank, size, options)  # type: ignore[attr-defined]
 
 
-def create(backend: str, settings: Settings, launch: Launch, host: str, name: str) -> Communicator:
+def create(backend: str, settings: Settings, launch: Launch, name: str) -> Communicator:
     """The communicator of all ranks that the launcher started, met at MASTER_ADDR and MASTER_PORT."""
     use_nccl = backend == "nccl"
     if use_nccl:
@@ -338,12 +341,20 @@ def create(backend: str, settings: Settings, launch: Launch, host: str, name: st
             "Check that rank 0's host and port can be reached from here; `torchmn doctor` helps."
         ) from error
     store = dist.PrefixStore(f"torchmn/{name}", store)
-    store.set(f"host/{rank}", host)
-    hosts = [store.get(f"host/{peer}").decode() for peer in range(size)]
     with job.limited(patience.total_seconds()):
-        place = Place.in_world(name, hosts, Watch(rank, host))
-        world = ProcessGroupCommunicator(place, settings, store, use_nccl)
-        job.guard(world, _end_nothing)
+        machines = gloo.told_to_all(store, "machine", Machine.here(), rank, size)
+        hosts = names_of_hosts([Machine(*machine) for machine in machines])
+        place = Place.in_world(name, hosts, Watch(rank, hosts[rank]))
+        meeting_place = os.environ["MASTER_ADDR"]
+        address = gloo.address_to_offer(store, rank, size, meeting_place)
+        try:
+            world = ProcessGroupCommunicator(place, settings, store, use_nccl, address)
+        except RuntimeError as error:
+            raise LaunchError(
+                f"rank {rank} of {size} on {hosts[rank]}: gloo does not connect the ranks: {_core(error)}. A "
+                "firewall, or the wrong network? GLOO_SOCKET_IFNAME=eth0, on every host, names the right interface."
+            ) from error
+        job.guard(world, _end_nothing, meeting_place)
     return world
 
 

@@ -2,10 +2,42 @@
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
 
 from torchmn.communicators.watchdog import Watch
+
+
+class Machine(NamedTuple):
+    """Where a process runs: the name of its host, and a number that its kernel drew when it was started."""
+
+    name: str
+    boot: str
+
+    @staticmethod
+    def here() -> Machine:
+        try:
+            boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        except OSError:  # no Linux: the name must do
+            boot = ""
+        return Machine(socket.gethostname(), boot)
+
+
+def names_of_hosts(machines: Sequence[Machine]) -> list[str]:
+    """The name of each rank's host, with a number behind it where several machines have that name.
+
+    Clones of a virtual machine may all be called `localhost`. Containers of one machine share its boot number: those
+    of one name count as one host.
+    """
+    boots: dict[str, list[str]] = {}
+    for machine in machines:
+        known = boots.setdefault(machine.name, [])
+        if machine.boot not in known:
+            known.append(machine.boot)
+    return [name if len(boots[name]) == 1 else f"{name}#{boots[name].index(boot) + 1}" for name, boot in machines]
 
 
 @dataclass(frozen=True)
