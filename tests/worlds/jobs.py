@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.worlds.hosts import Hosts
 from tests.worlds.launch import Launch, NoLauncher, launcher
 
 # How long the ranks may still run after their launcher ended before they count as left behind.
@@ -42,12 +43,14 @@ def run_job(
     args: Sequence[str] = (),
     env: dict[str, str] | None = None,
     timeout: float = 60.0,
+    hosts: Hosts | None = None,
 ) -> JobResult:
     """The result of `script` (its text, or the Path of a file) on `n` ranks of a job of its own.
 
     `transport`: mpi, openmpi, gloo (the environment torchrun gives), or solo. Nothing of the job outlives
     this call: at the time-out every process is killed, and what a finished job left behind is reported and
-    killed too. Where the transport's launcher is not installed, the test is skipped.
+    killed too. Where the transport's launcher is not installed, the test is skipped. `hosts`: where the ranks
+    run, if not here.
     """
     try:
         launcher(transport, n)
@@ -61,7 +64,7 @@ def run_job(
         out, err = Path(directory) / "stdout", Path(directory) / "stderr"
         with out.open("wb") as stdout, err.open("wb") as stderr:
             begin = time.monotonic()
-            launch = Launch(transport, n, [str(path), *args], env=env, stdout=stdout, stderr=stderr)
+            launch = Launch(transport, n, [str(path), *args], env=env, stdout=stdout, stderr=stderr, hosts=hosts)
             try:
                 in_time = launch.wait(timeout)
                 seconds = time.monotonic() - begin

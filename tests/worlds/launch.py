@@ -16,6 +16,7 @@ from typing import IO
 
 import psutil
 
+from tests.worlds.hosts import Hosts
 from tests.worlds.warm_start.servers import warm_environment
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -45,21 +46,25 @@ class Launch:
         stdout: IO[bytes] | int | None = None,
         stderr: IO[bytes] | int | None = None,
         cwd: Path = ROOT,
+        hosts: Hosts | None = None,
     ):
-        """Starts `python *arguments` on `size` ranks."""
+        """Starts `python *arguments` on `size` ranks, of this machine or of `hosts`."""
         self.label = uuid.uuid4().hex
-        command = [*launcher(transport, size), sys.executable, *arguments]
+        start, command = launcher(transport, size), [sys.executable, *arguments]
+        everywhere = environments(transport, size)
+        commands = hosts.commands(start, command) if hosts else [[*start, *command]] * len(everywhere)
+        added = (hosts.environment() if hosts else {}) | (env or {}) | {LABEL: self.label}
         self.processes = [
             subprocess.Popen(
                 command,
-                env=clean_environment() | environment | (env or {}) | {LABEL: self.label},
+                env=clean_environment() | environment | added,
                 stdin=subprocess.DEVNULL,
                 stdout=stdout,
                 stderr=stderr,
                 cwd=cwd,
                 start_new_session=True,
             )
-            for environment in environments(transport, size)
+            for command, environment in zip(commands, everywhere, strict=True)
         ]
 
     def ended(self) -> bool:

@@ -27,6 +27,7 @@ def become(request: dict[str, Any]) -> None:
     os.setsid()  # nobody else's Ctrl-C
     os.umask(request["umask"])
     os.sched_setaffinity(0, request["cores"])
+    enter_the_host_of(request["process"])
     os.chdir(request["directory"])
     for signum in (signal.SIGTERM, signal.SIGHUP, signal.SIGPIPE):
         signal.signal(signum, signal.SIG_IGN if signum in request["ignored"] else signal.SIG_DFL)
@@ -38,6 +39,18 @@ def become(request: dict[str, Any]) -> None:
     open_streams(request["streams"])
     sys.modules["numpy"].random.seed()  # or all forks would draw the same numbers; `random` does it by itself
     run(request["arguments"])
+
+
+def enter_the_host_of(process: int) -> None:
+    """Moves to the namespaces of a process, where tests have made a host of its own for it (tests/worlds/hosts.py)."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    for kind in ("net", "uts", "ipc", "mnt"):
+        theirs = f"/proc/{process}/ns/{kind}"
+        if os.readlink(theirs) == os.readlink(f"/proc/self/ns/{kind}"):
+            continue
+        with open(theirs) as namespace:
+            if libc.setns(namespace.fileno(), 0):
+                raise OSError(ctypes.get_errno(), f"setns: {os.strerror(ctypes.get_errno())}", theirs)
 
 
 def be_called(name: str) -> None:

@@ -52,6 +52,7 @@ def ourselves(arguments: list[str], files: list[int]) -> dict[str, object]:
     umask = os.umask(0)
     os.umask(umask)
     return {
+        "process": os.getpid(),
         "arguments": arguments,
         "environment": dict(os.environ),
         "directory": os.getcwd(),
