@@ -256,7 +256,8 @@ def test_ranks_meet_across_hosts(fake_ssh, clean):
     assert list(levels) == headings("Across hosts")[: len(levels)], result.stdout + result.stderr
     assert levels.pop("one rank per host") == "warn"  # the two are one machine, and that is noticed
     assert levels.pop("speed across hosts") in ("ok", "warn")
-    assert levels == dict.fromkeys(["names of hosts", "ssh", "same software", "ranks across hosts"], "ok")
+    sound = ["names of hosts", "ssh", "same software", "ranks across hosts", "the watchdog across hosts"]
+    assert levels == dict.fromkeys(sound, "ok")
 
 
 def test_ranks_that_never_answer_are_given_up_and_killed(clean):

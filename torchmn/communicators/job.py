@@ -26,6 +26,9 @@ if TYPE_CHECKING:
     from torchmn.communicators.base import Communicator
 
 
+CUT_OFF = "can not reach rank 0"  # what `torchmn doctor` looks for
+
+
 @contextmanager
 def limited(seconds: float) -> Iterator[None]:
     """A block in which ranks meet for the first time, before there is a watchdog: the process ends if it hangs.
@@ -72,7 +75,7 @@ def _connect(world: Communicator, meeting_place: str | None) -> tuple[Line | Non
     cut_off = [rank for rank, trouble in enumerate(troubles) if trouble]
     if cut_off and world.rank == 0:
         print(
-            f"torchmn: the watchdog of rank{'s' * (len(cut_off) > 1)} {ranks_text(cut_off)} can not reach rank 0 "
+            f"torchmn: the watchdog of rank{'s' * (len(cut_off) > 1)} {ranks_text(cut_off)} {CUT_OFF} "
             f"({troubles[cut_off[0]]}). The job goes on; but if it gets stuck, the table will lack ranks, and a rank "
             "that leaves is missed only after the timeout. See 'the watchdog across hosts' in docs/troubleshooting.md.",
             file=sys.stderr,

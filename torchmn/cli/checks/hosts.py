@@ -13,6 +13,7 @@ from torchmn.cli.checks.finding import Finding, fail, ok, warn
 from torchmn.cli.checks.probing import PROBE, SLOW_IN_A_NETWORK, meeting, probed, speed
 from torchmn.cli.launch.job import allow_root
 from torchmn.cli.launch.mpi_installation import LIBRARY_VARIABLE, Installation, library_environment
+from torchmn.communicators.job import CUT_OFF
 from torchmn.communicators.launchers import cleared
 
 SSH = ("ssh", "-o", "BatchMode=yes", "-o", "ConnectTimeout=10")
@@ -46,6 +47,7 @@ def across(hosts: Sequence[str], installation: Installation | None) -> Iterator[
             SLOW_IN_A_NETWORK,
             "if the network can do better, the wrong one is used: name its interface, as above",
         )
+        yield watchdog(hosts, installation)
 
 
 def names(hosts: Sequence[str]) -> Finding:
@@ -104,7 +106,22 @@ def on_host(host: str, command: str) -> tuple[int, str, str]:
     return result.returncode, result.stdout, words[-1] if words else f"exit status {result.returncode}"
 
 
-def mpiexec_across(hosts: Sequence[str], installation: Installation) -> tuple[list[str], dict[str, str]]:
+def watchdog(hosts: Sequence[str], installation: Installation) -> Finding:
+    """Whether our communicator works across the hosts, and its watchdog has a line between them."""
+    rung = "the watchdog across hosts"
+    result = probed(*mpiexec_across(hosts, installation, "torchmn"))
+    warned = [line for line in result.warnings.splitlines() if CUT_OFF in line]
+    if warned:
+        advice = "allow TCP to every port above 1023 of rank 0's host; without it a stuck job tells less, and later"
+        return warn(rung, warned[0].removeprefix("torchmn: "), advice)
+    return meeting(
+        rung, result, len(hosts), "`mpiexec -hosts ... python script.py` with a script of two lines tells more"
+    )
+
+
+def mpiexec_across(
+    hosts: Sequence[str], installation: Installation, mode: str = "mpi"
+) -> tuple[list[str], dict[str, str]]:
     """The command, and its environment, that starts the probe once on each host."""
     environment = {**cleared(), **library_environment(installation)}
     if installation.flavour.name == "openmpi":
@@ -114,7 +131,7 @@ def mpiexec_across(hosts: Sequence[str], installation: Installation) -> tuple[li
         environment |= allow_root()
     else:
         options = ["-hosts", ",".join(hosts), "-ppn", "1"]
-    command = [str(installation.mpiexec), *options, "-n", str(len(hosts)), sys.executable, PROBE, "mpi"]
+    command = [str(installation.mpiexec), *options, "-n", str(len(hosts)), sys.executable, PROBE, mode]
     return command, environment
 
 

@@ -28,6 +28,7 @@ class Probed:
 
     answer: dict[str, Any] | None
     trouble: str
+    warnings: str = ""
 
 
 def probed(command: Sequence[str], environment: Mapping[str, str], time_limit: float = TIME_LIMIT) -> Probed:
@@ -61,7 +62,7 @@ def probed(command: Sequence[str], environment: Mapping[str, str], time_limit: f
         return Probed(None, f"exit status {process.returncode}: {lines[-1] if lines else 'and not a word'}")
     if len(answers) > 1 or answers[0]["size"] == 1:
         return Probed(None, f"{len(answers)} ranks answered, and each believes that it is alone")
-    return Probed(answers[0], "")
+    return Probed(answers[0], "", err)
 
 
 def local_probe(transport: str, mode: str, size: int = 2) -> Probed:
