@@ -41,11 +41,15 @@ class Server:
             threading.Thread(target=target, name=name, daemon=True).start()
 
     def _accept(self) -> None:
-        with suppress(OSError):  # the door is closed behind the last rank
-            while True:
-                # Each in a thread of its own: a stranger at the port, who says nothing, must not keep a rank waiting.
+        while True:
+            try:
                 visitor = self._door.accept()[0]
-                threading.Thread(target=self._meet, args=(visitor,), name="torchmn doorman", daemon=True).start()
+            except ConnectionAbortedError:  # somebody who went before the door was opened
+                continue
+            except OSError:  # the door is closed behind the last rank
+                return
+            # Each in a thread of its own: a stranger at the port, who says nothing, must not keep a rank waiting.
+            threading.Thread(target=self._meet, args=(visitor,), name="torchmn doorman", daemon=True).start()
 
     def _meet(self, visitor: socket.socket) -> None:
         with suppress(Exception):  # a stranger, or a rank that has found another way in
