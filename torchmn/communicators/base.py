@@ -8,13 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from math import prod
-from threading import get_ident
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from torchmn.communicators import carried_sums, checks, forks, models, reductions, wire  # noqa: F401
+from torchmn.communicators.agreement import Agreement
 from torchmn.communicators.buffers import BLOCK_BYTES, Buffers
 from torchmn.communicators.carried_sums import ALIKE
 from torchmn.communicators.edges import EdgeBook
@@ -27,7 +27,7 @@ from torchmn.communicators.wire import Kind, Message
 from torchmn.errors import ArgumentError, PeerError, TorchMNError
 
 
-class Communicator(ObjectOperations, Buffers, OldNames):
+class Communicator(ObjectOperations, Agreement, Buffers, OldNames):
     """A group of ranks that can send to each other and act together.
 
     Operations on tensors return new, detached tensors (`bcast` the root's own). A wrong argument on one rank of a
@@ -346,55 +346,3 @@ class Communicator(ObjectOperations, Buffers, OldNames):
         """
         with Wait(self, "multi_node_mean_grad"):
             models.multi_node_mean_grad(self, model, zero_fill)
-
-    # -- meeting: do all ranks say the same? -------------------------------------------------------------------
-
-    def _meet(
-        self,
-        operation: str,
-        problem: str | None,
-        names: tuple[str, ...] = (),
-        values: Any = (),
-        may_differ: Any = None,
-        carried: Tensor | None = None,
-    ) -> list[Any] | None:
-        """Compare this call with the other ranks' and raise on all of them if it can not work.
-
-        Returns None if all ranks said exactly the same; otherwise each rank's `may_differ`. A contiguous tensor of at
-        most `carried_bytes` goes to all ranks along with the comparison: see `_carried_parts`.
-        """
-        if get_ident() not in self._watch.waits:  # the watchdog must see this wait, whoever comes here without a note
-            with Wait(self, operation):
-                return self._meet(operation, problem, names, values, may_differ, carried)
-        if self._closed:
-            self._check_open(operation)
-        if self._edges.unneeded:
-            self._edges.say_unneeded(self)
-        self._collectives += 1
-        if problem and (self.size == 1 or not self.settings.checks):
-            raise ArgumentError(f"rank {self.rank} of {self.size}: {operation}: {problem}")
-        aside = self._aside
-        must_meet = may_differ is not None or self.settings.checks or (aside is not None and aside.wish)
-        if self.size == 1 or not must_meet:
-            return None
-        # A wrong argument gets a number that no other rank has, so that the comparison fails on all.
-        number = -1 - self.rank if problem else checks.fingerprint((operation, values, may_differ))
-        if aside is not None and not problem:
-            number = aside.mixed_into(number)
-        if self._same_everywhere(number) if carried is None else self._same_everywhere_carrying(number, carried):
-            return None
-        return self._compare_statements(operation, problem, names, values, may_differ)
-
-    def _compare_statements(
-        self, operation: str, problem: str | None, names: tuple[str, ...], values: Any, may_differ: Any
-    ) -> list[Any]:
-        """Each rank's `may_differ`, if nothing else differs between the ranks; otherwise raise on all of them."""
-        said = {} if problem else dict(zip(names, values, strict=True))
-        statements = self._allgather_pickled(checks.state_here(operation, said, may_differ, problem, self._aside))
-        checks.raise_disagreement(statements, self.rank)
-        self._wishes = [statement.wish for statement in statements]
-        return [statement.may_differ for statement in statements]
-
-    def _check_open(self, operation: str) -> None:
-        if self._closed:
-            raise TorchMNError(f"rank {self.rank} of {self.size}: {operation} {self.closed_because}")
