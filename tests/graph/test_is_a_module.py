@@ -251,3 +251,20 @@ def test_large_payloads(comm):
 class Sum(nn.Module):
     def forward(self, *arguments):
         return sum(arguments)
+
+
+@ranks(2, on="threads")
+def test_a_compiled_chain_has_the_numbers_of_the_plain_one(comm):
+    chain = MultiNodeChainList(comm)
+    chain.add_link(nn.Linear(4, 4), rank_in=None if comm.rank == 0 else 0, rank_out=1 if comm.rank == 0 else None)
+    with torch.no_grad():
+        for p in chain.parameters():
+            p.copy_(torch.arange(float(p.numel())).view(p.shape).cos())
+    compiled = torch.compile(chain, backend="aot_eager")
+    found = []
+    for called in (chain, compiled):
+        y = called(torch.ones(5, 4)) if comm.rank == 0 else called()
+        y.sum().backward()
+        found.append([y.detach(), *(p.grad.clone() for p in chain.parameters())])
+        chain.zero_grad()
+    torch.testing.assert_close(found[1], found[0])

@@ -22,11 +22,13 @@ from torchmn.communicators.objects import ObjectOperations
 from torchmn.communicators.old_names import OldNames
 from torchmn.communicators.settings import Settings
 from torchmn.communicators.topology import Place, Topology, groups
+from torchmn.communicators.uncompiled import OPERATIONS, uncompiled_methods
 from torchmn.communicators.watchdog import Wait
 from torchmn.communicators.wire import Kind, Message
 from torchmn.errors import ArgumentError, PeerError, TorchMNError
 
 
+@uncompiled_methods(OPERATIONS)
 class Communicator(ObjectOperations, Agreement, Buffers, OldNames):
     """A group of ranks that can send to each other and act together.
 

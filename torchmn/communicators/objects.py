@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from torchmn.communicators import checks, wire
+from torchmn.communicators.uncompiled import uncompiled_methods
 from torchmn.communicators.watchdog import Wait
 from torchmn.communicators.wire import Kind, Message
 from torchmn.errors import TorchMNError
@@ -62,6 +63,7 @@ def try_pickled(obj: Any) -> tuple[Tensor | None, str | None]:
         return None, f"expected an object that pickles, got {type(obj).__name__}: {error}"
 
 
+@uncompiled_methods("send_obj recv_obj bcast_obj gather_obj allgather_obj scatter_obj allreduce_obj")
 class ObjectOperations:
     """The `_obj` methods of a communicator."""
 

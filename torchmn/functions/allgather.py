@@ -12,10 +12,12 @@ import torch
 from torch import Tensor
 
 from torchmn.communicators.base import Communicator
+from torchmn.communicators.uncompiled import uncompiled
 from torchmn.functions.anchor import ANCHOR
 from torchmn.functions.collective import Call, needs_gradient
 
 
+@uncompiled
 def allgather(comm: Communicator, x: Tensor) -> tuple[Tensor, ...]:
     """Every rank's tensor in rank order, on every rank; shapes may differ, dtypes not.
 
@@ -38,6 +40,7 @@ class _AllGather(torch.autograd.Function):
         return parts
 
     @staticmethod
+    @uncompiled
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         from torchmn.functions.reduce_scatter import reduce_scatter_in  # which needs this file for its own adjoint
 

@@ -11,11 +11,13 @@ import torch
 from torch import Tensor
 
 from torchmn.communicators.base import Communicator
+from torchmn.communicators.uncompiled import uncompiled
 from torchmn.functions.allgather import allgather
 from torchmn.functions.anchor import ANCHOR
 from torchmn.functions.collective import OF_ALL_VALUES, Call, needs_gradient
 
 
+@uncompiled
 def allreduce(comm: Communicator, x: Tensor, op: str = "sum") -> Tensor:
     """The sum (or mean, max, min, prod) of all ranks' tensors, element by element, on every rank.
 
@@ -41,5 +43,6 @@ class _AllReduce(torch.autograd.Function):
         return total[0]
 
     @staticmethod
+    @uncompiled
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         return None, _allreduce(ctx.call.backward(), gradient, ctx.op), None, None, None

@@ -12,10 +12,12 @@ import torch
 from torch import Tensor
 
 from torchmn.communicators.base import Communicator
+from torchmn.communicators.uncompiled import uncompiled
 from torchmn.functions.anchor import ANCHOR
 from torchmn.functions.collective import Call, needs_gradient, parts_of
 
 
+@uncompiled
 def alltoall(comm: Communicator, xs: Sequence[Tensor] | Tensor) -> tuple[Tensor, ...]:
     """A tensor from every rank in rank order: from rank j, the element of its `xs` that is at this rank.
 
@@ -37,5 +39,6 @@ class _AllToAll(torch.autograd.Function):
         return received
 
     @staticmethod
+    @uncompiled
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         return (None,) * 3 + _alltoall(ctx.call.backward(), gradients)

@@ -12,10 +12,12 @@ import torch
 from torch import Tensor
 
 from torchmn.communicators.base import Communicator
+from torchmn.communicators.uncompiled import uncompiled
 from torchmn.functions.anchor import ANCHOR
 from torchmn.functions.collective import Call, as_gradient_of, needs_gradient, tensors_in
 
 
+@uncompiled
 def bcast(comm: Communicator, x: Tensor | None, root: int = 0) -> Tensor:
     """The tensor of rank `root`, on every rank. Each rank's backward must reach it.
 
@@ -41,6 +43,7 @@ class _Bcast(torch.autograd.Function):
         return value[0]
 
     @staticmethod
+    @uncompiled
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         total = _sum_for(ctx.call.backward(), gradient, ctx.root)
         if ctx.call.comm.rank == ctx.root:
@@ -63,5 +66,6 @@ class _SumFor(torch.autograd.Function):
         return total[0]
 
     @staticmethod
+    @uncompiled
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         return None, _bcast(ctx.call.backward(), gradient, ctx.root), None, None, None

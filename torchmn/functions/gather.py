@@ -11,10 +11,12 @@ import torch
 from torch import Tensor
 
 from torchmn.communicators.base import Communicator
+from torchmn.communicators.uncompiled import uncompiled
 from torchmn.functions.anchor import ANCHOR
 from torchmn.functions.collective import Call, needs_gradient
 
 
+@uncompiled
 def gather(comm: Communicator, x: Tensor, root: int = 0) -> Any:
     """On `root`, a tuple of every rank's tensor in rank order (shapes may differ, dtypes not); else a delegate.
 
@@ -38,6 +40,7 @@ class _Gather(torch.autograd.Function):
         return parts[0]
 
     @staticmethod
+    @uncompiled
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         from torchmn.functions.scatter import scatter_in  # which needs this file for its own adjoint
 

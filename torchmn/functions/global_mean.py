@@ -10,10 +10,12 @@ from torch import Tensor
 from torchmn.communicators import checks
 from torchmn.communicators.base import Communicator
 from torchmn.communicators.process_grid import ProcessGrid
+from torchmn.communicators.uncompiled import uncompiled
 from torchmn.communicators.watchdog import Wait
 from torchmn.errors import ArgumentError
 
 
+@uncompiled
 def global_mean(values: Tensor, grid: ProcessGrid | Communicator) -> Tensor:
     """The mean over the elements of all ranks' `values`, the same 0-d tensor on every rank.
 
@@ -48,6 +50,7 @@ class _GlobalMean(torch.autograd.Function):
         return (total / count).to(values.dtype)
 
     @staticmethod
+    @uncompiled
     def backward(ctx: Any, *grads: Tensor) -> Any:
         return _Shares.apply(grads[0] * ctx.gradient_counts, ctx.comm, ctx.shape, ctx.count), None, None
 
@@ -61,5 +64,6 @@ class _Shares(torch.autograd.Function):
         return (g / count).expand(shape)
 
     @staticmethod
+    @uncompiled
     def backward(ctx: Any, *grads: Tensor) -> Any:
         return _GlobalMean.apply(grads[0], ctx.comm, 1), None, None, None

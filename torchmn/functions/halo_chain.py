@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from torchmn.communicators.uncompiled import uncompiled
 from torchmn.functions.halo_blocks import blocks, relu_in_blocks_, room
 from torchmn.functions.halo_exchange import empty_like_layout
 
@@ -73,6 +74,7 @@ class _Chain(torch.autograd.Function):
         return x
 
     @staticmethod
+    @uncompiled
     def backward(ctx: Any, *grads: Tensor) -> Any:
         links, g, saved = ctx.links, grads[0], ctx.saved_tensors
         values, parameters = saved[: len(links) + 1], saved[len(links) + 1 :]

@@ -18,6 +18,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from torchmn.communicators.base import Communicator
+from torchmn.communicators.uncompiled import uncompiled
 from torchmn.functions.halo_borders import Borders, Reach, borders_of
 from torchmn.functions.halo_exchange import (
     HaloGathering,
@@ -98,6 +99,7 @@ class _HaloConvolution(torch.autograd.Function):
         return y
 
     @staticmethod
+    @uncompiled
     def backward(ctx: Any, *grads: Tensor) -> Any:
         x, weight, bias, *kept = ctx.saved_tensors
         wanted = ctx.needs_input_grad[:3]

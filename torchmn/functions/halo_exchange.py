@@ -9,10 +9,12 @@ import torch
 from torch import Tensor
 
 from torchmn.communicators.base import Communicator
+from torchmn.communicators.uncompiled import uncompiled
 from torchmn.functions.halo_messages import GATHER, SCATTER_ADD, HaloMessages, check_part
 from torchmn.geometry import BoxCopy, HaloPlan
 
 
+@uncompiled
 def halo_exchange(x: Tensor, plan: HaloPlan, comm: Communicator, fill: float = 0.0) -> Tensor:
     """All that this rank needs of the whole image, in one buffer: (*leading, *plan.buffer_shape).
 
@@ -32,6 +34,7 @@ def halo_exchange(x: Tensor, plan: HaloPlan, comm: Communicator, fill: float = 0
     return _Gather.apply(x, plan, comm, fill)  # type: ignore[no-any-return]
 
 
+@uncompiled
 def halo_scatter_add(g: Tensor, plan: HaloPlan, comm: Communicator) -> Tensor:
     """The adjoint of `halo_exchange`: for each element that this rank owns, the sum over all ranks' buffers.
 
@@ -150,6 +153,7 @@ class _Gather(torch.autograd.Function):
         return HaloGathering(x, plan, comm, fill, ctx.needs_input_grad[0]).finish()
 
     @staticmethod
+    @uncompiled
     def backward(ctx: Any, *grads: Tensor) -> Any:
         return _ScatterAdd.apply(grads[0], ctx.plan, ctx.comm), None, None, None
 
@@ -161,6 +165,7 @@ class _ScatterAdd(torch.autograd.Function):
         return HaloScattering(g, plan, comm, ctx.needs_input_grad[0]).finish()
 
     @staticmethod
+    @uncompiled
     def backward(ctx: Any, *grads: Tensor) -> Any:
         return _Gather.apply(grads[0], ctx.plan, ctx.comm, 0.0), None, None
 

@@ -18,6 +18,7 @@ from torch import Tensor, is_grad_enabled
 from torchmn.communicators.base import Communicator
 from torchmn.communicators.checks import describe
 from torchmn.communicators.edges import HIGHER_ORDER, Edge, Key, Place
+from torchmn.communicators.uncompiled import uncompiled
 from torchmn.communicators.watchdog import Wait
 from torchmn.communicators.wire import Kind, Layout, Message
 from torchmn.errors import ArgumentError
@@ -54,6 +55,7 @@ class _Sent(torch.autograd.Function):
         return torch.zeros_like(_ZERO)  # twice as fast as torch.zeros(())
 
     @staticmethod
+    @uncompiled
     def backward(ctx: Any, delegates_gradient: Tensor | None) -> tuple[Tensor | None, ...]:
         edge: Edge = ctx.edge
         edge.__class__ = Edge  # backward has come by
@@ -125,6 +127,7 @@ class _Received(torch.autograd.Function):
         return message.payload()
 
     @staticmethod
+    @uncompiled
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         # No gradient for the delegate: autograd visits it all the same.
         edge: Edge | None = ctx.edge

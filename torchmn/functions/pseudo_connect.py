@@ -11,9 +11,11 @@ import torch
 from torch import Tensor
 
 from torchmn.communicators.checks import describe
+from torchmn.communicators.uncompiled import uncompiled
 from torchmn.errors import ArgumentError
 
 
+@uncompiled
 def pseudo_connect(delegate_variable: Tensor | None, *actual_variables: Tensor) -> Any:
     """The actual variables, unchanged, from which backward also visits what `delegate_variable` stands for.
 
@@ -57,5 +59,6 @@ class _PseudoConnect(torch.autograd.Function):
         return out
 
     @staticmethod
+    @uncompiled
     def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
         return (None, *gradients)  # autograd visits the delegate all the same

@@ -14,6 +14,7 @@ from torch import Tensor, is_grad_enabled
 from torchmn.communicators.base import Communicator
 from torchmn.communicators.checks import describe
 from torchmn.communicators.edges import Edge, Place, UnvisitedEdge, place_of_caller
+from torchmn.communicators.uncompiled import uncompiled
 from torchmn.communicators.wire import Kind, Layout, Message
 from torchmn.errors import ArgumentError, TorchMNError
 from torchmn.functions import recomputation
@@ -23,6 +24,7 @@ _MOST_EXPECTED = 1000  # for programs that use a new tag for each message
 _current_backward = torch._C._current_graph_task_id
 
 
+@uncompiled
 def recv(
     comm: Communicator, rank: int, delegate_variable: Tensor | None = None, tag: int = 0, force_tuple: bool = False
 ) -> Any:
@@ -48,7 +50,7 @@ def recv(
         recomputation.check_replaying(comm, "recv")
         received = _received_again(comm, rank, tag, delegate_variable)
     elif is_grad_enabled():
-        place = place_of_caller(tag, sys._getframe(1))
+        place = place_of_caller(tag, sys._getframe(2))
         layout = comm._edges.expected.get((rank, tag))
         if layout is None or recomputation.keeping():
             received = received_from(lambda: _arrived(comm, rank, tag, place), delegate_variable)

@@ -13,12 +13,14 @@ import torch
 from torch import Tensor
 
 from torchmn.communicators.base import Communicator
+from torchmn.communicators.uncompiled import uncompiled
 from torchmn.functions.allgather import allgather_in
 from torchmn.functions.alltoall import alltoall
 from torchmn.functions.anchor import ANCHOR
 from torchmn.functions.collective import OF_ALL_VALUES, Call, needs_gradient, parts_of
 
 
+@uncompiled
 def reduce_scatter(comm: Communicator, xs: Sequence[Tensor] | Tensor, op: str = "sum") -> Tensor:
     """The sum (or mean, max, min, prod) over ranks of the elements of `xs` that are at this rank.
 
@@ -44,6 +46,7 @@ class _ReduceScatter(torch.autograd.Function):
         return total[0]
 
     @staticmethod
+    @uncompiled
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         if ctx.op == "mean":
             gradient = gradient / ctx.call.comm.size

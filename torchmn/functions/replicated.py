@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from torchmn.communicators.base import Communicator
+from torchmn.communicators.uncompiled import uncompiled
 
 Gather = Callable[[Tensor], Tensor]
 
@@ -48,6 +49,7 @@ class _Enter(torch.autograd.Function):
         return x.view_as(x)
 
     @staticmethod
+    @uncompiled
     def backward(ctx, *gradients):
         return sum_of_parts(gradients[0], ctx.comm), None
 
@@ -59,6 +61,7 @@ class _Sum(torch.autograd.Function):
         return torch.empty_like(x) if x.is_meta else comm.allreduce(x)
 
     @staticmethod
+    @uncompiled
     def backward(ctx, *gradients):
         return enter_parts(gradients[0], ctx.comm), None
 
@@ -70,5 +73,6 @@ class _Move(torch.autograd.Function):
         return there(x)
 
     @staticmethod
+    @uncompiled
     def backward(ctx, *gradients):
         return _Move.apply(gradients[0], ctx.comm, ctx.back, ctx.there), None, None, None

@@ -12,11 +12,13 @@ import torch
 from torch import Tensor
 
 from torchmn.communicators.base import Communicator
+from torchmn.communicators.uncompiled import uncompiled
 from torchmn.functions.anchor import ANCHOR
 from torchmn.functions.collective import Call, as_gradient_of, needs_gradient, parts_of, tensors_in
 from torchmn.functions.gather import gather_in
 
 
+@uncompiled
 def scatter(comm: Communicator, xs: Sequence[Tensor] | Tensor | None, root: int = 0) -> Tensor:
     """This rank's element of the tensors that `root` passes. Each rank's backward must reach it.
 
@@ -40,6 +42,7 @@ class _Scatter(torch.autograd.Function):
         return mine[0]
 
     @staticmethod
+    @uncompiled
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         gathered = gather_in(ctx.call.backward(), gradient, ctx.root)
         if ctx.call.comm.rank == ctx.root:

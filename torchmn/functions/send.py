@@ -15,6 +15,7 @@ from torch import Tensor, is_grad_enabled
 from torchmn.communicators import checks
 from torchmn.communicators.base import Communicator
 from torchmn.communicators.edges import place_of_caller
+from torchmn.communicators.uncompiled import uncompiled
 from torchmn.communicators.wire import Kind, Message
 from torchmn.functions import recomputation
 from torchmn.functions.point_to_point import delegate_of, no_communicator
@@ -22,6 +23,7 @@ from torchmn.functions.point_to_point import delegate_of, no_communicator
 _current_backward = torch._C._current_graph_task_id
 
 
+@uncompiled
 def send(x: Tensor | Sequence[Tensor], comm: Communicator, rank: int, tag: int = 0) -> Tensor:
     """A delegate for what was sent: a 0-d float tensor, zero, through which backward finds its way to `x`.
 
@@ -48,7 +50,7 @@ def send(x: Tensor | Sequence[Tensor], comm: Communicator, rank: int, tag: int =
         layout = comm._send_at_once(x, rank, tag, number, True)
         if layout is not None:
             answer = layout.answer if 0 < layout.nbytes <= comm.room_bytes else None
-            return delegate_of(comm, (rank, number), place_of_caller(tag, sys._getframe(1)), answer, x)
+            return delegate_of(comm, (rank, number), place_of_caller(tag, sys._getframe(2)), answer, x)
     many = isinstance(x, list | tuple)
     tensors: Any = x if many else (x,)
     for item in tensors:
@@ -64,5 +66,5 @@ def send(x: Tensor | Sequence[Tensor], comm: Communicator, rank: int, tag: int =
         return torch.zeros((), requires_grad=with_gradients, device="cpu")
     number = edges.next_number(rank)
     comm._send_message(Message(kind, tuple(tensors), number, wants_gradient), rank, tag)
-    place = place_of_caller(tag, sys._getframe(1))
+    place = place_of_caller(tag, sys._getframe(2))
     return delegate_of(comm, (rank, number), place, None, *[item for item in tensors if item.requires_grad])

@@ -12,6 +12,7 @@ from torch import nn
 
 from torchmn.communicators.base import Communicator
 from torchmn.communicators.checks import describe
+from torchmn.communicators.uncompiled import uncompiled
 from torchmn.communicators.watchdog import Wait
 from torchmn.errors import ArgumentError
 from torchmn.graph.delegates import attach, blank
@@ -153,6 +154,7 @@ class MultiNodeChainList(nn.Module):
             raise ArgumentError("MultiNodeChainList was unpickled and has no communicator: assign one to its .comm")
         return self.comm
 
+    @uncompiled
     def _agreed_program(self, inputs: tuple[Any, ...]) -> tuple[Program, int]:
         """The program of all ranks, and into how many micro-batches this batch is cut."""
         comm = self._communicator()

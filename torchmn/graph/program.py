@@ -10,6 +10,7 @@ from weakref import WeakKeyDictionary
 from torch import Tensor
 
 from torchmn.communicators.base import Communicator
+from torchmn.communicators.uncompiled import uncompiled
 from torchmn.errors import GraphError
 from torchmn.graph.channel import Channel
 from torchmn.graph.description import Component, Edge, Graph, connect
@@ -81,6 +82,7 @@ class Program:
             if edge.target.rank == self._rank:
                 end.drop(sent[edge.source.rank].get(end.tag, 0))
 
+    @uncompiled
     def run(
         self, modules: Sequence[Callable[..., Any]], inputs: tuple[Any, ...], pieces: int
     ) -> tuple[list[Any], Tensor | None]:

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from torchmn.communicators.base import Communicator
+from torchmn.communicators.uncompiled import uncompiled
 from torchmn.geometry import HaloPlan
 from torchmn.models.travelling_outputs import TravellingOutputs, gradients_of_own
 from torchmn.nn.batch_last import batch_last, from_pixels, halo_of, pixels
@@ -55,6 +56,7 @@ class _Features(torch.autograd.Function):
         return from_pixels(features)
 
     @staticmethod
+    @uncompiled
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, Tensor | None, None, None, None, None]:
         x, weight, y, norms, *contrast = ctx.saved_tensors
         tiling, _, steps, comm = ctx.settings

@@ -11,6 +11,7 @@ from torch.autograd.function import once_differentiable
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from torchmn.communicators.base import Communicator
+from torchmn.communicators.uncompiled import uncompiled
 from torchmn.communicators.watchdog import Wait
 from torchmn.errors import ArgumentError
 from torchmn.nn.moments import Moments, dims_but_channel, local_moments, per_channel, union
@@ -66,6 +67,7 @@ class MultiNodeBatchNorm(_BatchNorm):
         self._track(moments)
         return normalize_over_ranks(input, self.weight, self.bias, moments, self.eps, self.comm)
 
+    @uncompiled
     def _moments_of_all_ranks(self, comm: Communicator, x: Tensor) -> Moments:
         problem = self._input_problem(x)
         asked = "nothing" if problem else self._gradients_asked_for(x)
@@ -158,6 +160,7 @@ def track_statistics(running_mean: Tensor, running_var: Tensor, moments: Moments
         running.copy_(running.double().mul_(1 - factor).add_(now, alpha=factor))
 
 
+@uncompiled
 def normalize_over_ranks(
     x: Tensor, weight: Tensor | None, bias: Tensor | None, moments: Moments, eps: float, comm: Communicator
 ) -> Tensor:
@@ -182,6 +185,7 @@ class _Normalize(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
+    @uncompiled
     def backward(ctx, *gradients: Tensor):
         x, weight, mean, inverse_std = ctx.saved_tensors
         wants_x, wants_weight, wants_bias = ctx.needs_input_grad[:3]

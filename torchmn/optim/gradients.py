@@ -13,6 +13,7 @@ from torch import Tensor
 
 from torchmn.communicators.base import Communicator
 from torchmn.communicators.mean import means
+from torchmn.communicators.uncompiled import uncompiled
 from torchmn.communicators.watchdog import Wait, ranks_text
 from torchmn.errors import MismatchError
 from torchmn.optim.clipping import Clipped, refuse_own_clipping
@@ -72,6 +73,7 @@ class Circumstances:
         return self.mode, self.unfrozen, self.hyperparameters
 
 
+@uncompiled
 def agree(
     comm: Communicator,
     grads: Sequence[Gradient],
@@ -191,6 +193,7 @@ def _common_dtypes(
     return tuple(common)
 
 
+@uncompiled
 def take_mean(
     comm: Communicator, grads: Sequence[Gradient], agreement: Agreement, wire_dtype: torch.dtype | None
 ) -> None:

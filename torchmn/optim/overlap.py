@@ -7,6 +7,7 @@ from weakref import WeakMethod
 
 from torch import Tensor
 
+from torchmn.communicators.uncompiled import uncompiled
 from torchmn.communicators.watchdog import Wait
 from torchmn.errors import ArgumentError
 from torchmn.optim import gradients
@@ -82,6 +83,7 @@ class OverlappingOptimizer(MultiNodeOptimizer):
                 "way to their means: call optimizer.synchronize() between backward and clipping"
             )
 
+    @uncompiled
     def _computed(self, parameter: Tensor) -> None:
         """Called by backward when a gradient is complete."""
         if self._holding:

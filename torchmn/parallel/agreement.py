@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from torchmn.communicators.base import Communicator
+from torchmn.communicators.uncompiled import uncompiled
 from torchmn.communicators.watchdog import Wait
 from torchmn.errors import ArgumentError, MismatchError, ParallelizeError
 
@@ -71,6 +72,7 @@ class SameLoss:
     def __init__(self, comm: Communicator):
         self.comm = comm
 
+    @uncompiled
     def __call__(self, gradient: Tensor) -> None:
         values = gradient.detach().flatten().double().cpu()
         # Two numbers stand for all: rounding changes them little, another order of the samples a lot.

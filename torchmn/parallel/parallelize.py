@@ -13,6 +13,7 @@ from torch import nn
 import torchmn.nn.parts.rules  # noqa: F401  (registers the rules)
 from torchmn.communicators.base import Communicator
 from torchmn.communicators.process_grid import ProcessGrid
+from torchmn.communicators.uncompiled import uncompiled
 from torchmn.communicators.watchdog import Wait
 from torchmn.errors import ArgumentError, ParallelizeError, nearest
 from torchmn.nn.parts.chains import run_in_chains
@@ -22,6 +23,7 @@ from torchmn.nn.parts.refusals import remember_names
 from torchmn.nn.slices import SlicedModule
 from torchmn.parallel.agreement import on_all_or_none
 from torchmn.parallel.channels import swap_channel_layers
+from torchmn.parallel.compiled import compiled_modules
 from torchmn.parallel.dry_run import dry_run, explained
 from torchmn.parallel.guard import keep_inside
 from torchmn.parallel.input_shape import candidates, dtype_of
@@ -104,6 +106,7 @@ def _copy(model: nn.Module, comm: Communicator) -> nn.Module:
     return copies[0]
 
 
+@uncompiled
 def _forward(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
     return self.parallelism.run(self, args, kwargs)  # type: ignore[operator, union-attr]
 
@@ -122,11 +125,12 @@ def _problem(model: object, mode: object, output: object, input_shape: object) -
         return (
             f"{', '.join(scripted)} is compiled (ScriptModule): what it computes can not be seen. Pass the plain module"
         )
-    compiled = [name or "the model" for name, m in model.named_modules() if type(m).__name__ == "OptimizedModule"]
-    if compiled and mode != "datapar":
+    compiled = compiled_modules(model)
+    if compiled and (mode != "datapar" or compiled[0] == ""):
+        names = ", ".join(name or "the model" for name in compiled)
         return (
-            f"{', '.join(compiled)} is compiled (torch.compile), and what it computes can not be cut. Pass the plain "
-            "module"
+            f"{names} is compiled (torch.compile), and what it computes can not be cut. Pass the plain module; "
+            "torch.compile(parallelize(...)) works, and compiles what lies around the parallel model"
         )
     if "forward" in vars(model):
         return (

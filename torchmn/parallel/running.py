@@ -25,6 +25,7 @@ from torchmn.nn.parts.roles import OWN, SUMMED, WHOLE
 from torchmn.nn.parts.wide import Widths, found_widths, mark_widths
 from torchmn.nn.slices import SlicedModule
 from torchmn.parallel.agreement import SameLoss, compare_forwards, on_all_or_none, plain_values
+from torchmn.parallel.compiled import refuse_compiled_submodules
 from torchmn.parallel.dry_run import dry_run, explained
 from torchmn.parallel.guard import guard
 from torchmn.parallel.randomness import SerialRandomness
@@ -207,11 +208,12 @@ class Parallelism:
         if seen in self._checked:
             return
         meta_args, meta_kwargs = pytree.tree_map_only(Tensor, _without_values, (args, kwargs))
-        on_all_or_none(
-            self.grid.tiles,
-            "dry run of a parallel model",
-            lambda: self.learn_roles(model, meta_args, meta_kwargs, samples, batch),
-        )
+
+        def look() -> None:
+            refuse_compiled_submodules(model)
+            self.learn_roles(model, meta_args, meta_kwargs, samples, batch)
+
+        on_all_or_none(self.grid.tiles, "dry run of a parallel model", look)
         if len(self._checked) >= _REMEMBERED_CHECKS:
             self._checked.clear()
         self._checked.add(seen)
