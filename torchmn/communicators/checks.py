@@ -62,6 +62,8 @@ def tensor_problem(x: object, written: bool = False) -> str | None:
             f"expected a tensor that has memory, got a {type(x).__name__} that has none: it stands for others (a fake, "
             "masked or distributed tensor, one inside torch.func), or its storage was freed; pass a plain tensor"
         )
+    if torch._C._is_tracing():  # type: ignore[attr-defined]
+        return "expected a tensor with values, got one that torch.jit.trace records: messages can not be recorded"
     if forward_ad._current_level >= 0 and forward_ad.unpack_dual(x).tangent is not None:
         return (
             "expected a tensor without a forward-mode tangent, which would be lost on the way: use backward, or pass "

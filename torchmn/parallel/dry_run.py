@@ -14,7 +14,12 @@ from torchmn.nn.parts.roles import Recorder, recording
 from torchmn.nn.slices import SlicedModule
 from torchmn.parallel.changed_views import ChangedViews
 from torchmn.parallel.own_functions import OwnFunctions, check_kept
-from torchmn.parallel.without_values import ConstantsWithoutValues, attributes_kept, random_states_kept
+from torchmn.parallel.without_values import (
+    ConstantsWithoutValues,
+    attributes_kept,
+    random_states_kept,
+    without_saved_tensor_hooks,
+)
 
 
 def dry_run(model: nn.Module, forward: Callable[..., Any], inputs: Sequence[Any], kwargs: dict[str, Any]) -> Recorder:
@@ -35,6 +40,7 @@ def dry_run(model: nn.Module, forward: Callable[..., Any], inputs: Sequence[Any]
     holder = _Holder(model, forward)
     tensors = {f"model.{name}": x for name, x in (*parameters.items(), *buffers.items())}
     with (
+        without_saved_tensor_hooks(),
         attributes_kept(model),
         random_states_kept(),
         ConstantsWithoutValues(),

@@ -77,10 +77,7 @@ def parallelize(
         remember_names(copied)
     copied.parallelism = parallelism  # type: ignore[assignment]
     copied.forward = MethodType(_forward, copied)
-    if mode == "datapar":
-        parallelism.mark(copied)
-    else:
-        parallelism.mark_own(copied)
+    parallelism.adopt(copied)  # before anybody can call it with other parameters (functional_call)
     if parallelism.cuts_images and grid.tile_count > 1:
         run_in_chains(copied)
         keep_inside(copied)

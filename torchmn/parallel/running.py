@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Set
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from hashlib import blake2b
 from typing import Any
@@ -27,8 +28,10 @@ from torchmn.nn.slices import SlicedModule
 from torchmn.parallel.agreement import SameLoss, compare_forwards, on_all_or_none, plain_values
 from torchmn.parallel.compiled import refuse_compiled_submodules
 from torchmn.parallel.dry_run import dry_run, explained
+from torchmn.parallel.given_parameters import OwnParameters, check_own, compare_given
 from torchmn.parallel.guard import guard
 from torchmn.parallel.randomness import SerialRandomness
+from torchmn.parallel.tracing import refuse_tracing
 
 # The values of whole inputs are compared up to here: ranks that shuffle differently differ from the first sample on.
 _COMPARED_BYTES = 1 << 20
@@ -54,6 +57,7 @@ class Parallelism:
     _marked: Any = None  # the model whose parameters carry the marks of their roles
     _frozen: list[nn.Parameter] = field(default_factory=list)  # need no gradient now; marked when they do
     _unwatched: int = _WATCHED_LOSSES  # so many losses are still to be compared
+    _own: OwnParameters | None = None  # where the marked model keeps its parameters
     _parameters: list[tuple[str, nn.Parameter]] = field(default_factory=list)  # of the marked model, by name
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Parallelism:
@@ -66,6 +70,8 @@ class Parallelism:
 
     def run(self, model: nn.Module, args: tuple, kwargs: dict[str, Any]) -> Any:
         """The forward of `model` on this rank's part of the inputs."""
+        if self.mode != "datapar" or (self.grid.comm.size > 1 and model.training):
+            refuse_tracing(args if not kwargs else pytree.tree_leaves((args, kwargs)))
         if self._marked is None or self._marked() is not model:
             self.adopt(model)
         if self._frozen:
@@ -77,12 +83,16 @@ class Parallelism:
                 _check_others(args, kwargs)
             others = plain_values(pytree.tree_leaves((args, kwargs)))
         self._compare(model, inputs, others)
+        given = self._own.replaced() if self._own is not None else {}
+        if given:
+            self._compare_given(given)
         samples, batch = self._samples(model, inputs)
         if _only_tensors(args, kwargs):  # pytree is slow, and most models have one input
             args = tuple([self._entered(x, samples) for x in inputs])
         else:
             args, kwargs = pytree.tree_map_only(Tensor, lambda x: self._entered(x, samples), (args, kwargs))
-        self._check(model, args, kwargs, others, samples, batch)
+        with self._own.back() if given and self._own is not None else nullcontext():
+            self._check(model, args, kwargs, others, samples, batch)
         result = self._computed(model, args, kwargs, samples, batch)
         if self._unwatched and self.output == "whole" and model.training:
             self._watch_loss(result)
@@ -114,6 +124,11 @@ class Parallelism:
         if tiles.size > 1 and tiles.settings.checks:
             told = tuple([self._told(x) for x in inputs])
             compare_forwards(tiles, model.training, inputs, told, others, self._parameters)
+
+    def _compare_given(self, given: dict[str, Any]) -> None:
+        tiles = self.grid.tiles
+        if tiles.size > 1 and tiles.settings.checks:
+            compare_given(tiles, {name: x for name, x in given.items() if self.roles.get(name) != OWN})
 
     def compare_whole(self, model: nn.Module, images: list[Tensor], labels: Tensor | None = None) -> None:
         """An error on every rank if those that share images are given different whole ones, or different labels."""
@@ -251,6 +266,7 @@ class Parallelism:
     def adopt(self, model: nn.Module) -> None:
         """Let parameters that came later know their roles: those of a deep copy, and of layers that were put in."""
         if self._marked is None or self._marked() is not model:
+            check_own(model)
             self._frozen = []
             self.mark(model)  # a deep copy has the parameters, but not their marks
         new = {name for name, p in model.named_parameters() if not roles.is_known(p)}
@@ -258,7 +274,7 @@ class Parallelism:
             self._checked.clear()
             self.roles = {name: role for name, role in self.roles.items() if name not in new}
         self.mark_own(model)
-        self._parameters = list(model.named_parameters())
+        self._own, self._parameters = OwnParameters(model), list(model.named_parameters())
 
     def _mark_unfrozen(self) -> None:
         """A parameter that needs no gradient can not be marked; one that needs it since can."""
@@ -285,6 +301,7 @@ class Parallelism:
             if self.grid.comm.size > 1 and not (self.roles.get(name) == OWN and self.grid.replicas.size == 1):
                 guard(parameter)
         self._marked, self._parameters = weakref.ref(model), list(model.named_parameters())
+        self._own = OwnParameters(model)
 
     def mark_own(self, model: nn.Module) -> None:
         """Mark the slices, which an optimizer must know of before the first forward."""

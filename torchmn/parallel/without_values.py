@@ -75,5 +75,20 @@ def random_states_kept() -> Iterator[None]:
         np.random.set_state(states[2])
 
 
+@contextmanager
+def without_saved_tensor_hooks() -> Iterator[None]:
+    """While it lasts, nobody is told what is kept for backward: save_on_cpu and checkpoints would look for values."""
+    stack: Any = torch._C._autograd  # type: ignore[attr-defined]
+    hooks = []
+    while (pair := stack._top_saved_tensors_default_hooks(False)) is not None:
+        hooks.append(pair)
+        stack._pop_saved_tensors_default_hooks()
+    try:
+        yield
+    finally:
+        for pack, unpack in reversed(hooks):
+            stack._push_saved_tensors_default_hooks(pack, unpack)
+
+
 def _attributes(module: nn.Module) -> list[dict[str, Any]]:
     return [module.__dict__, module._parameters, module._buffers, module._modules]
