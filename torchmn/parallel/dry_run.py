@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from torchmn.errors import ParallelizeError, TorchMNError
+from torchmn.nn.parts.part import Part
 from torchmn.nn.parts.roles import Recorder, recording
 from torchmn.nn.slices import SlicedModule
 from torchmn.parallel.changed_views import ChangedViews
@@ -77,7 +78,15 @@ class _Holder(nn.Module):
         self._forward = forward
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        return self._forward(*args, **kwargs)
+        result = self._forward(*args, **kwargs)
+        for name, buffer in self.model.named_buffers():
+            if isinstance(buffer, Part):
+                raise ParallelizeError(
+                    f"the buffer {name} is given the values of a tensor that is cut over ranks, {buffer.layout_}: each "
+                    "rank would keep its part, and no state dict the whole. Keep statistics of whole values, as a mean "
+                    "over all cut dims is, or use mode='datapar'"
+                )
+        return result
 
 
 def explained(error: BaseException) -> TorchMNError:

@@ -24,6 +24,7 @@ from torchmn.nn.slices import SlicedModule
 from torchmn.parallel.agreement import on_all_or_none
 from torchmn.parallel.channels import swap_channel_layers
 from torchmn.parallel.compiled import compiled_modules
+from torchmn.parallel.computed_weights import computed_weights_detached
 from torchmn.parallel.dry_run import dry_run, explained
 from torchmn.parallel.guard import keep_inside
 from torchmn.parallel.input_shape import candidates, dtype_of
@@ -92,7 +93,8 @@ def _copy(model: nn.Module, comm: Communicator) -> nn.Module:
 
     def work() -> None:
         try:
-            copies.append(deepcopy(model))
+            with computed_weights_detached(model):
+                copies.append(deepcopy(model))
         except Exception as error:
             raise ParallelizeError(
                 f"the model can not be copied: {error}. It may hold a result of a forward (call parallelize before "

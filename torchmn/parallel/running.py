@@ -30,6 +30,7 @@ from torchmn.parallel.compiled import refuse_compiled_submodules
 from torchmn.parallel.dry_run import dry_run, explained
 from torchmn.parallel.given_parameters import OwnParameters, check_own, compare_given
 from torchmn.parallel.guard import guard
+from torchmn.parallel.own_averages import compare_buffers
 from torchmn.parallel.randomness import SerialRandomness
 from torchmn.parallel.tracing import refuse_tracing
 
@@ -38,6 +39,8 @@ _COMPARED_BYTES = 1 << 20
 _REMEMBERED_LAYOUTS = 64
 _REMEMBERED_CHECKS = 1024
 _WATCHED_LOSSES = 4  # ranks that shuffle differently do so from the first batch on
+
+_COMPARED_BUFFERS = 2  # forwards; what is computed of one rank's samples differs from the first on
 
 
 @dataclass
@@ -57,6 +60,7 @@ class Parallelism:
     _marked: Any = None  # the model whose parameters carry the marks of their roles
     _frozen: list[nn.Parameter] = field(default_factory=list)  # need no gradient now; marked when they do
     _unwatched: int = _WATCHED_LOSSES  # so many losses are still to be compared
+    _uncompared: int = _COMPARED_BUFFERS  # so many forwards are still to be followed by a comparison of buffers
     _own: OwnParameters | None = None  # where the marked model keeps its parameters
     _parameters: list[tuple[str, nn.Parameter]] = field(default_factory=list)  # of the marked model, by name
 
@@ -96,6 +100,8 @@ class Parallelism:
         result = self._computed(model, args, kwargs, samples, batch)
         if self._unwatched and self.output == "whole" and model.training:
             self._watch_loss(result)
+        if self._uncompared and model.training:
+            self._watch_buffers(model)
         return result
 
     def _watch_loss(self, result: Any) -> None:
@@ -107,6 +113,13 @@ class Parallelism:
             self._unwatched -= 1
             for x in learning:
                 x.register_hook(SameLoss(tiles))
+
+    def _watch_buffers(self, model: nn.Module) -> None:
+        """Compare what the first forwards leave in buffers, along data, where ranks have samples of their own."""
+        replicas = self.grid.replicas
+        self._uncompared -= 1
+        if replicas.size > 1 and replicas.settings.checks:
+            compare_buffers(replicas, model)
 
     def _computed(self, model: nn.Module, args: tuple, kwargs: dict, samples: Samples, batch: int) -> Any:
         with forward_of(samples):

@@ -1,0 +1,27 @@
+"""Weights that torch computes before every forward and keeps as attributes: of pruned layers, the old weight_norm."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from torch import Tensor, nn
+
+
+@contextmanager
+def computed_weights_detached(model: nn.Module) -> Iterator[None]:
+    """While it lasts the model can be copied: torch copies no result of a computation, and these are computed anew."""
+    found = [
+        (vars(module), name, value)
+        for module in model.modules()
+        if any(type(hook).__module__.startswith("torch.nn.utils") for hook in module._forward_pre_hooks.values())
+        for name, value in vars(module).items()
+        if isinstance(value, Tensor) and value.grad_fn is not None
+    ]
+    for held, name, value in found:
+        held[name] = value.detach()
+    try:
+        yield
+    finally:
+        for held, name, value in found:
+            held[name] = value
