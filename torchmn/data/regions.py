@@ -14,8 +14,11 @@ from torchmn.communicators.process_grid import ProcessGrid, checked_grid
 from torchmn.data.meeting import meet
 from torchmn.data.partition import drawn_seed, permutation
 from torchmn.data.region_sources import Region, source_of
+from torchmn.data.selection import selection
 from torchmn.errors import ArgumentError, HaloError
 from torchmn.geometry import Interval, owned
+
+_CHOSEN = "number of the chosen items (of a Subset: give random_split the same generator on all ranks)"
 
 
 def scatter_regions(
@@ -65,6 +68,9 @@ def scatter_regions(
         problem = f"the data set raised {type(error).__name__}: {error}"
     agreed = {"items": total, "images": shapes, "batch_size": batch_size, "shuffle": bool(shuffle), "seed": seed}
     agreed |= {"drop_last": bool(drop_last), "cut": places, "dims": dims}
+    agreed |= {
+        "chosen items (of a Subset; give random_split the same generator)": None if problem else selection(dataset)
+    }
     try:
         meet(grid.comm, "scatter_regions", problem, {} if problem else agreed)
     except ArgumentError as error:

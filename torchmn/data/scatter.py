@@ -15,6 +15,7 @@ from torchmn.data.delivery import deliver
 from torchmn.data.meeting import meet
 from torchmn.data.partition import Window, drawn_seed, permutation
 from torchmn.data.scattered import ScatteredDataset
+from torchmn.data.selection import selection
 from torchmn.errors import ArgumentError, MismatchError
 
 
@@ -55,8 +56,11 @@ def scatter_dataset(
         "seed": seed,
         "force_equal_length": bool(force_equal_length),
     }
-    lengths = [told for (told,) in meet(comm, "scatter_dataset", problem, agreed, may_differ=(length,))]
+    chosen = None if problem else selection(dataset)
+    told = meet(comm, "scatter_dataset", problem, agreed, may_differ=(length, chosen))
+    lengths = [number for number, _ in told]
     total = _agreed_number("scatter_dataset", "items", lengths, comm, root)
+    _check_selections(comm, {number for its_length, number in told if its_length is not None})
     if shuffle and seed is None:
         seed = comm.bcast_obj(drawn_seed() if comm.rank == root else None, root)
     order = permutation(total, seed if shuffle else None)
@@ -106,6 +110,17 @@ def _length(dataset: Any, needed: bool) -> tuple[int | None, str | None]:
         return len(dataset), None
     except Exception as error:  # a user's __len__, or a torch.utils.data.Dataset without one
         return None, f"expected a data set with a length, got {type(dataset).__name__}: {error}"
+
+
+def _check_selections(comm: Communicator, numbers: set[int | None]) -> None:
+    """Raise if ranks have chosen other items, or another order; all of them know all ranks' `numbers`."""
+    if len(numbers) > 1:
+        raise MismatchError(
+            f"rank {comm.rank} of {comm.size}: scatter_dataset: ranks have data sets of one length, but with other "
+            "items or in another order (a Subset, or a part that was scattered before); nothing was sent. Give "
+            "random_split the same generator on all ranks, generator=torch.Generator().manual_seed(0); scatter the "
+            "whole, once; or pass None on all ranks but the root"
+        )
 
 
 def _integer(value: Any, name: str, least: int, below: int | None = None) -> tuple[int | None, str | None]:
