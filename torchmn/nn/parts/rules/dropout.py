@@ -91,10 +91,11 @@ def part_of_mask(layout: Layout, mask_shape: tuple[int, ...], probability: float
 
 
 def _drawn(shape: tuple[int, ...], probability: float, like: Tensor, of_elements: bool) -> Tensor:
-    """A mask of `shape`; one `of_elements` is drawn in the order in which those of `like` lie in memory.
+    """A mask of `shape`; one `of_elements` lies in memory as those of `like` do.
 
-    So does torch: the mask of a transposed or channels_last tensor is not that of a contiguous one.
+    It must before it is drawn: for some releases of torch, such as 2.13, the mask of a transposed or channels_last
+    tensor is not that of a contiguous one, and for others, such as 2.6, it is.
     """
     order = memory_order(like) if of_elements else range(len(shape))
     empty = torch.empty([shape[dim] for dim in order], dtype=like.dtype, device=like.device)
-    return in_order(empty.bernoulli_(probability), order)
+    return in_order(empty, order).bernoulli_(probability)
