@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+
 import pytest
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
@@ -39,6 +41,9 @@ def test_recomputed_parts_have_the_serial_gradient(mode, grid):
 def test_what_a_recomputation_would_compute_in_another_way_is_refused(between, reentrant):
     with pytest.raises(ParallelizeError, match="Leave it out of the checkpointed part"):
         assert_parity(Recomputed(between, reentrant), (4, 1, 8, 8), {"data": 2}, mode="datapar")
+    # Older releases of torch leave a checkpoint that raised as it is until it is collected, and then take a hook from
+    # whichever thread runs: here rather than in a rank of another test.
+    gc.collect()
 
 
 def test_statistics_of_tiles_are_recomputed():

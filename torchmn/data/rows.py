@@ -31,14 +31,20 @@ def table_of(dataset: Any) -> Table | None:
     """
     kind = type(dataset)
     if kind is Tensor and _is_rows(dataset):
-        return Table("tensor", "", lambda rows: (dataset[rows],))
+        return Table("tensor", "", lambda rows: (_taken(dataset, rows),))
     if kind is np.ndarray and dataset.ndim > 0 and _torch_knows(dataset.dtype):
         return Table("array", "", lambda rows: (torch.from_numpy(dataset[rows.numpy()]),))
     if kind is TensorDataset and all(_is_rows(x) for x in dataset.tensors):
-        return Table("TensorDataset", "", lambda rows: tuple(x[rows] for x in dataset.tensors))
+        return Table("TensorDataset", "", lambda rows: tuple(_taken(x, rows) for x in dataset.tensors))
     if kind is ImageSet and _is_rows(dataset.images) and _is_rows(dataset.labels):
-        return Table("ImageSet", dataset.name, lambda rows: (dataset.images[rows], dataset.labels[rows]))
+        columns = (dataset.images, dataset.labels)
+        return Table("ImageSet", dataset.name, lambda rows: tuple(_taken(x, rows) for x in columns))
     return None
+
+
+def _taken(x: Tensor, rows: Tensor) -> Tensor:
+    """These rows; x[rows] knows no float8 and no uint16 in some releases of torch, such as 2.6."""
+    return x.index_select(0, rows.to(x.device))
 
 
 def dataset_of_rows(kind: str, name: str, columns: Sequence[Tensor]) -> Any:

@@ -27,6 +27,13 @@ from torchmn.nn.parts.rules.convolution import Prepared, per_dim, prepared, wide
 from torchmn.nn.parts.wide import Reach, Wide, wide_part
 
 _CONVOLUTIONS: tuple[Any, ...] = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
+# torch fills these, and never puts others in their place.
+_HOOKS_OF_ALL_MODULES = (
+    torch_module._global_forward_pre_hooks,
+    torch_module._global_forward_hooks,
+    torch_module._global_backward_pre_hooks,
+    torch_module._global_backward_hooks,
+)
 
 # From blocks no rows can be dropped half-way: with a halo of 4 beside 32 rows, that cost more than blocks gained.
 _ROWS_PER_HALO_IN_BLOCKS = 16
@@ -69,7 +76,7 @@ def _forward_in_chains(sequential: nn.Module, *args: Any, **kwargs: Any) -> Any:
 
 def _is_somebody_listening() -> bool:
     """Whether every layer and every torch function must be called as the model says."""
-    if roles.recorder() is not None or torch_module._has_any_global_hook() or torch._C._get_tracing_state():
+    if roles.recorder() is not None or any(_HOOKS_OF_ALL_MODULES) or torch._C._get_tracing_state():
         return True
     modes = [torch._C._get_function_stack_at(at) for at in range(torch._C._len_torch_function_stack())]
     return torch._C._are_functorch_transforms_active() or not all(_is_ours(mode) for mode in modes)
