@@ -5,16 +5,19 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Annotated, Any
 
-from pydantic import BaseModel, BeforeValidator, Field, WithJsonSchema
+from annotated_types import Ge, Gt, Lt
+from pydantic import BaseModel, BeforeValidator, WithJsonSchema
 from pydantic_core import PydanticCustomError
 
 from torchmn.experiment import registry
 from torchmn.experiment.registry import Registry
 
-Count = Annotated[int, Field(ge=1)]
-NotNegative = Annotated[float, Field(ge=0)]
-Positive = Annotated[float, Field(gt=0)]
-Share = Annotated[float, Field(ge=0, lt=1)]
+# Not pydantic's Field(ge=1): before 2.12 the default of one option with such a type became that of all others with it,
+# and a file without a batch size was read as if it had one.
+Count = Annotated[int, Ge(1)]
+NotNegative = Annotated[float, Ge(0)]
+Positive = Annotated[float, Gt(0)]
+Share = Annotated[float, Ge(0), Lt(1)]
 
 SPLITS = ("train", "validation", "test")
 

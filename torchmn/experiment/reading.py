@@ -246,9 +246,10 @@ def _model_at(cls: type[BaseModel], location: tuple[Any, ...]) -> type[BaseModel
 
 def _classes(annotation: Any) -> list[type]:
     """The classes that a type is made of: those of `float | Ramp | None`, for example."""
-    if isinstance(annotation, type):
-        return [annotation]
-    return [found for part in get_args(annotation) for found in _classes(part)]
+    parts = get_args(annotation)
+    if not parts:  # asked first: to Python 3.10, list[str] is a type too
+        return [annotation] if isinstance(annotation, type) else []
+    return [found for part in parts for found in _classes(part)]
 
 
 def _name(path: tuple[Any, ...]) -> str:
