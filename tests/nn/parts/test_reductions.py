@@ -76,3 +76,28 @@ def test_not_a_number_is_not_swept_away():
         return [y.amax((2, 3)), y.max(), F.adaptive_max_pool2d(y, 2), y.mean((2, 3)), F.max_pool2d(y, 2)]
 
     assert_parity(reduced, IMAGE, x=x)
+
+
+ATTENTION = {
+    "softmax": lambda x: x.flatten(2).softmax(-1),
+    "log_softmax": lambda x: F.log_softmax(x.flatten(2), dim=2),
+    "soft argmax": lambda x: (x.flatten(2).softmax(-1).view(x.shape) * torch.arange(7.0, dtype=x.dtype)[:, None]).sum(
+        (2, 3)
+    ),
+    "global context": lambda x: (
+        x + (x * x[:, :1].flatten(2).softmax(-1).view(x[:, :1].shape)).sum((2, 3), keepdim=True)
+    ),
+    "in another dtype": lambda x: x.flatten(2).softmax(-1, dtype=torch.float32),
+}
+
+
+@pytest.mark.parametrize("grid", [(1, 1), (3, 1), (2, 2)])
+@pytest.mark.parametrize("function", ATTENTION.values(), ids=ATTENTION.keys())
+def test_attention_over_all_pixels_equals_one_rank(function, grid):
+    tolerance = 1e-6 if function is ATTENTION["in another dtype"] else 1e-10
+    assert_parity(function, (2, 3, 7, 5), grid, tolerance=tolerance)
+
+
+def test_softmax_of_rows_where_rows_are_cut():
+    assert_parity(lambda x: 50 * x.softmax(2) + x.log_softmax(2), (2, 3, 7, 5), (3, 1))
+    assert_parity(lambda x: (1000 * x).softmax(2), (2, 3, 2, 5), (3, 1))  # a rank without rows

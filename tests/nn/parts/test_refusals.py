@@ -55,7 +55,7 @@ CASES: dict[str, tuple[Callable[[Tensor], Any], str]] = {
     "argmax of all": (lambda x: x.argmax(), "argmax without one dim"),
     "argmax of rows": (lambda x: x.argmax(2), "argmax along dim 2"),
     "max of columns": (lambda x: x.max(-1), "max along dim -1"),
-    "softmax of columns": (lambda x: x.softmax(-1), "softmax along dim -1"),
+    "softmax of columns": (lambda x: x.softmax(-1), "softmax over dims (3,)"),
     "mean of rows": (lambda x: x.mean(2), "mean over dims (2,)"),
     "pool with indices": (lambda x: F.max_pool2d(x, 2, return_indices=True), "max_pool2d_with_indices"),
     "fractional pool": (lambda x: F.fractional_max_pool2d(x, 2, output_size=3), "fractional_max_pool2d"),

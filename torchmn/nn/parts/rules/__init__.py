@@ -28,6 +28,7 @@ from torchmn.nn.parts.rules import (  # noqa: F401  (importing a family register
     pooling,
     reductions,
     reshaping,
+    softmax,
     upsampling,
     vectors,
 )

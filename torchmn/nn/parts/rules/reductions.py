@@ -29,7 +29,7 @@ def reduced_dims(layout: Layout, dim: Dims) -> tuple[int, ...]:
     return tuple(sorted(d % len(layout.shape) for d in dims))
 
 
-def _crosses(layout: Layout, dims: tuple[int, ...], function: str) -> bool:
+def crosses(layout: Layout, dims: tuple[int, ...], function: str) -> bool:
     """Whether ranks must add up; all cut dims must then be in it."""
     crossing = [dim for dim in layout.cut_dims if dim in dims]
     if crossing and len(crossing) < len(layout.cut_dims):
@@ -49,7 +49,7 @@ def total(x: Part, dim: Dims = None, keepdim: bool = False, dtype: torch.dtype |
     layout = x.layout_
     dims = reduced_dims(layout, dim)
     mine = local(x).sum(dims, keepdim=keepdim, dtype=dtype)
-    if _crosses(layout, dims, "sum"):
+    if crosses(layout, dims, "sum"):
         return sum_of_parts(mine, layout.grid.tiles)
     return wrap(mine, _rest(layout, dims, keepdim))
 
@@ -58,7 +58,7 @@ def total(x: Part, dim: Dims = None, keepdim: bool = False, dtype: torch.dtype |
 def mean(x: Part, dim: Dims = None, keepdim: bool = False, dtype: torch.dtype | None = None) -> Tensor:
     layout = x.layout_
     dims = reduced_dims(layout, dim)
-    if not _crosses(layout, dims, "mean"):
+    if not crosses(layout, dims, "mean"):
         return wrap(local(x).mean(dims, keepdim=keepdim, dtype=dtype), _rest(layout, dims, keepdim))
     mine = local(x).sum(dims, keepdim=keepdim, dtype=dtype)
     return sum_of_parts(mine, layout.grid.tiles) / torch.Size([layout.shape[d] for d in dims]).numel()
@@ -70,7 +70,7 @@ def _extreme(function: str, x: Part, dim: Dims = None, keepdim: bool = False) ->
     dims = reduced_dims(layout, dim)
     mine, comm = local(x), layout.grid.tiles
     torch_function = getattr(torch, function)
-    if not _crosses(layout, dims, function):
+    if not crosses(layout, dims, function):
         return wrap(torch_function(mine, dims, keepdim=keepdim), _rest(layout, dims, keepdim))
     if mine.is_meta:
         return mine.sum(dims, keepdim=keepdim)
@@ -120,7 +120,7 @@ def _extreme_of_all(name: str, function: Any, of_two: Any, x: Part, args: tuple,
         return _extreme(name, x)
     if isinstance(kwargs.get("other", args[0] if args else None), Tensor):
         return pointwise(of_two, False, x, *args, **kwargs)
-    return _along(function, x, *args, **kwargs)
+    return along(function, x, *args, **kwargs)
 
 
 @composed("all")
@@ -176,7 +176,7 @@ def norm(x: Part, p: Any = 2, dim: Dims = None, keepdim: bool = False, **kwargs:
     return total.masked_fill(nothing, 1.0).pow(1.0 / p).masked_fill(nothing, 0.0)
 
 
-def _along(function: Any, x: Part, dim: int | None = None, *args: Any, **kwargs: Any) -> Any:
+def along(function: Any, x: Part, dim: int | None = None, *args: Any, **kwargs: Any) -> Any:
     """Functions along one dim that is whole on every rank: each rank computes its own rows."""
     layout = x.layout_
     if not isinstance(dim, int) or isinstance(dim, bool):
@@ -200,12 +200,10 @@ def _along_layout(result: Tensor, layout: Layout, dim: int) -> Part:
     return wrap(result, layout.with_dims(tuple(shape), layout.cuts))
 
 
-_ALONG = (
-    "softmax log_softmax softmin argmax argmin cumsum cumprod logcumsumexp logsumexp cummax cummin prod median sort"
-)
+_ALONG = "softmin argmax argmin cumsum cumprod logcumsumexp logsumexp cummax cummin prod median sort"
 for _name in _ALONG.split():
     for _function in functions_named(_name):
-        RULES[_function] = partial(_along, _function)
+        RULES[_function] = partial(along, _function)
 
 
 @rule("topk")
@@ -214,7 +212,7 @@ def topk(x: Part, k: int, dim: int = -1, largest: bool = True, sorted: bool = Tr
         return torch.topk(mine, k, along, largest, sorted)
 
     largest_of.__name__ = "topk"  # as refusals call it
-    return _along(largest_of, x, dim)
+    return along(largest_of, x, dim)
 
 
 @rule("glu")
