@@ -45,6 +45,9 @@ class Clipping:
 
 
 class Listener(Protocol):
+    def refuse_clipping(self, function: str, parameters: Sequence[Tensor]) -> None:
+        """Called before gradients are clipped, of whichever parameters; raises if that must not be now."""
+
     def note_clipping(self, clipping: Clipping) -> None:
         """Called after gradients were clipped, of whichever parameters."""
 
@@ -85,6 +88,7 @@ def _wrap_functions_of_torch() -> None:
     @functools.wraps(by_value)
     def clip_grad_value_(parameters: Any, clip_value: float, *args: Any, **kwargs: Any) -> Any:
         parameters = _listed(parameters)
+        _ask(parameters, "clip_grad_value_")
         largest = [torch.linalg.vector_norm(x.detach(), float("inf")) for x in _dense_gradients(parameters)]
         result = by_value(parameters, clip_value, *args, **kwargs)
         if largest:
@@ -101,6 +105,7 @@ def _wrap_functions_of_torch() -> None:
     @functools.wraps(by_norm)
     def clip_grads_with_norm_(parameters: Any, max_norm: float, total_norm: Tensor, *args: Any, **kwargs: Any) -> Any:
         parameters = _listed(parameters)
+        _ask(parameters, "clip_grad_norm_")
         result = by_norm(parameters, max_norm, total_norm, *args, **kwargs)
         _tell(parameters, "clip_grad_norm_", float(max_norm) / (total_norm.detach() + 1e-6))  # torch's formula
         return result
@@ -116,6 +121,15 @@ def _listed(parameters: Any) -> list[Tensor]:
 def _dense_gradients(parameters: list[Tensor]) -> list[Tensor]:
     present = (p.grad for p in parameters if p.grad is not None)
     return [x for x in present if x.layout is torch.strided and x.numel() and not x.is_inference()]
+
+
+def _ask(parameters: list[Tensor], function: str) -> None:
+    if torch.compiler.is_compiling():
+        return
+    with _lock:
+        listeners = list(_listeners)
+    for listener in listeners:
+        listener.refuse_clipping(function, parameters)
 
 
 def _tell(parameters: list[Tensor], function: str, factor: Tensor) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -194,6 +194,9 @@ class MultiNodeOptimizer(WrappedOptimizer):
             return (total / count).to(value.dtype)
 
         return averaged
+
+    def refuse_clipping(self, function: str, parameters: Sequence[Tensor]) -> None:
+        """Called before gradients are clipped, of any parameters: those of this kind of optimizer may be."""
 
     def note_clipping(self, clipping: Clipping) -> None:
         """Called when gradients were clipped, of any parameters: until `synchronize`, they are this rank's own."""

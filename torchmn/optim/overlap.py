@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 from weakref import WeakMethod
 
@@ -11,7 +12,6 @@ from torchmn.communicators.uncompiled import uncompiled
 from torchmn.communicators.watchdog import Wait
 from torchmn.errors import ArgumentError
 from torchmn.optim import gradients
-from torchmn.optim.clipping import Clipping
 from torchmn.optim.gradients import Gradient
 from torchmn.optim.journey import Journey, line_of_its_own
 from torchmn.optim.multi_node import MultiNodeOptimizer
@@ -76,11 +76,11 @@ class OverlappingOptimizer(MultiNodeOptimizer):
             self._wait_for_all()
         super().zero_grad(set_to_none)
 
-    def note_clipping(self, clipping: Clipping) -> None:
-        if self._begun and clipping.concerns(grad.value for grad in self._gradients()):
+    def refuse_clipping(self, function: str, parameters: Sequence[Tensor]) -> None:
+        if self._begun and any(id(parameter) in self._bucket_of for parameter in parameters):
             raise ArgumentError(
-                f"rank {self.comm.rank} of {self.comm.size}: overlap: {clipping.function} while gradients are on their "
-                "way to their means: call optimizer.synchronize() between backward and clipping"
+                f"rank {self.comm.rank} of {self.comm.size}: overlap: {function} while gradients are on their way to "
+                "their means: call optimizer.synchronize() between backward and clipping"
             )
 
     @uncompiled
