@@ -18,8 +18,6 @@ from torchmn.data.selection import selection
 from torchmn.errors import ArgumentError, HaloError
 from torchmn.geometry import Interval, owned
 
-_CHOSEN = "number of the chosen items (of a Subset: give random_split the same generator on all ranks)"
-
 
 def scatter_regions(
     dataset: Any,
