@@ -26,7 +26,8 @@ _IS_KNOWN = (
     and platform.machine() in ("x86_64", "AMD64")
     and hasattr(torch.ops.mkldnn, "data_ptr")
     and hasattr(torch.ops.mkldnn, "_nbytes")
-    and hasattr(torch._C._autograd, "_top_saved_tensors_default_hooks")  # not in torch 2.6: who would see blocks
+    # Not in torch 2.6, and without it nobody knows who would see blocks.
+    and hasattr(getattr(torch._C, "_autograd", None), "_top_saved_tensors_default_hooks")
 )
 
 

@@ -80,7 +80,8 @@ def without_saved_tensor_hooks() -> Iterator[None]:
     """While it lasts, nobody is told what is kept for backward: save_on_cpu and checkpoints would look for values."""
     stack: Any = torch._C._autograd  # type: ignore[attr-defined]
     hooks = []
-    while (pair := stack._top_saved_tensors_default_hooks(False)) is not None:
+    top = getattr(stack, "_top_saved_tensors_default_hooks", lambda _: None)  # torch 2.6 does not show them
+    while (pair := top(False)) is not None:
         hooks.append(pair)
         stack._pop_saved_tensors_default_hooks()
     try:
