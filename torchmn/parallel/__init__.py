@@ -5,6 +5,7 @@ input_shape.py   for which images a model is made
 dry_run.py       a run on tensors without values, which finds what can not be computed in parts
 splitting.py     which layers are swapped for slices of them
 running.py       what happens around the forward of a parallel model
+inputs.py        its inputs: what is found in them, and what ranks compare of them
 randomness.py    dropout and batch statistics as the serial run has them
 guard.py         optimizers that would step with one rank's share of the gradients
 state.py         state dicts with global tensors

@@ -8,16 +8,13 @@ from contextlib import nullcontext
 from dataclasses import dataclass, field
 from hashlib import blake2b
 from typing import Any
-from zlib import crc32
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from torchmn.communicators.process_grid import ProcessGrid
 from torchmn.errors import ParallelizeError
-from torchmn.geometry import owned
 from torchmn.nn.parts import chains, roles
 from torchmn.nn.parts.layout import Layout, Samples, forward_of, image_layout
 from torchmn.nn.parts.moving import part_of, whole
@@ -30,16 +27,21 @@ from torchmn.parallel.compiled import refuse_compiled_submodules
 from torchmn.parallel.dry_run import dry_run, explained
 from torchmn.parallel.given_parameters import OwnParameters, check_own, compare_given
 from torchmn.parallel.guard import guard
+from torchmn.parallel.inputs import (
+    are_only_tensors,
+    check_others,
+    comparable,
+    tensors_in,
+    whole_shape,
+    without_values,
+)
 from torchmn.parallel.own_averages import compare_buffers
 from torchmn.parallel.randomness import SerialRandomness
 from torchmn.parallel.tracing import refuse_tracing
 
-# The values of whole inputs are compared up to here: ranks that shuffle differently differ from the first sample on.
-_COMPARED_BYTES = 1 << 20
 _REMEMBERED_LAYOUTS = 64
 _REMEMBERED_CHECKS = 1024
 _WATCHED_LOSSES = 4  # ranks that shuffle differently do so from the first batch on
-
 _COMPARED_BUFFERS = 2  # forwards; what is computed of one rank's samples differs from the first on
 
 
@@ -80,18 +82,18 @@ class Parallelism:
             self.adopt(model)
         if self._frozen:
             self._mark_unfrozen()
-        inputs = _tensors(args, kwargs)
+        inputs = tensors_in(args, kwargs)
         others = ()
         if len(inputs) < len(args) + len(kwargs):
             if self.cuts_images:
-                _check_others(args, kwargs)
+                check_others(args, kwargs)
             others = plain_values(pytree.tree_leaves((args, kwargs)))
         self._compare(model, inputs, others)
         given = self._own.replaced() if self._own is not None else {}
         if given:
             self._compare_given(given)
         samples, batch = self._samples(model, inputs)
-        if _only_tensors(args, kwargs):  # pytree is slow, and most models have one input
+        if are_only_tensors(args, kwargs):  # pytree is slow, and most models have one input
             args = tuple([self._entered(x, samples) for x in inputs])
         else:
             args, kwargs = pytree.tree_map_only(Tensor, lambda x: self._entered(x, samples), (args, kwargs))
@@ -146,7 +148,7 @@ class Parallelism:
     def compare_whole(self, model: nn.Module, images: list[Tensor], labels: Tensor | None = None) -> None:
         """An error on every rank if those that share images are given different whole ones, or different labels."""
         if self.grid.tiles.size > 1 and self.grid.tiles.settings.checks:
-            told = tuple(_values(x) for x in (*images, *([] if labels is None else [labels])))
+            told = tuple(comparable(x) for x in (*images, *([] if labels is None else [labels])))
             compare_forwards(self.grid.tiles, model.training, images, told, (), self._parameters)
 
     def _told(self, x: Tensor) -> tuple[Any, ...]:
@@ -155,7 +157,7 @@ class Parallelism:
             return ("part", *x.layout_.shape)
         if self.cuts_images and x.dim() > 2 and not self._is_whole(x):
             return ("tile", x.shape[0], x.dim(), x.dtype, x.requires_grad)
-        return _values(x)
+        return comparable(x)
 
     def _is_whole(self, x: Tensor) -> bool:
         """Whether an image is given whole; False too where the first rank's tile is all of it."""
@@ -229,13 +231,13 @@ class Parallelism:
         """Run once without values for every new shape of the inputs: what can not be computed raises here."""
         if not (self.cuts_images or self.mode == "modelpar"):
             return
-        inputs = _tensors(args, kwargs)
+        inputs = tensors_in(args, kwargs)
         shapes = [x.layout_.shape if isinstance(x, Part) else tuple(x.shape) for x in inputs]
         flags = [x for x in others if x is None or isinstance(x, bool | str)]  # the model's path may depend on them
         seen = (model.training, *shapes, *flags)
         if seen in self._checked:
             return
-        meta_args, meta_kwargs = pytree.tree_map_only(Tensor, _without_values, (args, kwargs))
+        meta_args, meta_kwargs = pytree.tree_map_only(Tensor, without_values, (args, kwargs))
 
         def look() -> None:
             refuse_compiled_submodules(model)
@@ -332,69 +334,8 @@ def own_parameters(model: nn.Module) -> list[str]:
     ]
 
 
-def _values(x: Tensor) -> tuple[Any, ...]:
-    """What ranks compare of a tensor that all of them have: its looks, and a number for its values."""
-    values = x.detach().cpu().contiguous().view(-1).view(torch.uint8)[:_COMPARED_BYTES]
-    number = crc32(values.numpy()) if x.numel() else 0  # type: ignore[arg-type]
-    return (*x.shape, x.dtype, x.requires_grad, number)
-
-
-def whole_shape(grid: ProcessGrid, shapes: list[tuple[int, ...]]) -> tuple[int, ...]:
-    """The global shape of an input of which the tile ranks hold `shapes`; an error if these do not fit together."""
-    first = shapes[0]
-    axes = grid.axes_of(len(first) - 2)
-    shape = list(first)
-    layout = Layout(grid, first, (None,) * len(first), Samples(0, first[0]))
-    for dim, axis in enumerate(axes, start=2):
-        along = {layout.place(axis, tile): part[dim] for tile, part in enumerate(shapes) if len(part) == len(first)}
-        shape[dim] = sum(along.values())
-    expected = [
-        (
-            *first[:2],
-            *(
-                len(owned(shape[dim], grid.sizes[axis], layout.place(axis, tile)))
-                for dim, axis in enumerate(axes, start=2)
-            ),
-        )
-        for tile in range(len(shapes))
-    ]
-    if expected != shapes:
-        raise ParallelizeError(
-            f"rank {grid.comm.rank} of {grid.comm.size}: the ranks' tiles have shapes {shapes}, expected {expected} "
-            f"for an input {tuple(shape)}: balanced, larger tiles first. torchmn.data.scatter_regions cuts them so."
-        )
-    return tuple(shape)
-
-
 def _tile(x: Part) -> Tensor:
     """The plain tensor that a Part holds, in memory of its own: users may view it in another shape."""
     tile = local(x)
     dense = tile.is_contiguous() or torch.ops.aten.is_non_overlapping_and_dense(tile)  # the first is the quicker one
     return tile if dense else tile.clone()
-
-
-def _only_tensors(args: tuple, kwargs: dict[str, Any]) -> bool:
-    return not kwargs and all(isinstance(x, Tensor) for x in args)
-
-
-def _tensors(args: tuple, kwargs: dict[str, Any]) -> list[Tensor]:
-    if _only_tensors(args, kwargs):
-        return list(args)
-    return [x for x in pytree.tree_leaves((args, kwargs)) if isinstance(x, Tensor)]
-
-
-def _check_others(args: tuple, kwargs: dict[str, Any]) -> None:
-    """An error if an image is where it can not be seen: the model would take a tile for the whole."""
-    for x in pytree.tree_leaves((args, kwargs)):
-        hidden = [value for value in getattr(x, "__dict__", {}).values() if isinstance(value, Tensor | np.ndarray)]
-        if isinstance(x, np.ndarray) or (hidden and not isinstance(x, Tensor)):
-            raise ParallelizeError(
-                f"forward of a parallel model: expected images as tensors, alone or in tuples, lists and dicts, got "
-                f"{type(x).__name__}, in which they can not be seen and cut"
-            )
-
-
-def _without_values(x: Tensor) -> Tensor:
-    if isinstance(x, Part):
-        return wrap(torch.empty_like(local(x), device="meta").requires_grad_(x.requires_grad), x.layout_)
-    return torch.empty_like(x, device="meta").requires_grad_(x.requires_grad)
