@@ -7,11 +7,12 @@ right as long as it works element by element; anything else is refused in the ru
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd import function as torch_functions
+from torch.autograd import Function
 from torch.nn.modules._functions import BackwardHookFunction
 from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
@@ -47,13 +48,29 @@ class OwnFunctions(TorchFunctionMode):
 
 def _function_here() -> Any:
     """The autograd function of somebody's own, or of a backward hook, whose forward is running; None for none."""
-    frame = sys._getframe(1)
+    running = {id(code): function for function in _all_functions(Function) for code in _codes(function)}
+    frame: Any = sys._getframe(1)
     while frame is not None:
-        if frame.f_code.co_name == "apply" and frame.f_code.co_filename == torch_functions.__file__:
-            function = frame.f_locals.get("cls")
+        function = running.get(id(frame.f_code))
+        if function is not None:
             return function if function is BackwardHookFunction or _is_own(function) else None
         frame = frame.f_back
     return None
+
+
+def _all_functions(function: type) -> Iterator[type]:
+    """The classes derived from this one, before those that are derived from them in turn."""
+    for derived in function.__subclasses__():
+        yield derived
+        yield from _all_functions(derived)
+
+
+def _codes(function: type) -> Iterator[Any]:
+    """What runs on behalf of a function's `apply`, which itself is no Python in torch 2.15 and can not be seen."""
+    for method in (vars(function).get("forward"), vars(function).get("setup_context")):
+        while (inner := getattr(method, "__wrapped__", None)) is not None:
+            method = inner
+        yield getattr(method, "__code__", None)
 
 
 def _is_own(function: Any) -> bool:
