@@ -78,9 +78,11 @@ def pruned(layer):
 
 
 @pytest.mark.parametrize("computed", [pruned, nn.utils.weight_norm], ids=["pruned", "old weight_norm"])
-@pytest.mark.parametrize("mode", ["datapar", "modelpar", "halopar"])
+@pytest.mark.parametrize(
+    ("mode", "shape"), [("datapar", SHAPE), ("modelpar", SHAPE), ("modelpar", None), ("halopar", SHAPE)]
+)
 @pytest.mark.filterwarnings("ignore:.*weight_norm.* is deprecated")
-def test_layers_whose_weight_torch_computes_train_as_on_one_rank(mode, computed):
+def test_layers_whose_weight_torch_computes_train_as_on_one_rank(mode, shape, computed):
     net = nn.Sequential(
         *(computed(nn.Conv2d(2, 3, 3, padding=1).double()), nn.Tanh(), nn.Flatten()),
         *(computed(nn.Linear(144, 4).double()), nn.Tanh(), nn.Linear(4, 3).double()),
@@ -89,7 +91,7 @@ def test_layers_whose_weight_torch_computes_train_as_on_one_rank(mode, computed)
 
     def body(comm):
         grid = torchmn.ProcessGrid(comm, **{"data" if mode == "datapar" else "height": 2})
-        model = parallelize(net, grid, mode, input_shape=SHAPE)
+        model = parallelize(net, grid, mode, input_shape=shape)
         optimizer = torchmn.create_multi_node_optimizer(torch.optim.SGD(model.parameters(), lr=0.5), grid, model=model)
         mine = x.chunk(2)[comm.rank] if mode == "datapar" else tile_of(x, grid) if mode == "halopar" else x
         labels = y.chunk(2)[comm.rank] if mode == "datapar" else y

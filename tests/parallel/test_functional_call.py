@@ -66,6 +66,18 @@ def test_functional_call_has_one_ranks_loss_and_gradients_and_leaves_training_as
         torch.testing.assert_close(own, [trained[0], trained[3]])
 
 
+@pytest.mark.parametrize("shape", [SHAPE, None], ids=["shape told", "shape seen at the first forward"])
+def test_slices_of_parameters_can_be_given(shape):
+    given = {n: p.detach() * 1.5 for n, p in NET.named_parameters()}
+
+    def body(comm):
+        model = parallelize(NET, comm, "modelpar", input_shape=shape)
+        return functional_call(model, {n: p.detach() * 1.5 for n, p in model.named_parameters()}, (X,)).detach()
+
+    for logits in torchmn.run_threads(body, 2):
+        torch.testing.assert_close(logits, functional_call(NET, given, (X,)))
+
+
 def test_parameters_that_a_ranks_own_share_of_the_gradient_has_changed_are_refused_on_all_ranks():
     def body(model, tile, grid):
         loss = F.cross_entropy(model(tile), Y)

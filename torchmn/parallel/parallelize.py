@@ -212,7 +212,7 @@ def _distribute(model: nn.Module, parallelism: Parallelism) -> None:
     # No shape fits (several inputs, say): what needs no knowledge of the run is done, the rest at the first forward.
     if parallelism.mode == "modelpar" and parallelism.grid.tiles.size > 1:
         swap_channel_layers(model, parallelism.grid)
-        linears = [LinearUse(m, calls=1) for m in model.modules() if type(m) is nn.Linear]
+        linears = [LinearUse(layer, calls=1) for layer in _linears(model)]
         own = [use for use in linears if has_parameters_of_its_own(model, use.layer)]
         swap_linears(model, parallelism.grid, [(use, "input") for use in own])
 
@@ -232,16 +232,18 @@ def _split(model: nn.Module, parallelism: Parallelism, shape: tuple[int, ...]) -
                     "not take the place of a model. Put it into one: nn.Sequential(layer)"
                 )
             replace_module(model, name, slice_over(grid))
-    uses = {
-        id(module): LinearUse(module)
-        for module in model.modules()
-        if type(module) is nn.Linear and not module._forward_hooks and not module._forward_pre_hooks
-    }
+    uses = {id(layer): LinearUse(layer) for layer in _linears(model)}
     if not uses:
         return
     watch = _watch_linears(model, parallelism, shape, uses)
     splits = choose_splits(watch.order)
     swap_linears(model, grid, [pair for pair in splits if has_parameters_of_its_own(model, pair[0].layer)])
+
+
+def _linears(model: nn.Module) -> list[nn.Linear]:
+    """Those that may be swapped: a hook would be left behind, and may compute the weight (pruning, weight_norm)."""
+    found = [module for module in model.modules() if type(module) is nn.Linear]
+    return [layer for layer in found if not layer._forward_hooks and not layer._forward_pre_hooks]
 
 
 def _watch_linears(

@@ -90,8 +90,6 @@ class Parallelism:
             others = plain_values(pytree.tree_leaves((args, kwargs)))
         self._compare(model, inputs, others)
         given = self._own.replaced() if self._own is not None else {}
-        if given:
-            self._compare_given(given)
         samples, batch = self._samples(model, inputs)
         if are_only_tensors(args, kwargs):  # pytree is slow, and most models have one input
             args = tuple([self._entered(x, samples) for x in inputs])
@@ -99,6 +97,8 @@ class Parallelism:
             args, kwargs = pytree.tree_map_only(Tensor, lambda x: self._entered(x, samples), (args, kwargs))
         with self._own.back() if given and self._own is not None else nullcontext():
             self._check(model, args, kwargs, others, samples, batch)
+        if given:  # now the roles are known: slices differ between ranks
+            self._compare_given(given)
         result = self._computed(model, args, kwargs, samples, batch)
         if self._unwatched and self.output == "whole" and model.training:
             self._watch_loss(result)
