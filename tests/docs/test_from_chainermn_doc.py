@@ -1,6 +1,7 @@
 """docs/from-chainermn.md keeps its word: every snippet runs as printed, and ChainerMN's names are answered."""
 
 import pytest
+import torch
 
 import torchmn
 from tests.docs.pages import (
@@ -63,3 +64,21 @@ def test_a_name_of_a_communicator_says_what_it_is_today(name: str, today: str) -
     assert not hasattr(comm, name)
     with pytest.raises(AttributeError, match=today):
         getattr(comm, name)
+
+
+@pytest.mark.parametrize(
+    ("name", "today"),
+    [
+        ("setup", r"torch\.optim\.SGD\(model\.parameters\(\)"),
+        ("update", r"backward\(\), then step\(\)"),
+        ("target", "keep the model"),
+        ("add_hook", r"weight_decay=.*clip_grad_norm_"),
+    ],
+)
+def test_a_name_of_an_optimizer_says_what_it_is_today(name: str, today: str) -> None:
+    comm = torchmn.create_communicator("solo")
+    actual = torch.optim.SGD([torch.nn.Parameter(torch.ones(1))], lr=0.1)
+    optimizer = torchmn.create_multi_node_optimizer(actual, comm)
+    assert not hasattr(optimizer, name)
+    with pytest.raises(AttributeError, match=today):
+        getattr(optimizer, name)

@@ -231,7 +231,8 @@ def run_threads(
     """Run `fn(comm)` on `size` ranks inside this process; return the results in rank order.
 
     An exception on one rank frees the others and is raised here. `hosts` gives each rank a host name, so that
-    topology can be tried without machines.
+    topology can be tried without machines. Threads share torch's random state: `torch.manual_seed` inside of `fn` is a
+    race. Make models before, or draw from a `torch.Generator` of your own.
     """
     if isinstance(size, bool) or not isinstance(size, int):
         raise ArgumentError(f"run_threads: expected size to be an int, got {size!r}")

@@ -10,6 +10,14 @@ from torch.optim import Optimizer
 from torchmn.errors import ArgumentError
 from torchmn.optim import fused
 
+# What ChainerMN's users look for on an optimizer: docs/from-chainermn.md.
+_CHAINERMN = {
+    "setup": "give the parameters to torch's optimizer, torch.optim.SGD(model.parameters(), lr=0.1)",
+    "target": "keep the model yourself",
+    "update": "call zero_grad(), loss.backward(), then step()",
+    "add_hook": "weight_decay= of torch's optimizer; to clip, synchronize(), then clip_grad_norm_, then step()",
+}
+
 
 class WrappedOptimizer(Optimizer):
     """An optimizer to everybody who meets it, whose groups, state, rates and hooks are those of `actual_optimizer`."""
@@ -58,6 +66,8 @@ class WrappedOptimizer(Optimizer):
         # Only called for what this object does not have itself.
         if name == "actual_optimizer":
             raise AttributeError(name)
+        if name in _CHAINERMN and not hasattr(self.actual_optimizer, name):
+            raise AttributeError(f"a multi-node optimizer has no {name!r}; of ChainerMN's names: {_CHAINERMN[name]}")
         return getattr(self.actual_optimizer, name)
 
     def __getstate__(self) -> dict[str, Any]:
