@@ -228,3 +228,4 @@ for _ in range(3 - comm.rank):
     result = job(body, n=2)
     assert result.returncode != 0
     assert "rank 1 left (its script ended or called sys.exit); rank 0 waits for it in optimizer step" in result.output
+    assert "equally often: torchmn.scatter_dataset gives every rank equally many items" in result.output

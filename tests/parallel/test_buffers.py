@@ -113,7 +113,7 @@ def test_layers_whose_weight_torch_computes_train_as_on_one_rank(mode, shape, co
 
 def test_a_hook_on_a_linear_stays_where_the_shape_is_seen_at_the_first_forward_only():
     net = nn.Sequential(nn.Conv2d(2, 3, 3, padding=1), nn.Flatten(), nn.Linear(144, 4)).double()
-    net[2].register_forward_hook(lambda layer, args, output: output * 2)
+    net[2].register_forward_hook(lambda layer, args, output: output * 2)  # type: ignore[operator]
     x = numbers((4, *SHAPE))
     for output in torchmn.run_threads(lambda comm: parallelize(net, comm, "modelpar")(x).detach(), 2):
         torch.testing.assert_close(output, net(x).detach())

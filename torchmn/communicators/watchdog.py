@@ -280,11 +280,19 @@ def _row(state: RankState, states: Sequence[RankState]) -> tuple[str, ...]:
 
 
 def _missing(states: Sequence[RankState]) -> list[str]:
-    """One line that names the ranks that others wait for and that wait for nobody themselves."""
-    waiting = {state.rank for state in states if state.operation and not state.left}
+    """The ranks that others wait for and that wait for nobody themselves; and the way out, where they have left."""
+    waiting = [state for state in states if state.operation and not state.left]
     needed = {rank for state in states for rank in waits_for(state, states)}
-    missing = sorted(needed - waiting)
-    return [f"the others wait for rank{'s' * (len(missing) > 1)} {ranks_text(missing)}"] if missing else []
+    missing = sorted(needed - {state.rank for state in waiting})
+    if not missing:
+        return []
+    lines = [f"the others wait for rank{'s' * (len(missing) > 1)} {ranks_text(missing)}"]
+    if any(state.left for state in states if state.rank in missing) and any(state.peer is None for state in waiting):
+        lines.append(
+            "All ranks must make the same collective calls (steps, evaluations, saves), equally often: "
+            "torchmn.scatter_dataset gives every rank equally many items."
+        )
+    return lines
 
 
 def _unjoined(states: Sequence[RankState]) -> list[str]:
