@@ -97,7 +97,7 @@ def _wrap_functions_of_torch() -> None:
 
     clip_grad_value_.tells_torchmn = True  # type: ignore[attr-defined]
     clip_grad.clip_grad_value_ = utils.clip_grad_value_ = clip_grad_value_
-    # `clip_grad_norm_` of torch 2.6 and later calls this, and finds it here however the user has imported it.
+    # `clip_grad_norm_` calls this, and finds it here however the user has imported it.
     by_norm: Any = getattr(clip_grad, "_clip_grads_with_norm_", None)
     if by_norm is None:
         return

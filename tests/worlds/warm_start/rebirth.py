@@ -97,7 +97,6 @@ def run(arguments: list[str]) -> None:
     named = [place for place in os.environ.get("PYTHONPATH", "").split(os.pathsep) if place]
     sys.path[:] = [first, *dict.fromkeys([*named, *own_path])]
     importlib.invalidate_caches()
-    sys.excepthook = sys.__excepthook__  # on Python 3.10 a package of the server has replaced it
     sys.modules["torchmn test server"] = sys.modules["__main__"]  # it lives on: its frames are below ours
     main = sys.modules["__main__"] = ModuleType("__main__")
     main.__dict__["__builtins__"] = sys.modules["builtins"]
