@@ -111,6 +111,10 @@ WAYS = {
 }
 
 
+@pytest.mark.skipif(
+    not hasattr(torch._C._autograd, "_top_saved_tensors_default_hooks"),  # type: ignore[attr-defined]
+    reason="torch 2.6 does not show its saved-tensor hooks",
+)
 @pytest.mark.parametrize("way", WAYS)
 def test_ways_to_keep_fewer_activations_work_from_the_first_forward_on(way):
     around, call = WAYS[way]

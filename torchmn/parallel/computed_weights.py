@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 from torch import Tensor, nn
 
+_one_at_a_time = threading.Lock()  # ranks that are threads copy one model
+
 
 @contextmanager
 def computed_weights_detached(model: nn.Module) -> Iterator[None]:
     """While it lasts the model can be copied: torch copies no result of a computation, and these are computed anew."""
+    with _one_at_a_time:
+        yield from _detached(model)
+
+
+def _detached(model: nn.Module) -> Iterator[None]:
     found = [
         (vars(module), name, value)
         for module in model.modules()
