@@ -9,7 +9,7 @@ from tests.worlds import ranks
 
 def refusal(comm, *values: object) -> str:
     with pytest.raises(torchmn.MismatchError) as caught:
-        comm._meet("step", None, tuple(f"value {n}" for n in range(len(values))), values)
+        comm.agree("step", **{f"value {n}": value for n, value in enumerate(values)})
     return str(caught.value)
 
 

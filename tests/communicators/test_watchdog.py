@@ -114,10 +114,10 @@ def test_run_threads_refuses_a_size_that_can_not_be(size: int, hosts: list[str] 
         torchmn.run_threads(lambda comm: None, size, hosts)
 
 
-def test_a_comparison_of_arguments_that_took_no_note_is_in_the_table_all_the_same() -> None:
+def test_an_agreement_is_in_the_table() -> None:
     def body(comm: torchmn.Communicator) -> None:
         if comm.rank == 0:
-            comm._meet("a lonely comparison", None)
+            comm.agree("a lonely comparison")
         comm.recv(0)
 
     with pytest.raises(torchmn.WaitTimeout, match=r"a lonely comparison +all"):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from threading import get_ident
 from typing import Any
 
 import pytest
@@ -12,6 +11,7 @@ from torch import nn
 import torchmn
 from tests.optim.problem import assert_close, batch, loss_of, make_model
 from tests.worlds import ranks
+from tests.worlds.agreements import recorded_agreements
 from torchmn.optim import create_multi_node_optimizer
 
 NEEDS_GRAD_DTYPE = pytest.mark.skipif(
@@ -129,15 +129,14 @@ def test_a_mean_that_only_some_ranks_still_have_is_an_error_on_all(comm, on_one_
 
 @ranks(2, on="threads")
 @pytest.mark.parametrize("options", [{}, {"overlap": True}, {"double_buffering": True}], ids=str)
-def test_the_watchdog_sees_every_meeting_of_an_optimizer(comm, options: dict[str, bool], monkeypatch) -> None:
-    meet, met = comm._meet, []
+def test_the_watchdog_sees_every_agreement_of_an_optimizer(comm, options: dict[str, bool]) -> None:
+    with recorded_agreements() as names:
+        use_every_method(comm, options)
+    expected = {"create_multi_node_optimizer", "bcast_data", "weigh", "add_param_group", "optimizer step"}
+    assert expected <= {*names}
 
-    def watched(operation: str, *rest: Any, **more: Any) -> Any:
-        assert get_ident() in comm._watch.waits, f"a wait in {operation!r} would never end"
-        met.append(operation)
-        return meet(operation, *rest, **more)
 
-    monkeypatch.setattr(comm, "_meet", watched)
+def use_every_method(comm, options: dict[str, bool]) -> None:
     model = make_model()
     optimizer = create_multi_node_optimizer(torch.optim.SGD(model.parameters(), lr=1.0), comm, model=model, **options)
     optimizer.weigh(loss_of(model, *batch(0)), 3).backward()
@@ -155,7 +154,6 @@ def test_the_watchdog_sees_every_meeting_of_an_optimizer(comm, options: dict[str
         optimizer.synchronize()
         scaler.step(optimizer)
     optimizer.flush()
-    assert {"create_multi_node_optimizer", "bcast_data", "weigh", "add_param_group", "optimizer step"} <= {*met}
 
 
 @NEEDS_GRAD_DTYPE

@@ -40,7 +40,7 @@ def _predict(options: argparse.Namespace, experiment: Experiment, comm: Communic
     from torchmn.experiment.agreement import on_rank_0
     from torchmn.experiment.run import open_trained, write_predictions
 
-    path = on_rank_0(comm, lambda: _file(options))
+    path = on_rank_0(comm, "predict", lambda: _file(options))
     session, step = open_trained(experiment, comm, options.checkpoint, options.split, options.data)
     write_predictions(session, options.split, path)
     if comm.rank == 0:

@@ -6,17 +6,16 @@ returned. `buffers` moves whole buffers, `transport` says what each transport mu
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from math import prod
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
 
-from torchmn.communicators import carried_sums, checks, forks, models, reductions, wire  # noqa: F401
-from torchmn.communicators.agreement import Agreement
-from torchmn.communicators.buffers import BLOCK_BYTES, Buffers
-from torchmn.communicators.carried_sums import ALIKE
+from torchmn.communicators import checks, forks, models, plain, reductions, wire  # noqa: F401
+from torchmn.communicators.agreement import Agreement, Noted, Operation, by_rank, failure_text
+from torchmn.communicators.buffers import BLOCK_BYTES, Buffers, StartedExchange
 from torchmn.communicators.edges import EdgeBook
 from torchmn.communicators.objects import ObjectOperations
 from torchmn.communicators.old_names import OldNames
@@ -27,9 +26,19 @@ from torchmn.communicators.watchdog import Wait
 from torchmn.communicators.wire import Kind, Message
 from torchmn.errors import ArgumentError, PeerError, TorchMNError
 
+SPLIT, BARRIER = Operation("split"), Operation("barrier")
+BCAST, SCATTER = Operation("bcast", ("root",)), Operation("scatter", ("root",))
+GATHER = Operation("gather", ("root", "dtype"), ragged=True)
+ALLGATHER = Operation("allgather", ("dtype",), ragged=True)
+ALLTOALL = Operation("alltoall", ("dtype",), ragged=True)
+ALLREDUCE = Operation("allreduce", ("dtype", "shape", "op"))
+REDUCE_SCATTER = Operation("reduce_scatter", ("dtype", "shapes", "op"))
+
+Result = TypeVar("Result")
+
 
 @uncompiled_methods(OPERATIONS)
-class Communicator(ObjectOperations, Agreement, Buffers, OldNames):
+class Communicator(ObjectOperations, Buffers, OldNames):
     """A group of ranks that can send to each other and act together.
 
     Operations on tensors return new, detached tensors (`bcast` the root's own). A wrong argument on one rank of a
@@ -51,9 +60,8 @@ class Communicator(ObjectOperations, Agreement, Buffers, OldNames):
         self._closed = False
         self._edges = EdgeBook()
         self._calls = 0  # of differentiable collective operations
-        self._aside: checks.Aside | None = None  # what `_meet` says and hears on behalf of autograd
-        self._wishes: list[int | None] = []
-        self._carried_before: dict[carried_sums.Said, int] = {}  # and the number that ranks compared
+        self._agreement: Agreement | None = None  # the one in whose body this rank is
+        self._noted: Noted | None = None  # what the next agreement carries on behalf of another layer
         self._block = torch.zeros(BLOCK_BYTES, dtype=torch.uint8, device="cpu")
         self._block_view = self._block.numpy().data
         self._watch.communicators.add(self)
@@ -124,14 +132,13 @@ class Communicator(ObjectOperations, Agreement, Buffers, OldNames):
 
         Every rank must call it; a rank with `color=None` takes part and gets None.
         """
-        with Wait(self, "split"), torch.inference_mode(False):  # the new one will be used outside, too
-            problem = None
-            if color is not None and not isinstance(color, int):
-                problem = f"expected color to be an int or None, got {color!r}"
-            elif not isinstance(key, int):
-                problem = f"expected key to be an int, got {key!r}"
-            self._meet("split", problem)
-            choices = self._allgather_pickled((color, key))
+        problem = None
+        if color is not None and not isinstance(color, int):
+            problem = f"expected color to be an int or None, got {color!r}"
+        elif not isinstance(key, int):
+            problem = f"expected key to be an int, got {key!r}"
+        with Agreement(self, SPLIT, problem), torch.inference_mode(False):  # the new one will be used outside, too
+            choices = [plain.decode(choice) for choice in self._allgather_bytes(plain.encode((color, key)))]
             self._splits += 1
             members_of = groups(choices)
             name = f"{self.name}/{self._splits}.{color}"
@@ -193,6 +200,10 @@ class Communicator(ObjectOperations, Agreement, Buffers, OldNames):
             raise PeerError(f"rank {self.rank} of {self.size}: {operation} from rank {source}, tag {tag}: {reason}")
         return self._placed(message)
 
+    def _check_open(self, operation: str) -> None:
+        if self._closed:
+            raise TorchMNError(f"rank {self.rank} of {self.size}: {operation} {self.closed_because}")
+
     def _check_peer(self, operation: str, name: str, peer: object, tag: object) -> None:
         if type(peer) is int and 0 <= peer < self.size and peer != self.rank and not self._closed:  # noqa: SIM102
             if type(tag) is int and 0 <= tag < self.tag_limit:
@@ -218,21 +229,18 @@ class Communicator(ObjectOperations, Agreement, Buffers, OldNames):
 
     def barrier(self) -> None:
         """Return when every rank has called it."""
-        with Wait(self, "barrier"):
-            self._meet("barrier", None)
-            if not self.settings.checks:
-                self._barrier()
+        with Agreement(self, BARRIER, differ=()):  # with a `differ` ranks compare even if checks are off
+            pass
 
     def bcast(self, x: Tensor | None, root: int = 0) -> Tensor:
         """The tensor of rank `root`, on every rank; the other ranks' `x` is ignored and may be None.
 
         On `root` that is `x` itself, detached, without a copy: who changes it there changes `x`.
         """
-        with Wait(self, "bcast"):
-            problem = checks.rank_problem(root, self.size, "root")
-            if problem is None and self.rank == root:
-                problem = checks.tensor_problem(x)
-            self._meet("bcast", problem, ("root",), (root,))
+        problem = checks.rank_problem(root, self.size, "root")
+        if problem is None and self.rank == root:
+            problem = checks.tensor_problem(x)
+        with Agreement(self, BCAST, problem, (root,)):
             if self.rank == root:
                 assert x is not None
                 self._bcast_tensor(self._outgoing(x), x.is_cuda, root)
@@ -241,13 +249,12 @@ class Communicator(ObjectOperations, Agreement, Buffers, OldNames):
 
     def gather(self, x: Tensor, root: int = 0) -> tuple[Tensor, ...] | None:
         """On `root`, every rank's tensor in rank order (shapes may differ, dtypes not); None on other ranks."""
-        with Wait(self, "gather"):
-            problem = checks.rank_problem(root, self.size, "root") or checks.tensor_problem(x)
-            shapes = self._meet("gather", problem, ("root", "dtype"), problem or (root, x.dtype), problem or x.shape)
+        problem = checks.rank_problem(root, self.size, "root") or checks.tensor_problem(x)
+        with Agreement(self, GATHER, problem, problem or (root, x.dtype), problem or x.shape) as ranks:
             if self.rank != root:
                 self._exchange_pieces({root: self._outgoing(x)}, {})
                 return None
-            shapes = shapes or [x.shape] * self.size
+            shapes = ranks.differ
             incoming = {peer: self._room(shapes[peer], x) for peer in range(self.size) if peer != root}
             self._exchange_pieces({}, incoming)
             arrived = {peer: self._arrived(part, x) for peer, part in incoming.items()}
@@ -255,10 +262,9 @@ class Communicator(ObjectOperations, Agreement, Buffers, OldNames):
 
     def allgather(self, x: Tensor) -> tuple[Tensor, ...]:
         """Every rank's tensor in rank order, on every rank; shapes may differ, dtypes not."""
-        with Wait(self, "allgather"):
-            problem = checks.tensor_problem(x)
-            shapes = self._meet("allgather", problem, ("dtype",), problem or (x.dtype,), problem or x.shape)
-            shapes = shapes or [x.shape] * self.size
+        problem = checks.tensor_problem(x)
+        with Agreement(self, ALLGATHER, problem, problem or (x.dtype,), problem or x.shape) as ranks:
+            shapes = ranks.differ
             counts = [prod(shape) for shape in shapes]
             whole = self._allgather_whole(self._outgoing(x).reshape(-1), counts)
             return tuple(
@@ -271,11 +277,10 @@ class Communicator(ObjectOperations, Agreement, Buffers, OldNames):
         `root` passes a sequence of tensors of one dtype (shapes may differ), or one tensor whose first dim is
         the number of ranks.
         """
-        with Wait(self, "scatter"):
-            problem = checks.rank_problem(root, self.size, "root")
-            if problem is None and self.rank == root:
-                problem = checks.sequence_problem(xs, self.size)
-            self._meet("scatter", problem, ("root",), (root,))
+        problem = checks.rank_problem(root, self.size, "root")
+        if problem is None and self.rank == root:
+            problem = checks.sequence_problem(xs, self.size)
+        with Agreement(self, SCATTER, problem, (root,)):
             if self.rank == root:
                 assert xs is not None
                 parts = [self._outgoing(x) for x in xs]
@@ -293,12 +298,10 @@ class Communicator(ObjectOperations, Agreement, Buffers, OldNames):
 
         `xs` holds one tensor per rank, all of one dtype; shapes may differ.
         """
-        with Wait(self, "alltoall"):
-            problem = checks.sequence_problem(xs, self.size)
-            dtype, shapes = (None, None) if problem else (xs[0].dtype, tuple(tuple(x.shape) for x in xs))
-            told = self._meet("alltoall", problem, ("dtype",), (dtype,), shapes)
-            incoming_shapes = [(told[peer] if told else shapes)[self.rank] for peer in range(self.size)]  # type: ignore[index]
-            return self._swap(xs, incoming_shapes)
+        problem = checks.sequence_problem(xs, self.size)
+        shapes = () if problem else tuple(tuple(x.shape) for x in xs)
+        with Agreement(self, ALLTOALL, problem, problem or (xs[0].dtype,), shapes) as ranks:
+            return self._swap(xs, [shapes_there[self.rank] for shapes_there in ranks.differ])
 
     def allreduce(self, x: Tensor, op: str = "sum", *, in_place: bool = False) -> Tensor:
         """The sum (or mean, max, min, prod) of all ranks' tensors, element by element, on every rank.
@@ -306,17 +309,11 @@ class Communicator(ObjectOperations, Agreement, Buffers, OldNames):
         All shapes and dtypes must be equal. With `in_place` the result overwrites `x`, which is returned.
         16-bit and 8-bit floats are accumulated in float32; a sum of bools is an `or`, as in NumPy.
         """
-        with Wait(self, "allreduce"):
-            done = carried_sums.again(self, x, op, in_place)
-            if done is not None:
-                return done
-            problem = checks.tensor_problem(x, in_place) or reductions.problem(x.dtype, op)
-            if problem:
-                self._meet("allreduce", problem, ALIKE)
-            said = (x.dtype, x.shape, op)
-            if carried_sums.may_be(self, x):
-                return carried_sums.first(self, x, said, in_place)
-            self._meet("allreduce", None, ALIKE, said)
+        problem = checks.tensor_problem(x, in_place) or reductions.problem(x.dtype, op)
+        payload = None if problem else self._payload(x)
+        with Agreement(self, ALLREDUCE, problem, problem or (x.dtype, x.shape, op), payload=payload) as ranks:
+            if ranks.payloads is not None:
+                return reductions.combine(ranks.payloads, x, op, in_place)
             return self._reduce(x, op, in_place)
 
     def reduce_scatter(self, xs: Sequence[Tensor] | Tensor, op: str = "sum") -> Tensor:
@@ -324,10 +321,9 @@ class Communicator(ObjectOperations, Agreement, Buffers, OldNames):
 
         `xs` holds one tensor per rank, of one dtype; the shapes in it may differ, but not between ranks.
         """
-        with Wait(self, "reduce_scatter"):
-            problem = checks.sequence_problem(xs, self.size) or reductions.problem(xs[0].dtype, op)
-            said = () if problem else (xs[0].dtype, tuple(tuple(x.shape) for x in xs), op)
-            self._meet("reduce_scatter", problem, ("dtype", "shapes", "op"), said)
+        problem = checks.sequence_problem(xs, self.size) or reductions.problem(xs[0].dtype, op)
+        same = () if problem else (xs[0].dtype, tuple(tuple(x.shape) for x in xs), op)
+        with Agreement(self, REDUCE_SCATTER, problem, same):
             dtype = xs[0].dtype
             parts = self._swap(xs, [xs[self.rank].shape] * self.size)
             wide = [part.to(reductions.accumulator(dtype)) for part in parts]
@@ -338,13 +334,130 @@ class Communicator(ObjectOperations, Agreement, Buffers, OldNames):
 
     def bcast_data(self, model: nn.Module) -> None:
         """Overwrite every parameter and buffer of `model` with rank 0's. Models must have the same tensors."""
-        with Wait(self, "bcast_data"):
-            models.bcast_data(self, model)
+        models.bcast_data(self, model)
 
     def multi_node_mean_grad(self, model: nn.Module, zero_fill: bool = False) -> None:
         """Replace each gradient of `model` by its mean over ranks.
 
         Ranks must have the same gradients; with `zero_fill` a gradient that is None counts as zeros.
         """
-        with Wait(self, "multi_node_mean_grad"):
-            models.multi_node_mean_grad(self, model, zero_fill)
+        models.multi_node_mean_grad(self, model, zero_fill)
+
+    # -- for the other packages: ranks that compare before they act together ---------------------------------------
+
+    def agreed(self, operation: str, problem: str | None = None, *, differ: Any = None, **same: Any) -> Agreement:
+        """Returns a context in which all ranks are in `operation`, have compared `same`, and know each `differ`.
+
+        It holds the watchdog's note. Operations of this communicator inside of it neither compare nor note again: all
+        ranks must pass tensors of the same shapes to them.
+
+        Args:
+            operation: its name, in messages.
+            problem: why this rank cannot take part, or None.
+            differ: a plain value (see `plain.encode`) that may differ between ranks; with one, ranks exchange it even
+                if checks are off.
+            same: plain values that must be equal on all ranks; or functions that return one, called only if ranks
+                compare.
+
+        Raises:
+            ArgumentError: on every rank, if one has a `problem`.
+            MismatchError: on every rank, naming each rank's values and line.
+        """
+        values: tuple = ()
+        if self.size > 1 and self.settings.checks and not problem:
+            values = tuple([value() if callable(value) else value for value in same.values()])
+        return Agreement(self, Operation(operation, tuple(same)), problem, values, differ)
+
+    def agree(
+        self, operation: str, problem: str | None = None, *, differ: Any = None, optional: bool = False, **same: Any
+    ) -> list[Any]:
+        """Returns every rank's `differ`, in rank order, once all ranks have compared: `agreed` without a body.
+
+        Args:
+            optional: where checks are off, nothing is exchanged, and all ranks are taken to have this `differ`.
+        """
+        if optional and not self.settings.checks:
+            return [differ] * self.size
+        with self.agreed(operation, problem, differ=differ, **same) as ranks:
+            return ranks.differ
+
+    def agreed_before(self, operation: str) -> Agreement:
+        """Returns a context as `agreed` does, without a comparison: for what ranks have agreed on elsewhere.
+
+        Such as on another communicator of the same ranks, in another thread.
+        """
+        return Agreement(self, Operation(operation), agreed_before=True)
+
+    def attempt(
+        self,
+        operation: str,
+        work: Callable[[], Result],
+        *,
+        root: int | None = None,
+        raises: type[TorchMNError] = ArgumentError,
+    ) -> list[Result]:
+        """Returns what `work()` returned on every rank, in rank order; an exception on one rank raises on all.
+
+        Always exchanges, checks on or off. `work` must not communicate; what it returns must pickle.
+
+        Args:
+            root: only this rank works; the list then holds its result alone.
+            raises: what ranks raise; where `work` raised such an error itself, that one.
+        """
+        result, failure = None, None
+        if root is None or self.rank == root:
+            try:
+                result = work()
+            except Exception as error:  # whatever it is, the other ranks must raise, too
+                failure = error
+        problem = None if failure is None else failure_text(failure)
+        with self.agreed(operation):
+            told = [plain.decode(data) for data in self._allgather_bytes(plain.encode(problem))]
+            problems = {rank: text for rank, text in enumerate(told) if text is not None}
+            if problems:
+                if root is not None or (len(problems) == self.size and len(set(problems.values())) == 1):
+                    text = next(iter(problems.values()))
+                else:
+                    text = "\n".join(by_rank(f"of {self.size}: {operation}", problems))
+                raise failure if isinstance(failure, raises) else raises(text) from failure
+            if root is not None:
+                return [self.bcast_obj(result, root)]
+            return self.allgather_obj(result)  # type: ignore[return-value]
+
+    def exchange(
+        self,
+        operation: str,
+        outgoing: Mapping[int, Tensor],
+        incoming: Mapping[int, int],
+        like: Tensor,
+        same: Callable[[], dict[str, Any]],
+    ) -> StartedExchange:
+        """Starts to swap buffers of bytes with other ranks, and returns what is to be waited for.
+
+        All ranks take part, with any peers; sizes must match at both ends. Exchanges between two ranks are matched in
+        the order in which they were started.
+
+        Args:
+            operation: its name, in messages.
+            outgoing: contiguous uint8 tensors by peer, which must not change any more.
+            incoming: numbers of bytes by peer.
+            like: a tensor on the device of the buffers.
+            same: what must be equal on all ranks. It is asked only where a message of another size would end the
+                process: else the receiver finds it out.
+        """
+        self._check_open(operation)
+        self._collectives += 1  # on all ranks: the watchdog finds those that have not come by this number
+        if self.dies_of_other_sizes:
+            self.agree(operation, **same())
+        return StartedExchange(self, operation, outgoing, incoming, like)
+
+    def noting(self, note: int, number: int, call: str, optional: bool = False) -> Noted:
+        """Returns a context whose agreements carry a `note` on behalf of another layer, such as autograd.
+
+        Args:
+            note: 0 to 3; may differ between ranks. If it does, `Noted.notes` has all ranks' afterwards.
+            number: must be the same on all ranks.
+            call: the number in words, for messages.
+            optional: carry it only where ranks compare anyway.
+        """
+        return Noted(self, note, number, call, optional)

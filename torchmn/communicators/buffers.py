@@ -7,14 +7,19 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from itertools import accumulate
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 from torchmn.communicators import reductions, staging, wire
 from torchmn.communicators.transport import Exchange, Transport
+from torchmn.communicators.watchdog import Wait
 from torchmn.communicators.wire import Kind
+
+if TYPE_CHECKING:
+    from torchmn.communicators.base import Communicator
 
 BLOCK_BYTES = 2048
 """A broadcast's first message: header, and the payload too where it fits."""
@@ -153,6 +158,27 @@ class Buffers(Transport):
         self._exchange_pieces(dict.fromkeys(others, flat), {peer: parts[peer] for peer in others})
         return whole
 
+    def _allgather_bytes(self, data: bytes) -> list[bytes]:
+        """Every rank's bytes, in rank order."""
+        counts = self._allgather_counts(len(data))
+        whole = wire.to_bytes(self._allgather_whole(wire.from_bytes(data), counts))
+        ends = list(accumulate(counts))
+        return [whole[end - count : end] for count, end in zip(counts, ends, strict=True)]
+
+    def _allgather_counts(self, count: int) -> list[int]:
+        """Every rank's number, in rank order."""
+        counts = self._allgather_whole(torch.tensor([count], device="cpu"), [1] * self.size)
+        return counts.tolist()
+
+    def _payload(self, x: Tensor) -> Tensor | None:
+        """`x` as it may travel with the number that ranks compare; None if it may not. The same on ranks that agree."""
+        if not 0 < x.nbytes <= min(self.carried_bytes, self.settings.max_message_bytes):
+            return None
+        if x.dtype not in reductions.REDUCED_BY_TORCH:
+            return None
+        payload = self._outgoing(x)
+        return staging.to_host(payload) if payload.is_cuda else payload
+
     def _swap(self, xs: Sequence[Tensor] | Tensor, shapes: Sequence[Sequence[int]]) -> tuple[Tensor, ...]:
         """Give every rank its element of `xs`, and get one of `shapes[peer]` from each."""
         others = [peer for peer in range(self.size) if peer != self.rank]
@@ -210,3 +236,34 @@ def scale_(x: Tensor, scale: float) -> None:
     """Multiply in place, unless by one."""
     if scale != 1.0:
         x.mul_(scale)
+
+
+class StartedExchange:
+    """Buffers on their way, and the room for those that come in; the watchdog sees whoever waits for them."""
+
+    def __init__(
+        self,
+        comm: Communicator,
+        operation: str,
+        outgoing: Mapping[int, Tensor],
+        incoming: Mapping[int, int],
+        like: Tensor,
+    ):
+        self._comm, self._operation, self._like = comm, operation, like
+        spec = wire.TensorSpec(torch.uint8, (), like.is_cuda)
+        self._rooms = {peer: comm._room((nbytes,), spec) for peer, nbytes in incoming.items()}
+        if like.is_cuda:
+            outgoing = {peer: comm._outgoing(x) for peer, x in outgoing.items()}
+        largest = max([x.nbytes for x in (*outgoing.values(), *self._rooms.values())], default=0)
+        # Most messages are small enough to travel whole.
+        whole = largest <= comm.settings.max_message_bytes
+        start = comm._start_exchange if whole else comm._start_exchange_pieces
+        with Wait(comm, operation):
+            self._exchange = start(outgoing, self._rooms)
+
+    def received(self) -> dict[int, Tensor]:
+        """Waits for the buffers of other ranks and returns them by peer; what was sent may still be read."""
+        peer = next(iter(self._rooms)) if len(self._rooms) == 1 else None
+        with Wait(self._comm, self._operation, peer):
+            self._exchange.wait_received()
+        return {peer: self._comm._arrived(room, self._like) for peer, room in self._rooms.items()}

@@ -1,18 +1,9 @@
-"""Argument checks: what is wrong with an argument here, and whether all ranks say the same.
-
-Before a collective operation moves data, its ranks compare one integer: a fingerprint of the operation and of
-everything they must agree on. Equal fingerprints cost one tiny all-reduce. Unequal ones lead every rank into
-the same slow path, where they tell each other what they were asked to do and raise the same error.
-"""
+"""Argument checks: what is wrong with an argument on this rank; and the number by which ranks compare theirs."""
 
 from __future__ import annotations
 
 import os
-import sys
-from collections.abc import Sequence
-from dataclasses import dataclass
 from hashlib import blake2b
-from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -20,11 +11,8 @@ from torch.autograd import forward_ad
 from torch.nn.parameter import is_lazy
 
 from torchmn.communicators import wire
-from torchmn.communicators.watchdog import ranks_text, user_line
-from torchmn.errors import ArgumentError, MismatchError
 
 _fingerprints: dict[tuple, int] = {}
-_SHOWN = 200  # characters of a value, in a disagreement
 
 
 def enabled_by_default() -> bool:
@@ -138,100 +126,3 @@ def describe(x: object) -> str:
         return f"a {type(x).__name__} of {len(x)}"
     text = repr(x)
     return text if len(text) <= 40 and "\n" not in text else f"an object of type {type(x).__name__}"
-
-
-class Aside(NamedTuple):
-    """What a rank says of a collective operation on behalf of autograd, beside its arguments."""
-
-    call: int  # the how-manieth differentiable one of this communicator: all ranks must be at the same
-    order: int  # 0 in forward, 1 in the backward of that call, 2 in the backward of that ...
-    wish: int  # one of those below; it may differ
-
-    def mixed_into(self, number: int) -> int:
-        """A fingerprint that is the same on all ranks only if this is, too."""
-        return (number + (self.call << 10 | self.order << 2 | self.wish) * 0x9E3779B97F4A7C15) & (1 << 56) - 1
-
-    def text(self) -> str:
-        return "backward of " * self.order + f"torchmn.functions call {self.call}"
-
-
-NO_GRAD, NEEDS_NONE, NEEDS_GRADIENT = range(3)
-
-
-@dataclass
-class Statement:
-    """What one rank was asked to do, as it tells the others once they found that they disagree."""
-
-    operation: str
-    must_agree: dict[str, Any]
-    may_differ: Any
-    problem: str | None
-    where: str
-    wish: int | None = None
-
-    def text(self, everyone: Sequence[Statement]) -> str:
-        """What this rank said; of long values, only what `everyone` did not say."""
-        details = [
-            f"{name} {_short(value, [other.must_agree[name] for other in everyone if name in other.must_agree])}"
-            for name, value in self.must_agree.items()
-        ]
-        return f"{self.operation}({', '.join(details)})  at {self.where}"
-
-
-def state_here(
-    operation: str, must_agree: dict[str, Any], may_differ: Any, problem: str | None, aside: Aside | None = None
-) -> Statement:
-    """This rank's statement, with the line of the user's code that called the operation."""
-    if aside is not None:
-        operation, wish = f"{operation} ({aside.text()})", aside.wish
-    else:
-        wish = None
-    return Statement(operation, must_agree, may_differ, problem, user_line(sys._getframe(1)), wish)
-
-
-def raise_disagreement(statements: Sequence[Statement], rank: int) -> None:
-    """Raise, on every rank alike, if a rank's argument is wrong or if what must agree does not."""
-    size = len(statements)
-    wrong = [(culprit, s) for culprit, s in enumerate(statements) if s.problem]
-    if wrong:
-        lines = [f"rank {culprit} of {size}: {s.operation}: {s.problem}  (at {s.where})" for culprit, s in wrong]
-        if all(culprit != rank for culprit, _ in wrong):
-            lines.append(f"(raised on rank {rank} too, because its {statements[rank].operation} needs that rank)")
-        raise ArgumentError("\n".join(lines))
-    first = statements[0]
-    if all((s.operation, s.must_agree) == (first.operation, first.must_agree) for s in statements):
-        return
-    texts: dict[str, list[int]] = {}
-    for speaker, statement in enumerate(statements):
-        texts.setdefault(statement.text(statements), []).append(speaker)
-    what = (
-        "call different operations" if len({s.operation for s in statements}) > 1 else f"disagree in {first.operation}"
-    )
-    lines = [f"rank {rank} of {size}: ranks {what}; nothing was sent:"]
-    lines += [f"  rank{'s' * (len(ranks) > 1)} {ranks_text(ranks)}: {text}" for text, ranks in texts.items()]
-    lines.append("All ranks of a communicator must call the same operation, in the same order, with these alike.")
-    raise MismatchError("\n".join(lines))
-
-
-def _alike(sequences: Sequence[Any]) -> int:
-    """How many items, or letters, are the same at the start of all sequences."""
-    for place, items in enumerate(zip(*sequences, strict=False)):
-        if any(item != items[0] for item in items):
-            return place
-    return min(map(len, sequences))
-
-
-def _short(value: Any, everyones: Sequence[Any]) -> str:
-    """The text of a value, if it is short; else what is not the same in everyone's (this one among them)."""
-    text = str(tuple(value)) if isinstance(value, torch.Size) else str(value)
-    if len(text) <= _SHOWN:
-        return text
-    if all(each == value for each in everyones):
-        return "the same on all ranks"
-    if all(isinstance(each, list | tuple) for each in everyones):
-        odd = [str(item) for item in value if not all(item in each for each in everyones)]
-        what = "not alike: " + ", ".join(odd) if odd else f"which differ from place {_alike(everyones)} on"
-        text = f"{len(value)} of them, {what}"
-    elif all(isinstance(each, str) for each in everyones):
-        text = "..." + text[max(0, _alike(everyones) - 40) :]
-    return text if len(text) <= _SHOWN else text[: _SHOWN - 3] + "..."

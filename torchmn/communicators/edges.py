@@ -197,10 +197,11 @@ class EdgeBook:
         finally:
             del self._listeners[peer]
 
-    def await_answer(self, comm: Communicator, key: Key) -> Message:
+    def await_answer(self, comm: Communicator, key: Key, operation: str, edge: Edge) -> Message:
         """The answer to a sent edge. Whatever else comes from that rank meanwhile is kept."""
-        while key not in self._answers:
-            self._listen(comm, key)
+        with watchdog.Wait(comm, operation, key[0], edge.place[0], edge):
+            while key not in self._answers:
+                self._listen(comm, key)
         self.sent.pop(key, None)
         answer = self._take_answer(key)
         if answer.kind == Kind.ERROR:
@@ -254,8 +255,7 @@ class EdgeBook:
         self.answer_all(comm)
         for key, place in list(self.sent.items()):
             edge = Edge(comm, key, place, self.forgotten)
-            with watchdog.Wait(comm, "finalize (the gradient of a send)", key[0], place[0], edge):
-                answer = self.await_answer(comm, key)
+            answer = self.await_answer(comm, key, "finalize (the gradient of a send)", edge)
             self._forget(comm, key, place, answer)
         self._refuse_surplus(comm)
         comm._watch.pinned.discard(comm)
@@ -309,7 +309,8 @@ class EdgeBook:
         for number in [number for number in self.lost[peer] if (peer, number) in self._answers]:
             self.lost[peer].discard(number)
             place = self.sent[peer, number]
-            self._forget(comm, (peer, number), place, self.await_answer(comm, (peer, number)))
+            edge = Edge(comm, (peer, number), place, self.forgotten)
+            self._forget(comm, edge.key, place, self.await_answer(comm, edge.key, "the gradient of a send", edge))
         if not self.lost[peer]:
             del self.lost[peer]
 

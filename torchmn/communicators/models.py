@@ -32,24 +32,24 @@ def bcast_tensors(comm: Communicator, named: Sequence[tuple[str, Tensor]], opera
     problem = f"expected initialised parameters, got lazy {', '.join(lazy)}: run a forward pass first" if lazy else None
     problem = problem or _problem_of_one(named, written=comm.rank != 0)
     signature = tuple((name, x.dtype, tuple(x.shape)) for name, x in named) if problem is None else ()
-    told = comm._meet(operation, problem, may_differ=signature)
-    if told:
-        _raise_difference(comm, operation, "tensor", told)
-    tensors = [x.detach() for _, x in named]
-    for x in tensors:
-        if x.nbytes >= LARGE_BYTES:  # sent and received where it lies: a copy would double the memory of large models
-            received = comm._bcast_tensor(comm._outgoing(x) if comm.rank == 0 else None, x.is_cuda, 0, into=x)
-            if comm.rank == 0:
-                continue
-            if received is x:
-                increment_version(x)  # autograd did not see the writing
-            else:
-                x.copy_(received)
-    for bucket in buckets(x for x in tensors if x.nbytes < LARGE_BYTES):
-        flat = torch.cat([x.reshape(-1) for x in bucket]) if comm.rank == 0 else None
-        flat = comm._bcast_tensor(None if flat is None else comm._outgoing(flat), bucket[0].is_cuda, 0)
-        if comm.rank != 0:
-            unpack(flat.to(bucket[0].device), bucket)
+    with comm.agreed(operation, problem, differ=signature) as ranks:
+        if not ranks.alike:
+            raise_difference(comm, operation, "tensor", ranks.differ)
+        tensors = [x.detach() for _, x in named]
+        for x in tensors:
+            if x.nbytes >= LARGE_BYTES:  # sent and received in place: a copy would double the memory of large models
+                received = comm._bcast_tensor(comm._outgoing(x) if comm.rank == 0 else None, x.is_cuda, 0, into=x)
+                if comm.rank == 0:
+                    continue
+                if received is x:
+                    increment_version(x)  # autograd did not see the writing
+                else:
+                    x.copy_(received)
+        for bucket in buckets(x for x in tensors if x.nbytes < LARGE_BYTES):
+            flat = torch.cat([x.reshape(-1) for x in bucket]) if comm.rank == 0 else None
+            flat = comm._bcast_tensor(None if flat is None else comm._outgoing(flat), bucket[0].is_cuda, 0)
+            if comm.rank != 0:
+                unpack(flat.to(bucket[0].device), bucket)
 
 
 def multi_node_mean_grad(comm: Communicator, model: nn.Module, zero_fill: bool) -> None:
@@ -61,15 +61,15 @@ def multi_node_mean_grad(comm: Communicator, model: nn.Module, zero_fill: bool) 
     problem = f"expected dense gradients, got a sparse one of {', '.join(sparse)}" if sparse else None
     problem = problem or _problem_of_one([(name, p.grad) for name, p in named if p.grad is not None], written=True)
     signature = tuple((name, p.dtype if p.grad is None else p.grad.dtype, tuple(p.shape)) for name, p in named)
-    wire = (str(comm.settings.grad_dtype),)
-    told = comm._meet("multi_node_mean_grad", problem, ("grad_dtype",), wire, may_differ=signature)
-    if told:
-        _raise_difference(comm, "multi_node_mean_grad", "gradient", told)
-    for _, parameter in named:
-        if parameter.grad is None:
-            parameter.grad = torch.zeros_like(parameter)
-    grads = [p.grad for _, p in named if p.grad is not None]
-    mean_in_place(comm, grads, None, comm.settings.grad_dtype)
+    grad_dtype = comm.settings.grad_dtype
+    with comm.agreed("multi_node_mean_grad", problem, differ=signature, grad_dtype=grad_dtype) as ranks:
+        if not ranks.alike:
+            raise_difference(comm, "multi_node_mean_grad", "gradient", ranks.differ)
+        for _, parameter in named:
+            if parameter.grad is None:
+                parameter.grad = torch.zeros_like(parameter)
+        grads = [p.grad for _, p in named if p.grad is not None]
+        mean_in_place(comm, grads, None, grad_dtype)
 
 
 def _problem_of_one(named: Sequence[tuple[str, Tensor]], written: bool) -> str | None:
@@ -78,7 +78,7 @@ def _problem_of_one(named: Sequence[tuple[str, Tensor]], written: bool) -> str |
     return next((f"{name}: {problem}" for name, problem in problems if problem), None)
 
 
-def _raise_difference(comm: Communicator, operation: str, what: str, told: Sequence[Signature]) -> None:
+def raise_difference(comm: Communicator, operation: str, what: str, told: Sequence[Signature]) -> None:
     """Raise, naming each tensor that is not alike on all ranks and the ranks that have it."""
     holders: dict[tuple, list[int]] = {}
     for rank, signature in enumerate(told):

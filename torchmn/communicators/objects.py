@@ -12,9 +12,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from torchmn.communicators import checks, wire
+from torchmn.communicators import checks, plain, wire
 from torchmn.communicators.uncompiled import uncompiled_methods
-from torchmn.communicators.watchdog import Wait
 from torchmn.communicators.wire import Kind, Message
 from torchmn.errors import TorchMNError
 
@@ -91,21 +90,19 @@ class ObjectOperations:
 
     def bcast_obj(self: Communicator, obj: Any = None, root: int = 0) -> Any:  # type: ignore[misc]
         """The object of rank `root`, on every rank."""
-        with Wait(self, "bcast_obj"):
-            problem = checks.rank_problem(root, self.size, "root")
-            data = None
-            if problem is None and self.rank == root:
-                data, problem = try_pickled(obj)
-            self._meet("bcast_obj", problem, ("root",), (root,))
+        problem = checks.rank_problem(root, self.size, "root")
+        data = None
+        if problem is None and self.rank == root:
+            data, problem = try_pickled(obj)
+        with self.agreed("bcast_obj", problem, root=root):
             received = self._bcast_bytes(data, root)
             return obj if self.rank == root else pickle.loads(received)
 
     def gather_obj(self: Communicator, obj: Any, root: int = 0) -> list[Any] | None:  # type: ignore[misc]
         """On `root`, the list of all ranks' objects in rank order; None on other ranks."""
-        with Wait(self, "gather_obj"):
-            data, problem = try_pickled(obj)
-            problem = checks.rank_problem(root, self.size, "root") or problem
-            self._meet("gather_obj", problem, ("root",), (root,))
+        data, problem = try_pickled(obj)
+        problem = checks.rank_problem(root, self.size, "root") or problem
+        with self.agreed("gather_obj", problem, root=root):
             assert data is not None
             counts = self._allgather_counts(data.numel())
             if self.rank != root:
@@ -121,18 +118,17 @@ class ObjectOperations:
 
     def scatter_obj(self: Communicator, objs: Sequence[Any] | None = None, root: int = 0) -> Any:  # type: ignore[misc]
         """This rank's element of the `size` objects that `root` passes."""
-        with Wait(self, "scatter_obj"):
-            problem = checks.rank_problem(root, self.size, "root")
-            parts: list[Tensor] = []
-            if problem is None and self.rank == root:
-                parts, problem = _pickled_parts(objs, self.size)
-            self._meet("scatter_obj", problem, ("root",), (root,))
+        problem = checks.rank_problem(root, self.size, "root")
+        parts: list[Tensor] = []
+        if problem is None and self.rank == root:
+            parts, problem = _pickled_parts(objs, self.size)
+        with self.agreed("scatter_obj", problem, root=root):
             if self.rank == root:
                 assert objs is not None
-                self._bcast_bytes(pickle.dumps([part.numel() for part in parts]), root)
+                self._bcast_bytes(plain.encode([part.numel() for part in parts]), root)
                 self._exchange_pieces({peer: part for peer, part in enumerate(parts) if peer != root}, {})
                 return objs[root]
-            mine = wire.room(pickle.loads(self._bcast_bytes(None, root))[self.rank])
+            mine = wire.room(plain.decode(self._bcast_bytes(None, root))[self.rank])
             self._exchange_pieces({}, {root: mine})
             return unpickled(mine)
 
@@ -141,22 +137,12 @@ class ObjectOperations:
         return reduce(op or add, self._allgather_checked("allreduce_obj", obj))
 
     def _allgather_checked(self: Communicator, operation: str, obj: Any) -> list[Any]:  # type: ignore[misc]
-        with Wait(self, operation):
-            data, problem = try_pickled(obj)
-            self._meet(operation, problem)
+        data, problem = try_pickled(obj)
+        with self.agreed(operation, problem):
             assert data is not None
-            return self._allgather_pickled(obj, data)
-
-    def _allgather_counts(self: Communicator, count: int) -> list[int]:  # type: ignore[misc]
-        counts = self._allgather_whole(torch.tensor([count], device="cpu"), [1] * self.size)
-        return counts.tolist()
-
-    def _allgather_pickled(self: Communicator, obj: Any, data: Tensor | None = None) -> list[Any]:  # type: ignore[misc]
-        """All ranks' objects, with no check before: the path that the checks themselves use."""
-        data = pickled(obj) if data is None else data
-        counts = self._allgather_counts(data.numel())
-        parts = self._allgather_whole(data, counts).split(counts)
-        return [obj if peer == self.rank else unpickled(part) for peer, part in enumerate(parts)]
+            counts = self._allgather_counts(data.numel())
+            parts = self._allgather_whole(data, counts).split(counts)
+            return [obj if peer == self.rank else unpickled(part) for peer, part in enumerate(parts)]
 
 
 def _pickled_parts(objs: Any, size: int) -> tuple[list[Tensor], str | None]:

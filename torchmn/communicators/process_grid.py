@@ -9,7 +9,6 @@ from typing import Any
 from torchmn.communicators.base import Communicator
 from torchmn.communicators.checks import describe
 from torchmn.communicators.solo import SoloCommunicator
-from torchmn.communicators.watchdog import Wait
 from torchmn.errors import ArgumentError, HaloError, nearest
 
 AXES = ("data", "depth", "height", "width")
@@ -43,9 +42,7 @@ class ProcessGrid:
         if not isinstance(comm, Communicator):
             raise ArgumentError(f"ProcessGrid: expected comm to be a communicator, got {describe(comm)}")
         sizes: dict[str, Any] = {"data": data, "depth": depth, "height": height, "width": width}
-        with Wait(comm, "ProcessGrid"):
-            problem = _problem(sizes, tiles, comm.size)
-            comm._meet("ProcessGrid", problem, (*AXES, "tiles"), (*sizes.values(), tiles))
+        comm.agree("ProcessGrid", _problem(sizes, tiles, comm.size), **sizes, tiles=tiles)
         self.comm = comm
         self.sizes: dict[str, int] = sizes
         self.mapping = tiles

@@ -80,6 +80,23 @@ def reduce_into(x: Tensor, parts: Sequence[Tensor], op: str) -> None:
         combine(x, part, out=x)
 
 
+def combine(parts: Sequence[Tensor], x: Tensor, op: str, in_place: bool) -> Tensor:
+    """The reduction of all ranks' `parts`, which lie on the host: a new tensor on the device of `x`, or `x` itself."""
+    operation = "sum" if op == "mean" else op
+    if in_place and x.is_cpu and x.is_contiguous() and not (x.is_conj() or x.is_neg()):
+        total = x.detach()
+        reduce_into(total, parts, operation)
+    else:
+        total = reduce_in_order(parts, operation)
+    if op == "mean":
+        total.mul_(1 / len(parts))
+    if not in_place:
+        return total.to(x.device) if x.is_cuda else total
+    if total.data_ptr() != x.data_ptr():
+        x.detach().copy_(total)
+    return x
+
+
 def _reduce_through_numpy(parts: Sequence[Tensor], op: str) -> Tensor:
     import numpy
 

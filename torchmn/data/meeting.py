@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 from torchmn.communicators.base import Communicator
-from torchmn.communicators.watchdog import Wait
 
 
 def meet(
@@ -19,7 +18,4 @@ def meet(
 
     The watchdog counts only the time in here as waiting, not the time in a user's data set or loader.
     """
-    agreed = agreed or {}
-    with Wait(comm, operation):
-        told = comm._meet(operation, problem, tuple(agreed), tuple(agreed.values()), may_differ)
-    return [may_differ] * comm.size if told is None else told
+    return comm.agree(operation, problem, differ=may_differ, **(agreed or {}))

@@ -11,7 +11,7 @@ import numpy as np
 
 from torchmn.communicators.base import Communicator
 from torchmn.datasets import Arrays
-from torchmn.errors import ExperimentError, TorchMNError
+from torchmn.errors import ExperimentError
 from torchmn.experiment.run_directory import difference
 
 Result = TypeVar("Result")
@@ -19,18 +19,9 @@ MOST_ROWS = 64
 """How many samples of a data set are compared: all of it would have to be read."""
 
 
-def on_rank_0(comm: Communicator, work: Callable[[], Result]) -> Result:
-    """What `work()` returns on rank 0, on every rank; what it raises there is raised on every rank."""
-    told: tuple[Result | None, str | None] | None = None
-    if comm.rank == 0:
-        try:
-            told = work(), None
-        except TorchMNError as error:
-            told = None, str(error)
-    result, problem = comm.bcast_obj(told)
-    if problem is not None:
-        raise ExperimentError(problem)
-    return result
+def on_rank_0(comm: Communicator, what: str, work: Callable[[], Result]) -> Result:
+    """What `work()` returns on rank 0, on every rank; what it raises there is an ExperimentError on every rank."""
+    return comm.attempt(what, work, root=0, raises=ExperimentError)[0]
 
 
 def on_every_rank(
@@ -42,25 +33,22 @@ def on_every_rank(
     """
     if comm.size == 1:
         return work()
-    result, problem, looks = None, None, None
-    try:
-        result = work()
-        looks = looks_like(result)
-    except ExperimentError as error:
-        problem = str(error)
-    told = comm.allgather_obj((problem, looks, socket.gethostname()))
-    problems = [problem for problem, _, _ in told]
-    for rank, (problem, looks, host) in enumerate(told):
-        if problem is not None:
-            everywhere = all(other == problem for other in problems)
-            raise ExperimentError(problem if everywhere else f"rank {rank} of {comm.size}, on {host}: {problem}")
-        apart = difference(told[0][1], looks, what)
+    results = []
+
+    def looks() -> tuple[Any, str]:
+        results.append(work())
+        return looks_like(results[0]), socket.gethostname()
+
+    told = comm.attempt(what, looks, raises=ExperimentError)
+    first, first_host = told[0]
+    for rank, (look, host) in enumerate(told):
+        apart = difference(first, look, what)
         if apart is not None:
-            here = f"{apart.before} on rank 0 of {comm.size}, on {told[0][2]}"
             raise ExperimentError(
-                f"{apart.key} is {here}, and {apart.now} on rank {rank}, on {host}: all ranks must find the same {what}"
+                f"{apart.key} is {apart.before} on rank 0 of {comm.size}, on {first_host}, and {apart.now} on rank "
+                f"{rank}, on {host}: all ranks must find the same {what}"
             )
-    return result  # type: ignore[return-value]
+    return results[0]
 
 
 def look_of(splits: dict[str, Arrays]) -> dict[str, Any]:

@@ -61,7 +61,7 @@ def train(experiment: Experiment, comm: Communicator, request: Request) -> Outco
     if absent:
         raise ExperimentError(f"predictions: there are no {absent[0]} samples, only {', '.join(session.splits)} ones")
     with ExitStack() as held:
-        directory = on_rank_0(comm, lambda: _prepared(experiment, request, held))
+        directory = on_rank_0(comm, "output directory", lambda: _prepared(experiment, request, held))
         return _train_in(directory, session, request)
 
 
@@ -78,7 +78,7 @@ def _train_in(directory: RunDirectory, session: Session, request: Request) -> Ou
             f"{experiment.epochs}: say --epochs {trainer.progress.epoch} or more"
         )
     if request.resume:
-        on_rank_0(comm, lambda: _record(directory, experiment, trainer.progress))
+        on_rank_0(comm, "output directory", lambda: _record(directory, experiment, trainer.progress))
     steps = experiment.epochs * session.batches.steps - trainer.progress.step + _pretraining_steps(session, trainer)
     formats = {
         f"{split} {name}": ".2%" for split in session.splits for name, m in session.measures.items() if m.percent
@@ -199,7 +199,7 @@ def open_trained(
     directory = run_of(checkpoint)
     if not directory.checkpoints.is_dir():
         raise ExperimentError(f"--checkpoint {checkpoint}: there are no checkpoints of `torchmn train --out`")
-    on_rank_0(comm, lambda: directory.check_trained(experiment))
+    on_rank_0(comm, "output directory", lambda: directory.check_trained(experiment))
     model, optimizer = WholeModel(session.placed.model), NotUsed()
     step = checkpoints(session, directory).maybe_load(model=model, optimizer=optimizer)
     if step is None:

@@ -58,7 +58,7 @@ class Row:
 def verify(experiment: Experiment, comm: Communicator, steps: int, data: str | None = None) -> Iterator[Row]:
     """A row for each mode and grid of the ranks of `comm`, as they are done; every rank must go through all of them."""
     alone = _placed_as(experiment, None, {})
-    reference = on_rank_0(comm, lambda: _run(open_session(alone, SoloCommunicator(Settings()), data), steps))
+    reference = on_rank_0(comm, "verify", lambda: _run(open_session(alone, SoloCommunicator(Settings()), data), steps))
     shape = load_data(experiment, data)["train"].shape
     for mode, sizes in ways(comm.size, shape):
         try:

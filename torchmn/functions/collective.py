@@ -8,19 +8,22 @@ call it belongs to: a rank whose backward skips one gets an error, as all ranks 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
 
 from torchmn.communicators.base import Communicator
-from torchmn.communicators.checks import NEEDS_GRADIENT, NEEDS_NONE, NO_GRAD, Aside, describe
+from torchmn.communicators.checks import describe
 from torchmn.communicators.watchdog import ranks_text
 from torchmn.errors import ArgumentError, MismatchError
 from torchmn.functions import recomputation
 
 Result = TypeVar("Result")
+
+NO_GRAD, NEEDS_NONE, NEEDS_GRADIENT = range(3)
+"""What a rank notes for the others: called under no_grad; needs no gradient here; needs one."""
 
 # Which rank had the largest value, and what the product of the others is, can not be told from the result alone.
 OF_ALL_VALUES: dict[str, Callable[[Tensor], Tensor]] = {
@@ -57,12 +60,10 @@ class Call(NamedTuple):
             return recomputation.replay(self.comm, f"a collective operation of {self.comm.name}")
         comm = self.comm
         wish = NO_GRAD if not torch.is_grad_enabled() else NEEDS_GRADIENT if needs_gradient else NEEDS_NONE
-        comm._aside, comm._wishes = Aside(self.number, self.order, wish), []
-        try:
+        call = "backward of " * self.order + f"torchmn.functions call {self.number}"
+        with comm.noting(wish, self.number << 8 | self.order, call, optional=wish == NO_GRAD) as noted:
             result = operation()
-        finally:
-            comm._aside = None
-        wishes = comm._wishes or [wish]
+        wishes = noted.notes
         needed = NEEDS_GRADIENT in wishes
         if needed and not {NO_GRAD, None}.isdisjoint(wishes):
             self._refuse(wishes)
@@ -70,7 +71,7 @@ class Call(NamedTuple):
             recomputation.record(f"a collective operation of {comm.name}", (result, needed))
         return result, needed
 
-    def _refuse(self, wishes: list[int | None]) -> None:
+    def _refuse(self, wishes: Sequence[int | None]) -> None:
         needing = [rank for rank, wish in enumerate(wishes) if wish == NEEDS_GRADIENT]
         without = [rank for rank, wish in enumerate(wishes) if wish in (NO_GRAD, None)]
         raise MismatchError(

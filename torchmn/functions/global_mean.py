@@ -11,7 +11,6 @@ from torchmn.communicators import checks
 from torchmn.communicators.base import Communicator
 from torchmn.communicators.process_grid import ProcessGrid
 from torchmn.communicators.uncompiled import uncompiled
-from torchmn.communicators.watchdog import Wait
 from torchmn.errors import ArgumentError
 
 
@@ -41,11 +40,10 @@ class _GlobalMean(torch.autograd.Function):
         problem = checks.tensor_problem(values)
         if problem is None and not values.is_floating_point():
             problem = f"expected floating-point values, got {values.dtype}"
-        with Wait(comm, "global_mean"):
-            comm._meet("global_mean", problem, ("dtype",), problem or (values.dtype,))
+        with comm.agreed("global_mean", problem, dtype=None if problem else values.dtype):
             # In double precision: then the order in which ranks add up does not show.
             total = values.sum(dtype=torch.float64)
-            total, count = comm._reduce(torch.stack([total, total.new_tensor(values.numel())]), "sum", True)
+            total, count = comm.allreduce(torch.stack([total, total.new_tensor(values.numel())]), in_place=True)
         ctx.comm, ctx.shape, ctx.count, ctx.gradient_counts = comm, values.shape, float(count), gradient_counts
         return (total / count).to(values.dtype)
 

@@ -11,15 +11,14 @@ import struct
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from math import prod
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from torchmn.communicators import checks, wire
 from torchmn.communicators.base import Communicator
-from torchmn.communicators.transport import DONE, Exchange
-from torchmn.communicators.watchdog import Wait
+from torchmn.communicators.buffers import StartedExchange
 from torchmn.errors import ArgumentError, MismatchError
 from torchmn.geometry import BoxCopy, HaloPlan
 
@@ -54,7 +53,7 @@ class _Route(NamedTuple):
     header: bytes  # the same on all ranks that are in the same exchange
     outgoing: dict[int, _Letter]
     incoming: dict[int, _Letter]
-    largest: int
+    sizes: dict[int, int]  # of what comes in, in bytes
 
 
 @lru_cache(maxsize=4096)
@@ -73,8 +72,7 @@ def _route(
     there, back = (plan.sends, plan.receives) if direction == GATHER else (plan.receives, plan.sends)
     outgoing = {peer: _letter(boxes, leading, dtype.itemsize) for peer, boxes in there.items()}
     incoming = {peer: _letter(boxes, leading, dtype.itemsize) for peer, boxes in back.items()}
-    largest = max((letter.nbytes for letter in (*outgoing.values(), *incoming.values())), default=0)
-    return _Route(header, outgoing, incoming, largest)
+    return _Route(header, outgoing, incoming, {peer: letter.nbytes for peer, letter in incoming.items()})
 
 
 def _letter(boxes: Sequence[BoxCopy], leading: tuple[int, ...], itemsize: int) -> _Letter:
@@ -105,40 +103,29 @@ class HaloMessages:
         self._comm = comm
         self._operation = _OPERATIONS[direction]
         self._like = like
-        self._exchange: Exchange = DONE
-        self._rooms: dict[int, Tensor] = {}
+        self._exchange: StartedExchange | None = None
         if not plan.anyone_exchanges:
             return
-        comm._check_open(self._operation)
-        comm._collectives += 1  # all ranks count this exchange: the watchdog tells by it who has not come
         leading = tuple(like.shape[: like.dim() - len(plan.dims)])
-        if comm.dies_of_other_sizes:  # else the header of a message tells
-            said = (f"{_fingerprint(plan):x}", like.dtype, leading, wants_gradient)
-            comm._meet(self._operation, None, ("plan", "dtype", "batch and channels", "with a gradient"), said)
         self._route = route = _route(plan, direction, like.dtype, leading, wants_gradient)
         messages = {peer: self._packed(letter, blocks[peer]) for peer, letter in route.outgoing.items()}
-        for peer, letter in route.incoming.items():
-            spec = wire.TensorSpec(torch.uint8, (letter.nbytes,), like.is_cuda)
-            self._rooms[peer] = comm._room(spec.shape, spec)
-        # Most messages are small enough to travel whole.
-        start = comm._start_exchange
-        if route.largest > comm.settings.max_message_bytes:
-            start = comm._start_exchange_pieces
-        with Wait(comm, self._operation):
-            self._exchange = start(messages, self._rooms)
+
+        def same() -> dict[str, Any]:
+            what = {"plan": f"{_fingerprint(plan):x}", "dtype": like.dtype, "batch and channels": leading}
+            return what | {"with a gradient": wants_gradient}
+
+        self._exchange = comm.exchange(self._operation, messages, route.sizes, like, same)
 
     def arrived(self) -> dict[int, list[Tensor]]:
         """Per peer, the blocks of its boxes, each (*leading, *source shape): wait for them."""
-        if not self._rooms and self._exchange is DONE:
+        if self._exchange is None:
             return {}
-        only = next(iter(self._rooms)) if len(self._rooms) == 1 else None
-        with Wait(self._comm, self._operation, only):
-            try:
-                self._exchange.wait_received()  # nobody else holds the messages that were sent
-            except RuntimeError as error:  # the transport's, or torch's, about a message that has no room
-                raise self._mismatch(f"what came does not have the expected size ({error})") from error
-        self._exchange = DONE
-        return {peer: self._unpacked(peer, self._comm._arrived(room, self._like)) for peer, room in self._rooms.items()}
+        try:
+            received = self._exchange.received()
+        except RuntimeError as error:  # the transport's, or torch's, about a message that has no room
+            raise self._mismatch(f"what came does not have the expected size ({error})") from error
+        self._exchange = None
+        return {peer: self._unpacked(peer, message) for peer, message in received.items()}
 
     def _packed(self, letter: _Letter, blocks: Sequence[Tensor]) -> Tensor:
         like = self._like
@@ -146,9 +133,8 @@ class HaloMessages:
         elements = message.view(like.dtype)
         for view, block in zip(letter.views, blocks, strict=True):
             view.of(elements).copy_(block)
-        if like.is_cuda:
-            return self._comm._outgoing(message)
-        ctypes.memmove(message.data_ptr(), self._route.header, _HEADER.size)
+        if not like.is_cuda:
+            ctypes.memmove(message.data_ptr(), self._route.header, _HEADER.size)
         return message
 
     def _unpacked(self, peer: int, message: Tensor) -> list[Tensor]:

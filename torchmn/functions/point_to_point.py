@@ -19,7 +19,6 @@ from torchmn.communicators.base import Communicator
 from torchmn.communicators.checks import describe
 from torchmn.communicators.edges import HIGHER_ORDER, Edge, Key, Place
 from torchmn.communicators.uncompiled import uncompiled
-from torchmn.communicators.watchdog import Wait
 from torchmn.communicators.wire import Kind, Layout, Message
 from torchmn.errors import ArgumentError
 from torchmn.functions.anchor import ANCHOR
@@ -70,8 +69,7 @@ class _Sent(torch.autograd.Function):
             gradient = edges.answer_like(answer, edge)
             if gradient is not None:
                 return None, gradient
-        with Wait(comm, "backward of send", key[0], edge.place[0], edge):
-            message = edges.await_answer(comm, key)
+        message = edges.await_answer(comm, key, "backward of send", edge)
         gradients = message.tensors
         if not gradients:  # its receiver did not use it
             return (None,) * len(ctx.needs_input_grad)

@@ -13,7 +13,6 @@ from torch import nn
 from torchmn.communicators.base import Communicator
 from torchmn.communicators.checks import describe
 from torchmn.communicators.uncompiled import uncompiled
-from torchmn.communicators.watchdog import Wait
 from torchmn.errors import ArgumentError
 from torchmn.graph.delegates import attach, blank
 from torchmn.graph.description import Component, Graph
@@ -132,10 +131,9 @@ class MultiNodeChainList(nn.Module):
         try:
             outputs, delegate = program.run(list(self), inputs, pieces)
         except BaseException:
-            if self._communicator().settings.checks:
-                # What this rank did not receive any more must not be taken for values of the next call: that agrees
-                # anew, on edges of its own, and drops what is left on these.
-                self._program = None
+            # What this rank did not receive any more must not be taken for values of the next call: that agrees anew,
+            # on edges of its own, and drops what is left on these.
+            self._program = None
             raise
         if not outputs:
             return blank() if delegate is None else delegate
@@ -161,12 +159,10 @@ class MultiNodeChainList(nn.Module):
         changed, rows, pieces = self._program is None, None, self._microbatches
         if pieces > 1 and any(component.rank_in is None for component in self._components):
             rows = rows_if_few(inputs, pieces)
-        if comm.settings.checks:  # one tiny all-reduce, in which a rank hears that another one changed the graph
-            with Wait(comm, "forward of a MultiNodeChainList"):
-                told = comm._meet("MultiNodeChainList.forward", None, may_differ=(changed, rows))
-            told = told or [(changed, rows)]
-            changed = any(its_change for its_change, _ in told)
-            pieces = min([its_rows for _, its_rows in told if its_rows is not None], default=pieces)
+        # One tiny message, by which a rank learns that another one changed the graph.
+        told = comm.agree("MultiNodeChainList.forward", differ=(changed, rows))
+        changed = any(its_change for its_change, _ in told)
+        pieces = min([its_rows for _, its_rows in told if its_rows is not None], default=pieces)
         if changed or self._program is None:
             self._program = None  # stays so if the graph is refused: then the next call asks again
             self._program = Program.agree(self._components, comm, self._microbatches, self._previous)

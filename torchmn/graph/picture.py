@@ -16,15 +16,15 @@ _BOX_WIDTH, _BOX_HEIGHT = 0.6, 0.42
 def draw(chain: MultiNodeChainList, path: str | PathLike[str]) -> None:
     """Write a picture of the graph of `chain` to `path` (.png, .svg, .pdf); every rank calls it, rank 0 writes."""
     graph = chain.gather_graph()
-    problem = None
-    if chain.comm is not None and chain.comm.rank == 0:
+
+    def write() -> None:
         try:
             draw_graph(graph, path)
-        except Exception as error:  # a folder that is not there, no matplotlib: the other ranks must hear of it
-            problem = f"{type(error).__name__}: {error}"
-    problem = chain.comm.bcast_obj(problem) if chain.comm is not None else problem
-    if problem:
-        raise TorchMNError(f"draw: rank 0 could not write {path}: {problem}")
+        except Exception as error:  # a folder that is not there, no matplotlib
+            raise TorchMNError(f"draw: rank 0 could not write {path}: {type(error).__name__}: {error}") from error
+
+    if chain.comm is not None:
+        chain.comm.attempt("draw", write, root=0, raises=TorchMNError)
 
 
 def draw_graph(graph: Graph, path: str | PathLike[str]) -> None:

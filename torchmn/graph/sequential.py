@@ -14,7 +14,6 @@ from torch import nn
 
 from torchmn.communicators.base import Communicator
 from torchmn.communicators.checks import describe
-from torchmn.communicators.watchdog import Wait
 from torchmn.errors import ArgumentError, GraphError, nearest
 from torchmn.graph.payload import flatten, restore
 
@@ -49,13 +48,12 @@ def layers_per_rank(
     """How many layers each rank gets; a wrong argument on one rank is an error on every rank."""
     problem = _problem(model, comm, balance, sample)
     layers = () if problem else tuple(map(_in_words, model))
-    said = balance if problem or isinstance(balance, str) else tuple(balance)
-    with Wait(comm, _OPERATION):
-        comm._meet(_OPERATION, problem, ("layers", "balance"), (layers, said))
+    shown = balance if problem or isinstance(balance, str) else tuple(balance)
+    comm.agree(_OPERATION, problem, layers=layers, balance=shown)
     if not isinstance(balance, str):
         counts = tuple(balance)
     elif balance == "time":
-        counts = balanced(_measured_on_rank_0(model, comm, sample), comm.size)
+        counts = balanced(comm.attempt(_OPERATION, lambda: _measured(model, sample), root=0)[0], comm.size)
     else:
         counts = balanced(comm.bcast_obj(parameters(model)), comm.size)
     return counts
@@ -66,20 +64,12 @@ def _in_words(layer: nn.Module) -> str:
     return " ".join([type(layer).__name__, *(str(tuple(parameter.shape)) for parameter in layer.parameters())])
 
 
-def _measured_on_rank_0(model: nn.Sequential, comm: Communicator, sample: Any) -> list[float]:
-    """The seconds of each layer; what a layer raises is an error on every rank."""
-    costs, problem, cause = None, None, None
-    if comm.rank == 0:
-        try:
-            costs = seconds(model, sample)
-        except Exception as error:  # a sample that does not fit, or whatever else a layer may raise
-            problem, cause = f"balance='time': the layers raised on sample: {type(error).__name__}: {error}", error
+def _measured(model: nn.Sequential, sample: Any) -> list[float]:
+    """The seconds of each layer."""
     try:
-        with Wait(comm, _OPERATION):
-            comm._meet(_OPERATION, problem)
-    except ArgumentError as error:
-        raise error from cause
-    return comm.bcast_obj(costs)
+        return seconds(model, sample)
+    except Exception as error:  # a sample that does not fit, or whatever else a layer may raise
+        raise ArgumentError(f"balance='time': the layers raised on sample: {type(error).__name__}: {error}") from error
 
 
 def _problem(model: Any, comm: Communicator, balance: Any, sample: Any) -> str | None:

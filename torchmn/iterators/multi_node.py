@@ -7,13 +7,8 @@ from collections.abc import Iterable, Iterator
 from enum import IntEnum
 from typing import Any
 
-import torch
-from torch import Tensor
-
 from torchmn.communicators import checks
 from torchmn.communicators.base import Communicator
-from torchmn.communicators.watchdog import Wait
-from torchmn.communicators.wire import TensorSpec
 from torchmn.data.meeting import meet
 from torchmn.data.parcel import pack, unpack
 from torchmn.errors import ArgumentError, PeerError
@@ -138,24 +133,18 @@ class MultiNodeIterator:
                 problem += f"can not be sent: {type(raised).__name__}: {raised}"
                 error = ArgumentError(f"rank {comm.rank} of {comm.size}: {_OPERATION}: {problem}")
                 flat, large = pack((_News.FAILURE, problem))
-        meet(comm, _OPERATION, None, {"epoch": self.epoch, "batch": self.position})
-        with Wait(comm, _OPERATION):
-            flat = comm._bcast_tensor(flat, False, master)
+        with comm.agreed(_OPERATION, epoch=self.epoch, batch=self.position):
+            flat = comm.bcast(flat, master)
             for x in large:
-                comm._bcast_flat(x.view(-1), master)
+                comm.bcast(x, master)
             if error is not None:
                 raise error
             if comm.rank == master:
                 return news, content
-            news, content = unpack(flat, comm.device, self._receive_large)
+            news, content = unpack(flat, comm.device, lambda spec: comm.bcast(None, master))
         if news == _News.FAILURE:
             raise PeerError(f"rank {comm.rank} of {comm.size}: {_OPERATION}: rank {master}: {content}")
         return news, content
-
-    def _receive_large(self, spec: TensorSpec) -> Tensor:
-        room = torch.empty(spec.shape, dtype=spec.dtype)
-        self.comm._bcast_flat(room.view(-1), self.rank_master)
-        return room
 
 
 def _length(loader: Any) -> int | None:

@@ -8,7 +8,6 @@ import torch
 from torch import Tensor, nn
 
 from torchmn.communicators.process_grid import ProcessGrid
-from torchmn.communicators.watchdog import Wait
 from torchmn.errors import ArgumentError, ParallelizeError
 from torchmn.nn.parts.layout import Samples, image_layout
 from torchmn.nn.parts.moving import part_of
@@ -61,8 +60,7 @@ class Placement:
             if problem:
                 raise ArgumentError(f"{operation}: {problem}")
             return
-        with Wait(self.grid.comm, operation):
-            self.grid.comm._meet(operation, problem, tuple(values), tuple(values.values()))
+        self.grid.comm.agree(operation, problem, **values)
 
     def sum_over_copies(self, values: Tensor) -> Tensor:
         """The sum of what the ranks have that hold the same part of the model and other images."""

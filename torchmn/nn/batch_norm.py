@@ -12,7 +12,6 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from torchmn.communicators.base import Communicator
 from torchmn.communicators.uncompiled import uncompiled
-from torchmn.communicators.watchdog import Wait
 from torchmn.errors import ArgumentError
 from torchmn.nn.moments import Moments, dims_but_channel, local_moments, per_channel, union
 
@@ -61,8 +60,7 @@ class MultiNodeBatchNorm(_BatchNorm):
             return super().forward(input)
         if self.comm is None:
             raise ArgumentError(f"{type(self).__name__} was unpickled and has no communicator: assign one to its .comm")
-        with Wait(self.comm, type(self).__name__):
-            moments = self._moments_of_all_ranks(self.comm, input)
+        moments = self._moments_of_all_ranks(self.comm, input)
         self._check_count(self.comm, input, moments.count)
         self._track(moments)
         return normalize_over_ranks(input, self.weight, self.bias, moments, self.eps, self.comm)
@@ -70,14 +68,12 @@ class MultiNodeBatchNorm(_BatchNorm):
     @uncompiled
     def _moments_of_all_ranks(self, comm: Communicator, x: Tensor) -> Moments:
         problem = self._input_problem(x)
-        asked = "nothing" if problem else self._gradients_asked_for(x)
-        names = ("num_features", "eps", "momentum", "dtype", "gradients for")
-        said = () if problem else (self.num_features, self.eps, self.momentum, x.dtype, asked)
-        comm._meet(type(self).__name__, problem, names, said)
-        with torch.no_grad():
-            mine = comm._outgoing(local_moments(x.to(_accumulator(x.dtype))).packed())
-            everyone = comm._allgather_whole(mine, [mine.numel()] * comm.size).to(x.device)
-            return union([Moments.unpacked(part) for part in everyone.chunk(comm.size)])
+        same = {"num_features": self.num_features, "eps": self.eps, "momentum": self.momentum}
+        if problem is None:
+            same |= {"dtype": x.dtype, "gradients for": self._gradients_asked_for(x)}
+        with comm.agreed(type(self).__name__, problem, **same), torch.no_grad():
+            mine = local_moments(x.to(_accumulator(x.dtype))).packed()
+            return union([Moments.unpacked(part) for part in comm.allgather(mine)])
 
     def _input_problem(self, x: object) -> str | None:
         """What is wrong with the input, where torch's layer would raise on this rank alone."""

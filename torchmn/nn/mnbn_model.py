@@ -12,7 +12,6 @@ from torch.nn.modules.lazy import LazyModuleMixin
 
 from torchmn.communicators.base import Communicator
 from torchmn.communicators.checks import describe
-from torchmn.communicators.watchdog import Wait
 from torchmn.errors import ArgumentError
 from torchmn.nn.batch_norm import (
     MultiNodeBatchNorm,
@@ -40,18 +39,17 @@ def create_mnbn_model(model: Model, comm: Communicator) -> Model:
     """
     if not isinstance(comm, Communicator):
         raise ArgumentError(f"create_mnbn_model: expected comm to be a communicator, got {describe(comm)}")
-    with Wait(comm, "create_mnbn_model"):
-        problem = _problem(model, comm)
-        copied = None
-        if problem is None:
-            try:
-                copied = deepcopy(model)
-            except Exception as error:  # copying runs the modules' own code, which may raise anything
-                problem = f"expected a model that can be copied, got {type(error).__name__}: {error}"
-        layers = {} if copied is None else {n: m for n, m in copied.named_modules() if type(m) in MULTI_NODE}
-        signature = tuple(f"{name or '(the model)'}: {layer}" for name, layer in layers.items())
-        comm._meet("create_mnbn_model", problem, ("layers",), problem or (signature,))
-        assert copied is not None
+    problem = _problem(model, comm)
+    copied = None
+    if problem is None:
+        try:
+            copied = deepcopy(model)
+        except Exception as error:  # copying runs the modules' own code, which may raise anything
+            problem = f"expected a model that can be copied, got {type(error).__name__}: {error}"
+    layers = {} if copied is None else {n: m for n, m in copied.named_modules() if type(m) in MULTI_NODE}
+    signature = tuple(f"{name or '(the model)'}: {layer}" for name, layer in layers.items())
+    comm.agree("create_mnbn_model", problem, layers=signature)
+    assert copied is not None
     for layer in layers.values():
         # The multi-node class adds only the communicator, so the layer can become one where it stands: its
         # parameters, buffers and hooks, and whoever else refers to it, need not notice.

@@ -12,7 +12,6 @@ from torch import nn
 from torch.optim import Optimizer
 
 from torchmn.communicators.base import Communicator
-from torchmn.communicators.watchdog import Wait
 from torchmn.optim.own_slices import replicas_of
 from torchmn.optim.values import ONLY_SPEED, plain_value
 from torchmn.optim.wrapper import WrappedOptimizer
@@ -38,9 +37,8 @@ def check(optimizer: Any, comm: Communicator, model: nn.Module | None, options: 
     if problem is None and model is not None:
         problem = _model_problem(optimizer, model) or _chain_problem(model, comm)
     problem = problem or _slice_problem(optimizer)
-    said = {} if problem else {"optimizer": type(optimizer).__name__, **groups_as_text(optimizer), **options}
-    with Wait(comm, OPERATION):
-        comm._meet(OPERATION, problem, tuple(said), tuple(map(str, said.values())))
+    same = {} if problem else {"optimizer": type(optimizer).__name__, **groups_as_text(optimizer), **options}
+    comm.agree(OPERATION, problem, **same)
 
 
 def groups_as_text(optimizer: Optimizer, first: int = 0) -> dict[str, str]:

@@ -14,7 +14,7 @@ from torch import Tensor
 from torchmn.communicators.base import Communicator
 from torchmn.communicators.mean import means
 from torchmn.communicators.uncompiled import uncompiled
-from torchmn.communicators.watchdog import Wait, ranks_text
+from torchmn.communicators.watchdog import ranks_text
 from torchmn.errors import MismatchError
 from torchmn.optim.clipping import Clipped, refuse_own_clipping
 from torchmn.optim.own_slices import replicas_of
@@ -67,10 +67,9 @@ class Circumstances:
     clipped: Clipped | None = None
     written: Written = NOTHING
 
-    NAMES = ("mode of the model", "unfrozen", "hyperparameters")
-
-    def must_agree(self) -> tuple[Any, ...]:
-        return self.mode, self.unfrozen, self.hyperparameters
+    def same(self) -> dict[str, Any]:
+        """What must be the same on all ranks, by its name in messages."""
+        return {"mode of the model": self.mode, "unfrozen": self.unfrozen, "hyperparameters": self.hyperparameters}
 
 
 @uncompiled
@@ -97,12 +96,10 @@ def agree(
     kinds = tuple(grad.kind() for grad in grads)
     dtypes = tuple(grad.odd_dtype() for grad in grads)
     dtypes = dtypes if any(dtypes) else ()
-    names = ("weighted", *Circumstances.NAMES, "parameters")
-    values = (weight is not None, *here.must_agree(), shapes)
-    may_differ = (kinds, weight, dtypes, here.clipped, here.written)
-    with Wait(comm, operation):
-        told = comm._meet(operation, problem, names, problem or values, may_differ)
-    if told is None:
+    same = {"weighted": weight is not None, **here.same(), "parameters": shapes}
+    with comm.agreed(operation, problem, differ=(kinds, weight, dtypes, here.clipped, here.written), **same) as ranks:
+        alike, told = ranks.alike, ranks.differ
+    if alike:
         _refuse_no_samples(comm, operation, weight)
         return Agreement(kinds, 1.0 / comm.size, dtypes=dtypes)
     all_kinds, weights, all_dtypes, all_clipped, all_written = zip(*told, strict=True)
@@ -122,9 +119,7 @@ def fair_share(comm: Communicator, samples: float) -> float:
     number, problem = number_of_samples(samples)
     if samples is None:
         problem = "expected a number of samples, got None"
-    with Wait(comm, "weigh"):
-        told = comm._meet("weigh", problem, may_differ=(number,))
-    numbers: list[float] = [samples for (samples,) in told] if told else [number] * comm.size
+    numbers = [samples for (samples,) in comm.agree("weigh", problem, differ=(number,))]
     _refuse_no_samples(comm, "weigh", max(numbers))
     return number * comm.size / sum(numbers)
 
@@ -198,21 +193,21 @@ def take_mean(
     comm: Communicator, grads: Sequence[Gradient], agreement: Agreement, wire_dtype: torch.dtype | None
 ) -> None:
     """Replace every gradient by its weighted mean over ranks: of a rank's own slice, over those that have the same."""
-    with Wait(comm, "gradient mean"):
-        dense: dict[Communicator, dict[int, Tensor]] = {comm: {}}  # by place
-        equal = agreement.equal  # which all ranks know
-        for place, (grad, kind) in enumerate(zip(grads, agreement.kinds, strict=True)):
-            among = replicas_of(grad.parameter) or comm
-            if kind == SPARSE:
-                share = agreement.share * comm.size / among.size
-                grad.value = mean_of_sparse(among, grad.value, grad.parameter, share)
-            elif kind == DENSE:
-                if grad.value is None or agreement.share == 0:
-                    # With no samples the mean loss of a rank is 0/0: its gradient must not count, nor its NaNs.
-                    dtype = agreement.dtypes[place] if agreement.dtypes else None
-                    like = grad.parameter if grad.value is None else grad.value
-                    grad.value = torch.zeros_like(like, dtype=dtype)
-                dense.setdefault(among, {})[place] = grad.value
+    dense: dict[Communicator, dict[int, Tensor]] = {comm: {}}  # by place
+    equal = agreement.equal  # which all ranks know
+    for place, (grad, kind) in enumerate(zip(grads, agreement.kinds, strict=True)):
+        among = replicas_of(grad.parameter) or comm
+        if kind == SPARSE:
+            share = agreement.share * comm.size / among.size
+            grad.value = mean_of_sparse(among, grad.value, grad.parameter, share)
+        elif kind == DENSE:
+            if grad.value is None or agreement.share == 0:
+                # With no samples the mean loss of a rank is 0/0: its gradient must not count, nor its NaNs.
+                dtype = agreement.dtypes[place] if agreement.dtypes else None
+                like = grad.parameter if grad.value is None else grad.value
+                grad.value = torch.zeros_like(like, dtype=dtype)
+            dense.setdefault(among, {})[place] = grad.value
+    with comm.agreed_before("gradient mean"):
         for among, values in dense.items():
             if among.size > 1 and values:
                 share = None if equal else agreement.share * comm.size / among.size

@@ -13,7 +13,6 @@ from torch.optim import Optimizer
 
 from torchmn.communicators.base import Communicator
 from torchmn.communicators.models import bcast_tensors
-from torchmn.communicators.watchdog import Wait
 from torchmn.errors import ArgumentError, ParallelizeError
 from torchmn.optim import clipping, gradients
 from torchmn.optim.checks import OPERATION, groups_as_text
@@ -56,8 +55,7 @@ class MultiNodeOptimizer(WrappedOptimizer):
         self._clipping: Clipping | None = None  # of gradients that are not means
         actual_optimizer._torchmn_takes_mean = True  # type: ignore[attr-defined]  (a parallel model's guard looks)
         if model is not None:
-            with Wait(comm, OPERATION):
-                bcast_tensors(comm, [*_shared(model.named_parameters()), *model.named_buffers()], "bcast_data")
+            bcast_tensors(comm, [*_shared(model.named_parameters()), *model.named_buffers()], "bcast_data")
         self._bcast_parameters(self._gradients())
         self._trainable = self._trainable_now()
         self._writing = Writing()
@@ -75,9 +73,8 @@ class MultiNodeOptimizer(WrappedOptimizer):
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add a group, on every rank; its parameters become rank 0's at once."""
         self.actual_optimizer.add_param_group(param_group)
-        said = groups_as_text(self.actual_optimizer, first=len(self.param_groups) - 1)
-        with Wait(self.comm, "add_param_group"):
-            self.comm._meet("add_param_group", None, tuple(said), tuple(said.values()))
+        added_group: dict[str, Any] = groups_as_text(self.actual_optimizer, first=len(self.param_groups) - 1)
+        self.comm.agree("add_param_group", **added_group)
         count = len(self.param_groups[-1]["params"])
         added = self._gradients()[-count:]
         self._bcast_parameters(added)
@@ -128,8 +125,7 @@ class MultiNodeOptimizer(WrappedOptimizer):
         """Take the mean of the gradients, unless `synchronize` did."""
         if self._synchronized.are(self._gradients()):
             # A rank that ran another backward since would take its mean with the others' next gradients.
-            with Wait(self.comm, "optimizer step"):
-                self.comm._meet("optimizer step after synchronize", None)
+            self.comm.agree("optimizer step after synchronize")
         else:
             self._take_mean(weight)
         self._synchronized.forget()
@@ -229,10 +225,9 @@ class MultiNodeOptimizer(WrappedOptimizer):
             # The scaler has looked for overflows already, at this rank's gradients only: ranks would part ways.
             problem = "call optimizer.synchronize() between backward and scaler.unscale_ or scaler.step"
         overflow = bool(found_inf.item())
-        said = None if scale is None else float(scale), overflow
-        # As they do where unscale_ came before synchronize, or where ranks began with other scales.
-        with Wait(self.comm, "optimizer step"):
-            self.comm._meet("optimizer step with a GradScaler", problem, ("scale", "overflow found"), said)
+        # They differ where unscale_ came before synchronize, or where ranks began with other scales.
+        same = {"scale": None if scale is None else float(scale), "overflow found": overflow}
+        self.comm.agree("optimizer step with a GradScaler", problem, **same)
         self._synchronized.forget()
         if overflow:
             return None
@@ -287,8 +282,7 @@ class MultiNodeOptimizer(WrappedOptimizer):
 
     def _bcast_parameters(self, grads: list[Gradient]) -> None:
         named = [(grad.name, grad.parameter) for grad in grads]
-        with Wait(self.comm, OPERATION):
-            bcast_tensors(self.comm, list(_shared(named)), OPERATION)
+        bcast_tensors(self.comm, list(_shared(named)), OPERATION)
 
     def _bcast_unfrozen(self, grads: list[Gradient]) -> None:
         """Rank 0's values of parameters that were frozen before: they may have been changed meanwhile."""

@@ -9,7 +9,6 @@ from weakref import WeakMethod
 from torch import Tensor
 
 from torchmn.communicators.uncompiled import uncompiled
-from torchmn.communicators.watchdog import Wait
 from torchmn.errors import ArgumentError
 from torchmn.optim import gradients
 from torchmn.optim.gradients import Gradient
@@ -71,8 +70,7 @@ class OverlappingOptimizer(MultiNodeOptimizer):
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         if self._begun:  # a backward whose gradients nobody wants: they must arrive before they are written over
-            with Wait(self.comm, "zero_grad"):
-                self.comm._meet("zero_grad after a backward without a step", None)
+            self.comm.agree("zero_grad after a backward without a step")
             self._wait_for_all()
         super().zero_grad(set_to_none)
 
@@ -122,9 +120,8 @@ class OverlappingOptimizer(MultiNodeOptimizer):
             )
         grads = self._gradients()
         here = self._here(grads)
-        with Wait(self.comm, "optimizer step"):
-            told = self.comm._meet("optimizer step", problem, here.NAMES, here.must_agree(), here.written)
-        self._compare_values(on_some_ranks(told or ()), grads)
+        told = self.comm.agree("optimizer step", problem, differ=here.written, **here.same())
+        self._compare_values(on_some_ranks(told), grads)
         for grad in self._wait_for_all():
             grad.put_back()
         self._bcast_unfrozen(self._gradients())

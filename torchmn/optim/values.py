@@ -11,7 +11,6 @@ from torch.optim import Optimizer
 
 from torchmn.communicators import wire
 from torchmn.communicators.base import Communicator
-from torchmn.communicators.watchdog import Wait
 from torchmn.errors import MismatchError
 from torchmn.optim.own_slices import replicas_of
 
@@ -90,11 +89,10 @@ def compare_values(comm: Communicator, doubtful: Written, named: Sequence[tuple[
     if not digests:
         return
     operation = "optimizer step: values of the parameters"
-    with Wait(comm, operation):
-        told = comm._meet(operation, None, may_differ=tuple(digests.values()))
-    if not told:
-        return
+    told = comm.agree(operation, differ=tuple(digests.values()))
     odd = [name for place, name in enumerate(digests) if len({values[place] for values in told}) > 1]
+    if not odd:
+        return
     more = [f"and {len(odd) - _SHOWN} more"] if len(odd) > _SHOWN else []
     raise MismatchError(
         f"rank {comm.rank} of {comm.size}: optimizer step: since the last step only some ranks have written to what "

@@ -10,31 +10,33 @@ from torch import Tensor, nn
 
 from torchmn.communicators.base import Communicator
 from torchmn.communicators.uncompiled import uncompiled
-from torchmn.communicators.watchdog import Wait
-from torchmn.errors import ArgumentError, MismatchError, ParallelizeError
-
-_COMPARED = ("mode", "gradients", "autocast", "whole inputs", "other arguments", "frozen parameters")
+from torchmn.errors import MismatchError
 
 
 def compare_forwards(
     comm: Communicator,
     training: bool,
     inputs: Sequence[Tensor],
-    told: tuple,
+    told: Callable[[], tuple],
     others: tuple,
     parameters: Sequence[tuple[str, nn.Parameter]],
 ) -> None:
     """MismatchError on every rank unless all are about to compute the same forward, and the same backward.
 
-    told: of each input, what ranks have in common; others: arguments that are no tensors
+    told: gives, of each input, what ranks have in common; others: arguments that are no tensors
     """
     mode = "training" if training else "evaluation"
     gradients = "inference mode" if torch.is_inference_mode_enabled() else torch.is_grad_enabled()
     # What one rank alone has frozen, its backward does not reach: the others would wait for it there.
-    frozen = tuple([name for name, p in parameters if not p.requires_grad])
-    with Wait(comm, "forward"):
-        values = (mode, gradients, _autocast(inputs), told, others, frozen)
-        comm._meet("forward of a parallel model", None, _COMPARED, values)
+    same = {
+        "mode": mode,
+        "gradients": gradients,
+        "autocast": lambda: _autocast(inputs),
+        "whole inputs": told,
+        "other arguments": others,
+        "frozen parameters": lambda: tuple([name for name, p in parameters if not p.requires_grad]),
+    }
+    comm.agree("forward of a parallel model", **same)
 
 
 def _autocast(inputs: Sequence[Tensor]) -> torch.dtype | None:
@@ -46,20 +48,6 @@ def _autocast(inputs: Sequence[Tensor]) -> torch.dtype | None:
 def plain_values(leaves: Sequence[Any]) -> tuple:
     """Those arguments that a rank can compare with another's, and on which the path of a forward may depend."""
     return tuple(x for x in leaves if x is None or isinstance(x, bool | int | float | str))
-
-
-def on_all_or_none(comm: Communicator, operation: str, work: Callable[[], None]) -> None:
-    """Do `work`, which does not communicate; where it raises on one rank it raises on all, and nobody waits."""
-    failure: Exception | None = None
-    try:
-        work()
-    except Exception as error:
-        failure = error
-    try:
-        with Wait(comm, operation):
-            comm._meet(operation, None if failure is None else str(failure))
-    except ArgumentError as error:
-        raise failure or ParallelizeError(str(error)) from None
 
 
 class SameLoss:
@@ -77,8 +65,9 @@ class SameLoss:
         values = gradient.detach().flatten().double().cpu()
         # Two numbers stand for all: rounding changes them little, another order of the samples a lot.
         weighted = values @ torch.arange(1, len(values) + 1, dtype=torch.float64).cos()
-        told = torch.stack([weighted, values.norm()])
-        everyone = torch.stack(list(self.comm.allgather(told)))
+        mine = (weighted.item(), values.norm().item())
+        told = self.comm.agree("backward of a parallel model", differ=mine, optional=True)
+        everyone = torch.tensor(told, dtype=torch.float64)
         spread = (everyone.amax(0) - everyone.amin(0)).max()
         if spread > 1e-3 * everyone[:, 1].max():  # never for NaN, which may come to all
             comm = self.comm

@@ -8,7 +8,6 @@ import torch
 from torch import Tensor, nn
 
 from torchmn.communicators.base import Communicator
-from torchmn.communicators.watchdog import Wait
 from torchmn.errors import ArgumentError
 from torchmn.graph import MultiNodeChainList
 from torchmn.nn.parts.roles import replicas_of
@@ -64,8 +63,7 @@ def _check_chain(chain: MultiNodeChainList, comm: Communicator, max_norm: float,
     if any(getattr(module, "parallelism", None) is not None for module in chain.modules()):
         # Its ranks hold some parameters several times and slices of others, which a sum over the chain would mix up.
         problem = "a component of this chain went through parallelize: the norm of such a chain is not supported"
-    with Wait(comm, "clip_grad_norm_"):
-        comm._meet("clip_grad_norm_", problem, ("max_norm", "norm_type"), (float(max_norm), float(norm_type)))
+    comm.agree("clip_grad_norm_", problem, max_norm=float(max_norm), norm_type=float(norm_type))
 
 
 def _power(gradients: list[Tensor], norm_type: float) -> Tensor:

@@ -11,7 +11,6 @@ import torch
 from torch import Tensor, nn
 
 from torchmn.communicators.base import Communicator
-from torchmn.communicators.watchdog import Wait
 from torchmn.errors import MismatchError, ParallelizeError
 
 _OPERATION = "forward of a parallel model with parameters of functional_call"
@@ -63,9 +62,8 @@ def check_own(model: nn.Module) -> None:
 def compare_given(comm: Communicator, given: Mapping[str, Any]) -> None:
     """MismatchError on every rank if ranks that share images would compute with different parameters."""
     numbers = {name: _number(x) for name, x in given.items()}
-    with Wait(comm, _OPERATION):
-        told: Any = comm._meet(_OPERATION, None, ("parameters",), (tuple(numbers),), tuple(numbers.values()))
-    odd = [name for place, name in enumerate(numbers) if len({values[place] for values in told or ()}) > 1]
+    told = comm.agree(_OPERATION, differ=tuple(numbers.values()), optional=True, parameters=tuple(numbers))
+    odd = [name for place, name in enumerate(numbers) if len({values[place] for values in told}) > 1]
     if odd:
         raise MismatchError(
             f"rank {comm.rank} of {comm.size}: {_OPERATION}: ranks that share images were given different values of "

@@ -16,7 +16,9 @@ def compare_buffers(comm: Communicator, model: nn.Module) -> None:
     named = [(name, b) for name, b in _saved_buffers(model) if b.numel() and not b.is_complex()]
     if not named:
         return
-    everyone = torch.stack(list(comm.allgather(torch.stack([_numbers(b) for _, b in named]))))
+    numbers = tuple([_numbers(buffer) for _, buffer in named])
+    told = comm.agree("buffers of a parallel model", differ=numbers, optional=True)
+    everyone = torch.tensor(told, dtype=torch.float64)
     spread = (everyone.amax(0) - everyone.amin(0)).amax(1)
     odd = spread > _ALIKE * everyone[:, :, 1].amax(0)  # never for NaN, which may come to all
     if odd.any():
@@ -38,8 +40,8 @@ def _saved_buffers(model: nn.Module) -> list[tuple[str, Tensor]]:
     ]
 
 
-def _numbers(x: Tensor) -> Tensor:
+def _numbers(x: Tensor) -> tuple[float, float]:
     """Two numbers that stand for all values."""
     values = x.detach().flatten().double().cpu()
     weights = torch.arange(1, len(values) + 1, dtype=torch.float64).cos()
-    return torch.stack([values @ weights, values.norm()])
+    return (values @ weights).item(), values.norm().item()

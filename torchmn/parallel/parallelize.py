@@ -14,14 +14,12 @@ import torchmn.nn.parts.rules  # noqa: F401  (registers the rules)
 from torchmn.communicators.base import Communicator
 from torchmn.communicators.process_grid import ProcessGrid
 from torchmn.communicators.uncompiled import uncompiled
-from torchmn.communicators.watchdog import Wait
 from torchmn.errors import ArgumentError, ParallelizeError, nearest
 from torchmn.nn.parts.chains import run_in_chains
 from torchmn.nn.parts.layout import Samples, image_layout
 from torchmn.nn.parts.part import wrap
 from torchmn.nn.parts.refusals import remember_names
 from torchmn.nn.slices import SlicedModule
-from torchmn.parallel.agreement import on_all_or_none
 from torchmn.parallel.channels import swap_channel_layers
 from torchmn.parallel.compiled import compiled_modules
 from torchmn.parallel.computed_weights import computed_weights_detached
@@ -61,8 +59,7 @@ def parallelize(
     mode = ALIASES.get(mode, mode)
     comm = grid.comm if isinstance(grid, ProcessGrid) else grid
     problem = _problem(model, mode, output, input_shape)
-    with Wait(comm, "parallelize"):
-        comm._meet("parallelize", problem, ("mode", "output", "input_shape"), (mode, output, str(input_shape)))
+    comm.agree("parallelize", problem, mode=mode, output=output, input_shape=str(input_shape))
     grid = _as_grid(grid, mode)
     _check_axes(grid, mode)
     if grid.sizes["data"] > 1:
@@ -74,7 +71,7 @@ def parallelize(
     parallelism = Parallelism(grid, mode, mode in ("halopar", "halodatapar"), output, shape)
     if mode != "datapar":
         refuse_scripts()
-        on_all_or_none(comm, "parallelize", lambda: _distribute(copied, parallelism))
+        comm.attempt("parallelize", lambda: _distribute(copied, parallelism), raises=ParallelizeError)
         remember_names(copied)
     copied.parallelism = parallelism  # type: ignore[assignment]
     copied.forward = MethodType(_forward, copied)
@@ -101,7 +98,7 @@ def _copy(model: nn.Module, comm: Communicator) -> nn.Module:
                 "it), or something that no process can copy, such as a TorchScript function"
             ) from error
 
-    on_all_or_none(comm, "parallelize", work)
+    comm.attempt("parallelize", work, raises=ParallelizeError)
     return copies[0]
 
 

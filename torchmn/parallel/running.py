@@ -22,7 +22,7 @@ from torchmn.nn.parts.part import Part, local, wrap
 from torchmn.nn.parts.roles import OWN, SUMMED, WHOLE
 from torchmn.nn.parts.wide import Widths, found_widths, mark_widths
 from torchmn.nn.slices import SlicedModule
-from torchmn.parallel.agreement import SameLoss, compare_forwards, on_all_or_none, plain_values
+from torchmn.parallel.agreement import SameLoss, compare_forwards, plain_values
 from torchmn.parallel.compiled import refuse_compiled_submodules
 from torchmn.parallel.dry_run import dry_run, explained
 from torchmn.parallel.given_parameters import OwnParameters, check_own, compare_given
@@ -111,7 +111,7 @@ class Parallelism:
         tiles = self.grid.tiles
         # Not a parameter that the model returns, whose gradient is a rank's own share.
         learning = [x for x in pytree.tree_leaves(result) if isinstance(x, Tensor) and x.grad_fn is not None]
-        if tiles.size > 1 and tiles.settings.checks and learning:
+        if tiles.size > 1 and learning:
             self._unwatched -= 1
             for x in learning:
                 x.register_hook(SameLoss(tiles))
@@ -120,7 +120,7 @@ class Parallelism:
         """Compare what the first forwards leave in buffers, along data, where ranks have samples of their own."""
         replicas = self.grid.replicas
         self._uncompared -= 1
-        if replicas.size > 1 and replicas.settings.checks:
+        if replicas.size > 1:
             compare_buffers(replicas, model)
 
     def _computed(self, model: nn.Module, args: tuple, kwargs: dict, samples: Samples, batch: int) -> Any:
@@ -136,19 +136,25 @@ class Parallelism:
     def _compare(self, model: nn.Module, inputs: list[Tensor], others: tuple) -> None:
         """An error on every rank if the ranks that share images are not in the same forward of the same inputs."""
         tiles = self.grid.tiles
-        if tiles.size > 1 and tiles.settings.checks:
-            told = tuple([self._told(x) for x in inputs])
+        if tiles.size > 1:
+
+            def told() -> tuple:
+                return tuple([self._told(x) for x in inputs])
+
             compare_forwards(tiles, model.training, inputs, told, others, self._parameters)
 
     def _compare_given(self, given: dict[str, Any]) -> None:
         tiles = self.grid.tiles
-        if tiles.size > 1 and tiles.settings.checks:
+        if tiles.size > 1:
             compare_given(tiles, {name: x for name, x in given.items() if self.roles.get(name) != OWN})
 
     def compare_whole(self, model: nn.Module, images: list[Tensor], labels: Tensor | None = None) -> None:
         """An error on every rank if those that share images are given different whole ones, or different labels."""
-        if self.grid.tiles.size > 1 and self.grid.tiles.settings.checks:
-            told = tuple(comparable(x) for x in (*images, *([] if labels is None else [labels])))
+        if self.grid.tiles.size > 1:
+
+            def told() -> tuple:
+                return tuple(comparable(x) for x in (*images, *([] if labels is None else [labels])))
+
             compare_forwards(self.grid.tiles, model.training, images, told, (), self._parameters)
 
     def _told(self, x: Tensor) -> tuple[Any, ...]:
@@ -243,7 +249,7 @@ class Parallelism:
             refuse_compiled_submodules(model)
             self.learn_roles(model, meta_args, meta_kwargs, samples, batch)
 
-        on_all_or_none(self.grid.tiles, "dry run of a parallel model", look)
+        self.grid.tiles.attempt("dry run of a parallel model", look, raises=ParallelizeError)
         if len(self._checked) >= _REMEMBERED_CHECKS:
             self._checked.clear()
         self._checked.add(seen)

@@ -6,8 +6,6 @@ from collections.abc import Callable
 from typing import Any
 
 from torchmn.communicators.base import Communicator
-from torchmn.communicators.watchdog import Wait
-from torchmn.errors import ArgumentError
 
 
 def decided_on_rank_0(
@@ -18,17 +16,6 @@ def decided_on_rank_0(
     Computing it on every rank could give answers that differ in the last digit, and ranks that part ways. What
     `decide` raises on rank 0 is an `ArgumentError` on every rank, and so is a `problem` with this rank's `local`.
     """
-    with Wait(comm, operation):
-        comm._meet(operation, problem)
+    comm.agree(operation, problem)
     everyone = comm.gather_obj(local, 0)
-    answer, cause = None, None
-    if everyone is not None:
-        try:
-            answer = decide(everyone)
-        except Exception as error:  # the user's own function may raise anything; the others must hear of it
-            cause = error
-            problem = str(error) if isinstance(error, ArgumentError) else f"{type(error).__name__}: {error}"
-    answer, problem = comm.bcast_obj((answer, problem), 0)
-    if problem is not None:
-        raise ArgumentError(f"rank {comm.rank} of {comm.size}: {operation}: {problem}") from cause
-    return answer
+    return comm.attempt(operation, lambda: decide(everyone or []), root=0)[0]

@@ -10,7 +10,6 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from torchmn.communicators import models
 from torchmn.communicators.base import Communicator
-from torchmn.communicators.watchdog import Wait
 from torchmn.errors import ArgumentError
 from torchmn.nn.moments import Moments, union
 from torchmn.optim.gradients import number_of_samples
@@ -49,16 +48,15 @@ class AllreducePersistent:
         layers = [m for m in self.model.modules() if isinstance(m, _BatchNorm) and m.running_mean is not None]
         statistics = {id(x) for layer in layers for x in (layer.running_mean, layer.running_var)}
         weight, problem = number_of_samples(weight)
-        with Wait(self.comm, "AllreducePersistent"):
-            self._check(named, weight, problem)
+        self._check(named, weight, problem)
         _join_statistics(self.comm, layers, weight)
         _average(self.comm, [x for x in named.values() if id(x) not in statistics])
 
     def _check(self, named: dict[str, Tensor], weight: float | None, problem: str | None) -> None:
         signature = tuple((name, x.dtype, tuple(x.shape)) for name, x in named.items())
-        told = self.comm._meet("AllreducePersistent", problem, ("weighted",), (weight is not None,), signature)
-        if told:
-            models._raise_difference(self.comm, "AllreducePersistent", "buffer", told)
+        with self.comm.agreed("AllreducePersistent", problem, differ=signature, weighted=weight is not None) as ranks:
+            if not ranks.alike:
+                models.raise_difference(self.comm, "AllreducePersistent", "buffer", ranks.differ)
 
 
 def _persistent_floats(model: nn.Module) -> Iterator[tuple[str, Tensor]]:

@@ -10,7 +10,6 @@ from torch import Tensor
 
 from torchmn.communicators.base import Communicator
 from torchmn.communicators.checks import describe
-from torchmn.communicators.watchdog import Wait
 from torchmn.errors import ArgumentError, nearest
 from torchmn.training.agreement import decided_on_rank_0
 from torchmn.training.observation import mean_of_all, plain
@@ -60,9 +59,8 @@ class MultiNodeEarlyStopping:
                 problem = f"expected {name} to be an int >= {least}, got {value!r}"
         if not isinstance(min_delta, int | float) or not min_delta >= 0:
             problem = f"expected min_delta to be a number >= 0, got {min_delta!r}"
-        names = ("monitor", "patience", "mode", "min_delta", "max_checks", "every")
-        with Wait(comm, type(self).__name__):
-            comm._meet(type(self).__name__, problem, names, (monitor, patience, mode, min_delta, max_checks, every))
+        options = {"patience": patience, "mode": mode, "min_delta": min_delta, "max_checks": max_checks, "every": every}
+        comm.agree(type(self).__name__, problem, monitor=monitor, **options)
         self.comm, self.monitor, self.patience, self.min_delta = comm, monitor, patience, min_delta
         self.max_checks, self.every = max_checks, every
         self.mode = ("max" if "accuracy" in monitor else "min") if mode == "auto" else mode

@@ -6,7 +6,6 @@ from collections.abc import Callable
 from typing import Any
 
 from torchmn.communicators.base import Communicator
-from torchmn.communicators.watchdog import Wait
 from torchmn.errors import ArgumentError, nearest
 from torchmn.training import metrics
 from torchmn.training.exact_data import is_data, samples_in, without_repeats
@@ -76,12 +75,10 @@ class MultiNodeEvaluator:
         data = [arg for arg in (*args, *kwargs.values()) if is_data(arg)]
         if len(data) == 1 and refused is None:
             samples = samples_in(data[0])
-        with Wait(comm, "evaluate"):
-            comm._meet("evaluate", refused, ("weights",), (self.weights,))
+        comm.agree("evaluate", refused, weights=self.weights)
         mine, problem = metrics.read(None if samples == 0 else self._evaluate_locally(*args, **kwargs), samples)
-        with Wait(comm, "evaluate"):
-            comm._meet("evaluate", problem)
-            everyone = comm._allgather_pickled(mine)
+        with comm.agreed("evaluate", problem):
+            everyone = comm.allgather_obj(mine)
         where = f"rank {comm.rank} of {comm.size}: evaluate"
         return metrics.combine(everyone, self.weights == "equal", where)
 

@@ -11,7 +11,6 @@ from torch import Tensor, nn
 
 from torchmn.communicators import checks
 from torchmn.communicators.base import Communicator
-from torchmn.communicators.watchdog import Wait
 from torchmn.errors import ArgumentError
 from torchmn.training.exact_data import is_data, without_repeats
 
@@ -62,9 +61,8 @@ class GenericMultiNodeEvaluator:
         """On `root`, what `aggregate` makes of the results of all batches of all ranks; None on other ranks."""
         comm = self.comm
         problem = checks.rank_problem(self.root, comm.size, "root")
-        with Wait(comm, type(self).__name__):
-            batches, problem = self._batches(problem)
-            comm._meet(type(self).__name__, problem, ("root",), (self.root,))
+        batches, problem = self._batches(problem)
+        comm.agree(type(self).__name__, problem, root=self.root)
         results = []
         with torch.no_grad(), _eval_mode(self.target):
             for batch in batches:

@@ -6,7 +6,6 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from torchmn.communicators.base import Communicator
-from torchmn.communicators.watchdog import Wait
 from torchmn.errors import ArgumentError
 from torchmn.training import metrics
 from torchmn.training.agreement import decided_on_rank_0
@@ -42,9 +41,8 @@ class ObservationAggregator:
         problem = None
         if isinstance(every, bool) or not isinstance(every, int) or every < 1:
             problem = f"expected every to be a number of calls >= 1, got {every!r}"
-        names = ("key", "aggregated_key", "every")
-        with Wait(comm, "ObservationAggregator"):
-            comm._meet("ObservationAggregator", problem, names, (key, self.aggregated_key, every))
+        same = {"key": key, "aggregated_key": self.aggregated_key, "every": every}
+        comm.agree("ObservationAggregator", problem, **same)
         self._calls = 0
         self._observed: list[Any] = []
 

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 from torchmn.communicators.base import Communicator
-from torchmn.communicators.watchdog import Wait
 from torchmn.errors import ArgumentError
 from torchmn.parallel.whole_state import seen_whole
 from torchmn.training.checkpoint import disks, entries, names
@@ -48,8 +47,7 @@ class MultiNodeCheckpointer:
         except TypeError:
             problem = problem or f"expected path to be the path of a directory, got {path!r}"
         operation = "create_multi_node_checkpointer"
-        with Wait(comm, operation):
-            comm._meet(operation, problem, ("name", "keep"), (name, keep))
+        comm.agree(operation, problem, name=name, keep=keep)
         self.keep = keep
         self.extra: Any = None
         self._site = Site(comm, Library(directory, name), disks.ranks_on_my_disk(comm, operation, directory))
@@ -72,7 +70,7 @@ class MultiNodeCheckpointer:
         problem = None
         if isinstance(step, bool) or not isinstance(step, int) or step < 0:
             problem = f"expected step to be an int >= 0, got {step!r}"
-        self._meet("save", problem or entries.objects_problem(objects, "state_dict"), step, objects)
+        self._agree("save", problem or entries.objects_problem(objects, "state_dict"), step, objects)
         save_step(self._site, self.keep, step, extra, seen_whole(objects))
 
     def maybe_load(self, *, step: int | None = None, from_rank: int | None = None, **objects: Any) -> int | None:
@@ -96,15 +94,12 @@ class MultiNodeCheckpointer:
         if from_rank is not None and (isinstance(from_rank, bool) or not isinstance(from_rank, int) or from_rank < 0):
             problem = f"expected from_rank to be a rank, got {from_rank!r}"
         problem = problem or entries.objects_problem(objects, "load_state_dict")
-        self._meet("maybe_load", problem, (step, from_rank), objects)
+        self._agree("maybe_load", problem, (step, from_rank), objects)
         loaded = load_newest(self._site, step, from_rank, seen_whole(objects))
         if loaded is None:
             return None
         self.extra = loaded.extra
         return loaded.step
 
-    def _meet(self, operation: str, problem: str | None, step: Any, objects: Mapping[str, Any]) -> None:
-        comm = self._site.comm
-        with Wait(comm, operation):
-            said = (step, tuple(sorted(objects)))
-            comm._meet(f"checkpointer.{operation}", problem, ("step", "objects"), said)
+    def _agree(self, operation: str, problem: str | None, step: Any, objects: Mapping[str, Any]) -> None:
+        self._site.comm.agree(f"checkpointer.{operation}", problem, step=step, objects=tuple(sorted(objects)))

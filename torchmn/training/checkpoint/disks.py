@@ -9,7 +9,7 @@ from pathlib import Path
 
 from torchmn.communicators.base import Communicator
 from torchmn.training.checkpoint import disk
-from torchmn.training.checkpoint.agreement import together
+from torchmn.training.checkpoint.errors import CheckpointError
 
 # More than file systems keep inside an inode: a full disk must fail here.
 _PROBE_BYTES = 8192
@@ -31,7 +31,7 @@ def ranks_on_my_disk(comm: Communicator, operation: str, path: Path) -> list[int
             raise OSError(f"can not write to the directory {str(path)!r}: {error}") from error
 
     try:
-        together(comm, operation, write)
+        comm.attempt(operation, write, raises=CheckpointError)
         # By name, not by a listing: those may be some seconds old on network file systems.
         seen = [(path / marker).exists() for marker in markers]
         sees = comm.allgather_obj(seen)

@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from torchmn.communicators.agreement import by_rank
 from torchmn.training.checkpoint import entries, random_states
-from torchmn.training.checkpoint.agreement import by_rank, together
 from torchmn.training.checkpoint.errors import Broken, CheckpointError
 from torchmn.training.checkpoint.names import Place
 from torchmn.training.checkpoint.site import Site
@@ -44,7 +44,7 @@ def load_newest(site: Site, step: int | None, from_rank: int | None, objects: Ma
         whole.update(found)
         return list(found), broken
 
-    told = together(comm, "maybe_load", look)
+    told = comm.attempt("maybe_load", look, raises=CheckpointError)
     places = {place for found, broken in told for place in (*(place for place, _ in found), *broken)}
     for place in sorted(places, reverse=True):
         if step is not None and place.step != step:
@@ -110,13 +110,13 @@ def _try(
             elif name in choice.reseeded:
                 random_states.reseed(name, snapshot.seed(name, comm.rank, comm.size), comm.device)
 
-    answers = together(comm, "maybe_load", read)
+    answers = comm.attempt("maybe_load", read, raises=CheckpointError)
     problems.update({rank: text for rank, text in enumerate(answers) if text})
     if problems:
         site.spoiled.add(snapshot.identity)
         return None
-    together(comm, "maybe_load", check)
-    together(comm, "maybe_load", load)
+    comm.attempt("maybe_load", check, raises=CheckpointError)
+    comm.attempt("maybe_load", load, raises=CheckpointError)
     if comm.rank == 0:
         _tell_what_was_not_loaded(snapshot, choice, objects)
     return Loaded(snapshot.manifest.step, states[entries.EXTRA])

@@ -12,7 +12,6 @@ from typing import Any
 from torch import Tensor
 
 from torchmn.training.checkpoint import entries, manifest, random_states, tensor_files
-from torchmn.training.checkpoint.agreement import together
 from torchmn.training.checkpoint.errors import CheckpointError
 from torchmn.training.checkpoint.manifest import Contribution, Manifest
 from torchmn.training.checkpoint.names import Place
@@ -34,7 +33,7 @@ def save_step(site: Site, keep: int | None, step: int, extra: Any, objects: Mapp
         mine = Contribution({name: json.dumps(tree) for name, tree in trees.items()}, digests)
         return mine, library.last_number(), secrets.token_hex(8)
 
-    told = together(comm, "save", contribute)
+    told = comm.attempt("save", contribute, raises=CheckpointError)
     place = Place(max(number for _, number, _ in told) + 1, step)
     _write(site, place, told[0][2], [contribution for contribution, _, _ in told], tensors)
     _remove_old(site, keep)
@@ -64,10 +63,10 @@ def _write(
             library.finish(place, Manifest(*about, trees, where, files))
 
     try:
-        together(comm, "save", begin)
-        sizes = together(comm, "save", write)
+        comm.attempt("save", begin, raises=CheckpointError)
+        sizes = comm.attempt("save", write, raises=CheckpointError)
         files = {file: size for rank in ranks for file, size in sizes[rank].items()}
-        together(comm, "save", finish)
+        comm.attempt("save", finish, raises=CheckpointError)
     except CheckpointError:
         if begun:
             with suppress(OSError):
@@ -90,7 +89,8 @@ def _remove_old(site: Site, keep: int | None) -> None:
         broken.update(found)
         return set(whole) - site.spoiled
 
-    everywhere = set.intersection(*(whole for whole in together(site.comm, "save", look) if whole is not None))
+    found = site.comm.attempt("save", look, raises=CheckpointError)
+    everywhere = set.intersection(*(whole for whole in found if whole is not None))
     places = sorted(place for place, _ in everywhere)
     kept = places if keep is None else places[-keep:]
     if site.leads and kept:

@@ -1,0 +1,58 @@
+"""Plain values as bytes: what ranks exchange about an operation, beside its data.
+
+JSON and not pickle: what a peer wrote is read here before anything was compared, and unpickling would run its code.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+
+def encode(value: Any, other: Callable[[Any], Any] | None = None) -> bytes:
+    """Returns `value` as bytes.
+
+    Args:
+        value: None, a bool, int, float, str or torch.dtype, or lists, tuples and dicts of these.
+        other: what stands for a value of another type.
+
+    Raises:
+        TypeError: for a value of another type, without `other`.
+    """
+    return json.dumps(_tagged(value, other), separators=(",", ":")).encode()
+
+
+def decode(data: bytes) -> Any:
+    """Returns the value that `encode` was given; a tuple of a class of its own comes back as a tuple."""
+    return _untagged(json.loads(data))
+
+
+def _tagged(value: Any, other: Callable[[Any], Any] | None) -> Any:
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    if isinstance(value, list):
+        return [_tagged(item, other) for item in value]
+    if isinstance(value, tuple):
+        return {"tuple": [_tagged(item, other) for item in value]}
+    if isinstance(value, dict):
+        return {"dict": [[_tagged(key, other), _tagged(item, other)] for key, item in value.items()]}
+    if isinstance(value, torch.dtype):
+        return {"dtype": str(value).removeprefix("torch.")}
+    if other is None:
+        raise TypeError(f"expected a plain value, got {type(value).__name__}: {value!r}")
+    return _tagged(other(value), None)
+
+
+def _untagged(value: Any) -> Any:
+    if isinstance(value, list):
+        return [_untagged(item) for item in value]
+    if not isinstance(value, dict):
+        return value
+    ((tag, content),) = value.items()
+    if tag == "dtype":
+        return getattr(torch, content)
+    items = [_untagged(item) for item in content]
+    return tuple(items) if tag == "tuple" else dict(items)
