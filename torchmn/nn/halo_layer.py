@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from torchmn.errors import ArgumentError
 from torchmn.geometry import Interval, Window
+from torchmn.gradient_role import count_at_parameter, is_expected, role_of
 from torchmn.nn.parts import roles
 from torchmn.nn.parts.exchange import fetch, nothing, output_layout, plans_for_windows
 from torchmn.nn.parts.moving import entering, whole
@@ -87,14 +88,12 @@ class HaloLayer(nn.Module):
     def _note_parameters(self, x: Part) -> None:
         """Their gradients will be this rank's share."""
         for name, parameter in self.named_parameters():
-            if roles.recorder() is None and not roles.is_expected(parameter, x.layout_.grid.tile_count):
+            if roles.recorder() is None and not is_expected(parameter, x.layout_.grid.tile_count):
                 refuse(
                     f"the parameter {name} is used in a way that the run without values has not seen: forward took "
                     f"another way then. Let {type(self).__name__} run in the first forward, too"
                 )
-            if roles.always_enters(parameter):
+            if role_of(parameter).summed_in_backward:
                 refuse(f"the parameter {name} is used outside of {type(self).__name__}, too, which is not supported")
-            shares = roles.shares_of(parameter)
-            if shares is not None:
-                shares.take_all(parameter)
+            count_at_parameter(parameter)
             entering(parameter, x.layout_)

@@ -12,7 +12,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from torchmn.communicators.base import Communicator
-from torchmn.optim.own_slices import replicas_of
+from torchmn.gradient_role import role_of
 from torchmn.optim.values import ONLY_SPEED, plain_value
 from torchmn.optim.wrapper import WrappedOptimizer
 
@@ -106,7 +106,7 @@ def _chain_problem(model: nn.Module, comm: Communicator) -> str | None:
 
 def _slice_problem(optimizer: Optimizer) -> str | None:
     """Why an optimizer of slices needs whole parameters, for norms and products; warns of one that is not known."""
-    sliced = any(replicas_of(p) is not None for group in optimizer.param_groups for p in group["params"])
+    sliced = any(role_of(p).over is not None for group in optimizer.param_groups for p in group["params"])
     kind = type(optimizer)
     if not sliced or any(base.__name__ in _ELEMENT_BY_ELEMENT for base in kind.__mro__):
         return None

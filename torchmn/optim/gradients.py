@@ -16,8 +16,8 @@ from torchmn.communicators.mean import means
 from torchmn.communicators.uncompiled import uncompiled
 from torchmn.communicators.watchdog import ranks_text
 from torchmn.errors import MismatchError
+from torchmn.gradient_role import role_of
 from torchmn.optim.clipping import Clipped, refuse_own_clipping
-from torchmn.optim.own_slices import replicas_of
 from torchmn.optim.sparse import mean_of_sparse
 from torchmn.optim.values import NOTHING, Written, on_some_ranks
 
@@ -90,7 +90,7 @@ def agree(
     """
     weight, problem = number_of_samples(weight)
     shapes = tuple(
-        ("own slice" if replicas_of(grad.parameter) else tuple(grad.parameter.shape), grad.parameter.dtype)
+        ("own slice" if role_of(grad.parameter).over else tuple(grad.parameter.shape), grad.parameter.dtype)
         for grad in grads
     )
     kinds = tuple(grad.kind() for grad in grads)
@@ -196,7 +196,7 @@ def take_mean(
     dense: dict[Communicator, dict[int, Tensor]] = {comm: {}}  # by place
     equal = agreement.equal  # which all ranks know
     for place, (grad, kind) in enumerate(zip(grads, agreement.kinds, strict=True)):
-        among = replicas_of(grad.parameter) or comm
+        among = role_of(grad.parameter).over or comm
         if kind == SPARSE:
             share = agreement.share * comm.size / among.size
             grad.value = mean_of_sparse(among, grad.value, grad.parameter, share)

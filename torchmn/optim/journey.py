@@ -8,8 +8,8 @@ from queue import SimpleQueue
 
 from torchmn.communicators.base import Communicator
 from torchmn.errors import ArgumentError
+from torchmn.gradient_role import role_of
 from torchmn.optim.gradients import Gradient
-from torchmn.optim.own_slices import replicas_of
 
 
 class Journey(threading.Thread):
@@ -52,7 +52,7 @@ def line_of_its_own(comm: Communicator, grads: list[Gradient], option: str) -> C
 
     option: which asked for the thread; it is refused where slices are averaged over fewer ranks.
     """
-    sliced = [grad.name for grad in grads if (among := replicas_of(grad.parameter)) and among.size > 1]
+    sliced = [grad.name for grad in grads if (among := role_of(grad.parameter).over) and among.size > 1]
     if sliced:
         raise ArgumentError(
             f"{option}: {', '.join(sliced)} are slices that are averaged over fewer ranks; use {option}=False"

@@ -14,11 +14,11 @@ from torch.optim import Optimizer
 from torchmn.communicators.base import Communicator
 from torchmn.communicators.models import bcast_tensors
 from torchmn.errors import ArgumentError, ParallelizeError
+from torchmn.gradient_role import role_of
 from torchmn.optim import clipping, gradients
 from torchmn.optim.checks import OPERATION, groups_as_text
 from torchmn.optim.clipping import Clipped, Clipping
 from torchmn.optim.gradients import Circumstances, Gradient
-from torchmn.optim.own_slices import replicas_of
 from torchmn.optim.synchronized import SynchronizedGradients
 from torchmn.optim.values import Writing, Written, compare_values, hyperparameters
 from torchmn.optim.wrapper import WrappedOptimizer
@@ -201,7 +201,7 @@ class MultiNodeOptimizer(WrappedOptimizer):
             return
         if not self._synchronized.cover(grads):
             self._clipping = clipping
-        elif clipping.function == "clip_grad_norm_" and any(replicas_of(grad.parameter) is not None for grad in grads):
+        elif clipping.function == "clip_grad_norm_" and any(role_of(grad.parameter).over is not None for grad in grads):
             raise ParallelizeError(
                 f"rank {self.comm.rank} of {self.comm.size}: clip_grad_norm_ of torch took the norm of what this rank "
                 "holds, its slices of split layers: each rank would clip by another norm. Call "
@@ -302,4 +302,4 @@ class MultiNodeOptimizer(WrappedOptimizer):
 
 def _shared(named: Iterable[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
     """Without the slices that are a rank's own: they were cut from the same tensor, and must not become rank 0's."""
-    return ((name, x) for name, x in named if replicas_of(x) is None)
+    return ((name, x) for name, x in named if role_of(x).over is None)

@@ -12,7 +12,7 @@ from torch.optim import Optimizer
 from torchmn.communicators import wire
 from torchmn.communicators.base import Communicator
 from torchmn.errors import MismatchError
-from torchmn.optim.own_slices import replicas_of
+from torchmn.gradient_role import role_of
 
 # How a step is computed, and not what comes out: ranks may differ in it.
 ONLY_SPEED = ("foreach", "fused", "capturable", "differentiable")
@@ -80,7 +80,7 @@ def on_some_ranks(written: Sequence[Written]) -> Written:
 
 def compare_values(comm: Communicator, doubtful: Written, named: Sequence[tuple[str, Tensor]], state: Any) -> None:
     """Raise on all ranks if `doubtful` values are not the same bits on all of them; slices are a rank's own."""
-    shared = [(name, parameter) for name, parameter in named if replicas_of(parameter) is None]
+    shared = [(name, parameter) for name, parameter in named if role_of(parameter).over is None]
     digests = {}
     if doubtful.parameters:
         digests.update({name: _digest([parameter]) for name, parameter in shared})

@@ -9,8 +9,8 @@ from torch import Tensor, nn
 
 from torchmn.communicators.base import Communicator
 from torchmn.errors import ArgumentError
+from torchmn.gradient_role import role_of
 from torchmn.graph import MultiNodeChainList
-from torchmn.nn.parts.roles import replicas_of
 
 
 @torch.no_grad()
@@ -54,8 +54,8 @@ def _shares(model: nn.Module, max_norm: float, norm_type: float) -> Iterator[tup
     rest = [p for p in model.parameters() if p.grad is not None and id(p) not in counted]
     parallelism = getattr(model, "parallelism", None)
     tiles = parallelism.grid.tiles if parallelism is not None and parallelism.grid.tiles.size > 1 else None
-    yield [p.grad for p in rest if p.grad is not None and replicas_of(p) is None], None
-    yield [p.grad for p in rest if p.grad is not None and replicas_of(p) is not None], tiles
+    yield [p.grad for p in rest if p.grad is not None and role_of(p).over is None], None
+    yield [p.grad for p in rest if p.grad is not None and role_of(p).over is not None], tiles
 
 
 def _check_chain(chain: MultiNodeChainList, comm: Communicator, max_norm: float, norm_type: float) -> None:

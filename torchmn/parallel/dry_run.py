@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from torchmn.errors import ParallelizeError, TorchMNError
+from torchmn.gradient_role import GradientRole, role_of, set_role
 from torchmn.nn.parts.part import Part
 from torchmn.nn.parts.roles import Recorder, recording
 from torchmn.nn.slices import SlicedModule
@@ -63,9 +64,11 @@ def _copied(buffer: Tensor) -> Tensor:
 
 def _without_values(p: nn.Parameter) -> nn.Parameter:
     meta = nn.Parameter(torch.empty_like(p, device="meta"), requires_grad=p.requires_grad)
-    for name in ("_torchmn_enters", "_torchmn_replicas"):
-        if hasattr(p, name):
-            setattr(meta, name, getattr(p, name))
+    role = role_of(p)
+    if role.placement != "partial":  # which would count as a use of the parameter
+        set_role(meta, role)
+    elif role.summed_in_backward:
+        set_role(meta, GradientRole(summed_in_backward=True))
     return meta
 
 

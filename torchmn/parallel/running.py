@@ -15,11 +15,11 @@ from torch.utils import _pytree as pytree
 
 from torchmn.communicators.process_grid import ProcessGrid
 from torchmn.errors import ParallelizeError
-from torchmn.nn.parts import chains, roles
+from torchmn.gradient_role import change_role, let_be_partial, role_of
+from torchmn.nn.parts import chains
 from torchmn.nn.parts.layout import Layout, Samples, forward_of, image_layout
 from torchmn.nn.parts.moving import part_of, whole
 from torchmn.nn.parts.part import Part, local, wrap
-from torchmn.nn.parts.roles import OWN, SUMMED, WHOLE
 from torchmn.nn.parts.wide import Widths, found_widths, mark_widths
 from torchmn.nn.slices import SlicedModule
 from torchmn.parallel.agreement import SameLoss, compare_forwards, plain_values
@@ -146,7 +146,7 @@ class Parallelism:
     def _compare_given(self, given: dict[str, Any]) -> None:
         tiles = self.grid.tiles
         if tiles.size > 1:
-            compare_given(tiles, {name: x for name, x in given.items() if self.roles.get(name) != OWN})
+            compare_given(tiles, {name: x for name, x in given.items() if self.roles.get(name) != "shard"})
 
     def compare_whole(self, model: nn.Module, images: list[Tensor], labels: Tensor | None = None) -> None:
         """An error on every rank if those that share images are given different whole ones, or different labels."""
@@ -264,12 +264,12 @@ class Parallelism:
             recorder = dry_run(model, forward, args, kwargs)
         except Exception as error:
             raise explained(error) from (None if isinstance(error, ParallelizeError) else error)
-        found = dict.fromkeys(recorder.with_whole, WHOLE) | dict.fromkeys(recorder.with_parts, SUMMED)
+        found = dict.fromkeys(recorder.with_whole, "replicate") | dict.fromkeys(recorder.with_parts, "partial")
         for name in recorder.with_parts:
-            if name in recorder.with_whole or roles.always_enters(model.get_parameter(name)):
-                found[name] = WHOLE
-                roles.let_enter(model.get_parameter(name))
-        found |= dict.fromkeys(own_parameters(model), OWN)
+            if name in recorder.with_whole or role_of(model.get_parameter(name)).summed_in_backward:
+                found[name] = "replicate"
+                change_role(model.get_parameter(name), summed_in_backward=True)
+        found |= dict.fromkeys(own_parameters(model), "shard")
         changed = [name for name, role in found.items() if self.roles.get(name, role) != role]
         if changed:
             raise ParallelizeError(
@@ -290,7 +290,7 @@ class Parallelism:
             check_own(model)
             self._frozen = []
             self.mark(model)  # a deep copy has the parameters, but not their marks
-        new = {name for name, p in model.named_parameters() if not roles.is_known(p)}
+        new = {name for name, p in model.named_parameters() if not role_of(p).known}
         if new:  # the next forward begins with a run without values, which finds their roles
             self._checked.clear()
             self.roles = {name: role for name, role in self.roles.items() if name not in new}
@@ -301,25 +301,25 @@ class Parallelism:
         """A parameter that needs no gradient can not be marked; one that needs it since can."""
         for parameter in self._frozen:
             if parameter.requires_grad:
-                roles.mark_summed(parameter, self.grid.tile_count)
+                let_be_partial(parameter, self.grid.tile_count)
         self._frozen = [p for p in self._frozen if not p.requires_grad]
 
     def mark(self, model: nn.Module, names: Set[str] | None = None) -> None:
         """Let every parameter, or those of `names`, know its role: so gradients are combined over the right ranks."""
         for name, parameter in model.named_parameters():
-            is_due = names is None or name in names or not roles.is_known(parameter)
+            is_due = names is None or name in names or not role_of(parameter).known
             role = self.roles.get(name) if is_due else None
-            if role == OWN:
-                roles.mark_own(parameter, self.grid.replicas)
-            elif role == SUMMED and not parameter.requires_grad:
+            if role == "shard":
+                change_role(parameter, placement="shard", over=self.grid.replicas)
+            elif role == "partial" and not parameter.requires_grad:
                 self._frozen.append(parameter)
-            elif role == SUMMED:
-                roles.mark_summed(parameter, self.grid.tile_count)
-            roles.mark_known(parameter)
+            elif role == "partial":
+                let_be_partial(parameter, self.grid.tile_count)
+            change_role(parameter, known=True)
         for name, parameter in model.named_parameters():
             if name in self.widths:
                 mark_widths(parameter, self.widths[name])
-            if self.grid.comm.size > 1 and not (self.roles.get(name) == OWN and self.grid.replicas.size == 1):
+            if self.grid.comm.size > 1 and not (self.roles.get(name) == "shard" and self.grid.replicas.size == 1):
                 guard(parameter)
         self._marked, self._parameters = weakref.ref(model), list(model.named_parameters())
         self._own = OwnParameters(model)
@@ -327,7 +327,7 @@ class Parallelism:
     def mark_own(self, model: nn.Module) -> None:
         """Mark the slices, which an optimizer must know of before the first forward."""
         for name in own_parameters(model):
-            roles.mark_own(model.get_parameter(name), self.grid.replicas)
+            change_role(model.get_parameter(name), placement="shard", over=self.grid.replicas)
 
 
 def own_parameters(model: nn.Module) -> list[str]:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from torchmn.errors import ArgumentError
-from torchmn.nn.parts.roles import replicas_of
+from torchmn.gradient_role import role_of
 from torchmn.nn.slices import SlicedModule
 from torchmn.parallel.state import full_state_dict
 
@@ -34,7 +34,7 @@ def _seen_whole(name: str, obj: Any, models: list[nn.Module], owners: dict[int, 
     groups = getattr(obj, "param_groups", None)
     if isinstance(obj, nn.Module) or not isinstance(groups, list):
         return obj
-    slices = [p for group in groups for p in group["params"] if replicas_of(p) is not None]
+    slices = [p for group in groups for p in group["params"] if role_of(p).over is not None]
     if not slices:
         return obj
     if any(id(p) not in owners for p in slices):

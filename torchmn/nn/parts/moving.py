@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from torchmn.functions.replicated import enter_parts, part_of_whole, whole_of_parts
+from torchmn.gradient_role import change_role, enters, is_expected, role_of
 from torchmn.nn.parts import roles
 from torchmn.nn.parts.layout import Cut, FlatCut, Layout
 from torchmn.nn.parts.memory import empty_in_order
@@ -49,12 +50,11 @@ def entering(x: Tensor, layout: Layout) -> Tensor:
     recorder = roles.recorder()
     if recorder is not None:
         recorder.note_part_use(x)
-    elif not roles.is_expected(x, layout.grid.tiles.size):
-        roles.let_enter(x)
-    if roles.always_enters(x):
+    elif not is_expected(x, layout.grid.tiles.size):
+        change_role(x, summed_in_backward=True)
+    if role_of(x).summed_in_backward:
         return enter_parts(x, layout.grid.tiles)
-    shares = roles.shares_of(x)
-    return x if shares is None else shares.entering(x)
+    return enters(x)
 
 
 def cut_like(x: Tensor, layout: Layout, dims: dict[int, int]) -> Tensor:

@@ -1,9 +1,4 @@
-"""Which gradient a parameter of a parallel model holds after backward, and so how ranks must combine it.
-
-whole    the same, complete gradient on every tile rank: it was only used with whole values
-summed   this rank's share of it: the complete one is the sum over tile ranks
-own      the gradient of this rank's own slice of a split parameter
-"""
+"""Recorder: notes in a dry run with what each parameter is used, from which its gradient's role follows."""
 
 from __future__ import annotations
 
@@ -18,9 +13,6 @@ from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
 from torchmn.errors import ParallelizeError
-from torchmn.nn.parts.shares import Shares
-
-WHOLE, SUMMED, OWN = "whole", "summed", "own"
 
 _here = threading.local()  # ranks may be threads
 
@@ -112,54 +104,3 @@ def inside_a_part() -> Iterator[None]:
 
 def recorder() -> Recorder | None:
     return getattr(_here, "recorder", None)
-
-
-def always_enters(parameter: nn.Parameter) -> bool:
-    """Whether the gradient of a parameter that is used with parts and with whole values is summed at once."""
-    return getattr(parameter, "_torchmn_enters", False)
-
-
-def let_enter(parameter: nn.Parameter) -> None:
-    parameter._torchmn_enters = True  # type: ignore[attr-defined]
-
-
-def mark_own(parameter: nn.Parameter, replicas: Any) -> None:
-    """Note that a parameter is this rank's own slice: only the ranks of `replicas` have the same one."""
-    parameter._torchmn_replicas = replicas  # type: ignore[attr-defined]
-
-
-def replicas_of(parameter: Tensor) -> Any:
-    """The communicator over which the gradient of a rank's own slice is averaged; None for other parameters."""
-    return getattr(parameter, "_torchmn_replicas", None)
-
-
-def mark_known(parameter: nn.Parameter) -> None:
-    """Note that a parallel model has looked at this parameter: one without the mark took another's place since."""
-    parameter._torchmn_known = True  # type: ignore[attr-defined]
-
-
-def is_known(parameter: nn.Parameter) -> bool:
-    return getattr(parameter, "_torchmn_known", False)
-
-
-def mark_summed(parameter: nn.Parameter, tiles: int) -> None:
-    """Let the mean over ranks of this parameter's gradients be the sum over the `tiles` ranks of an image.
-
-    Each rank's share is counted `tiles` times as it arrives. Then whatever averages gradients over ranks is right, for
-    these parameters as for those whose gradient is the same on all tile ranks.
-    """
-    if tiles > 1 and parameter.requires_grad and shares_of(parameter) is None:
-        parameter._torchmn_shares = Shares(tiles)  # type: ignore[attr-defined]
-
-
-def shares_of(parameter: Tensor) -> Shares | None:
-    """What counts the shares of the gradient of a parameter that meets parts; None for other parameters."""
-    return getattr(parameter, "_torchmn_shares", None)
-
-
-def is_expected(parameter: nn.Parameter, tiles: int) -> bool:
-    """Whether a run without values has seen that this parameter, if it learns, meets parts of images on `tiles` ranks.
-
-    It has not where forward takes another way since, because an attribute of the model has changed.
-    """
-    return tiles == 1 or not parameter.requires_grad or shares_of(parameter) is not None

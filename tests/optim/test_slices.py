@@ -7,16 +7,15 @@ import sys
 
 from torch import nn
 
-from torchmn.nn.parts import roles
-from torchmn.optim.own_slices import replicas_of
+from torchmn.gradient_role import UNKNOWN, GradientRole, role_of, set_role
 
 
-def test_a_slice_is_known_by_its_mark() -> None:
+def test_a_slice_is_known_by_its_role() -> None:
     whole, slice_ = nn.Linear(2, 1).parameters()
-    ranks = object()
-    roles.mark_own(slice_, ranks)
-    assert replicas_of(slice_) is ranks
-    assert replicas_of(whole) is None
+    role = GradientRole("shard")
+    set_role(slice_, role)
+    assert role_of(slice_) is role
+    assert role_of(whole) is UNKNOWN and not UNKNOWN.known
 
 
 def test_training_loads_no_layers() -> None:
