@@ -402,7 +402,8 @@ class Communicator(ObjectOperations, Buffers, OldNames):
 
         Args:
             root: only this rank works; the list then holds its result alone.
-            raises: what ranks raise; where `work` raised such an error itself, that one.
+            raises: what ranks raise, naming the ranks that failed; but where `work` raised such an error on all ranks
+                that worked, these raise their own.
         """
         result, failure = None, None
         if root is None or self.rank == root:
@@ -415,11 +416,9 @@ class Communicator(ObjectOperations, Buffers, OldNames):
             told = [plain.decode(data) for data in self._allgather_bytes(plain.encode(problem))]
             problems = {rank: text for rank, text in enumerate(told) if text is not None}
             if problems:
-                if root is not None or (len(problems) == self.size and len(set(problems.values())) == 1):
-                    text = next(iter(problems.values()))
-                else:
-                    text = "\n".join(by_rank(f"of {self.size}: {operation}", problems))
-                raise failure if isinstance(failure, raises) else raises(text) from failure
+                if isinstance(failure, raises) and len(problems) == (self.size if root is None else 1):
+                    raise failure  # all that worked failed, and this rank's own words are enough
+                raise raises("\n".join(by_rank(f"of {self.size}: {operation}", problems))) from failure
             if root is not None:
                 return [self.bcast_obj(result, root)]
             return self.allgather_obj(result)  # type: ignore[return-value]

@@ -16,15 +16,9 @@ _BOX_WIDTH, _BOX_HEIGHT = 0.6, 0.42
 def draw(chain: MultiNodeChainList, path: str | PathLike[str]) -> None:
     """Write a picture of the graph of `chain` to `path` (.png, .svg, .pdf); every rank calls it, rank 0 writes."""
     graph = chain.gather_graph()
-
-    def write() -> None:
-        try:
-            draw_graph(graph, path)
-        except Exception as error:  # a folder that is not there, no matplotlib
-            raise TorchMNError(f"draw: rank 0 could not write {path}: {type(error).__name__}: {error}") from error
-
     if chain.comm is not None:
-        chain.comm.attempt("draw", write, root=0, raises=TorchMNError)
+        # It may fail: a folder that is not there, no matplotlib.
+        chain.comm.attempt(f"draw to {path}", lambda: draw_graph(graph, path), root=0, raises=TorchMNError)
 
 
 def draw_graph(graph: Graph, path: str | PathLike[str]) -> None:

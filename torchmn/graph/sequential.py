@@ -14,7 +14,7 @@ from torch import nn
 
 from torchmn.communicators.base import Communicator
 from torchmn.communicators.checks import describe
-from torchmn.errors import ArgumentError, GraphError, nearest
+from torchmn.errors import GraphError, nearest
 from torchmn.graph.payload import flatten, restore
 
 _REPEATS = 3
@@ -69,7 +69,7 @@ def _measured(model: nn.Sequential, sample: Any) -> list[float]:
     try:
         return seconds(model, sample)
     except Exception as error:  # a sample that does not fit, or whatever else a layer may raise
-        raise ArgumentError(f"balance='time': the layers raised on sample: {type(error).__name__}: {error}") from error
+        raise ValueError(f"balance='time': the layers raised on sample: {type(error).__name__}: {error}") from error
 
 
 def _problem(model: Any, comm: Communicator, balance: Any, sample: Any) -> str | None:

@@ -112,11 +112,11 @@ def _tensors_in(state: Any) -> Iterator[Tensor]:
             yield from _tensors_in(value)
 
 
-def _digest(tensors: Iterable[Tensor]) -> bytes:
+def _digest(tensors: Iterable[Tensor]) -> str:
     result = blake2b(digest_size=8)
     for x in tensors:
         plain = x.detach().cpu().to_dense().resolve_conj().resolve_neg().contiguous()
         result.update(f"{plain.dtype} {tuple(plain.shape)}".encode())
         if plain.numel():
             result.update(wire.as_bytes(plain).numpy().data)
-    return result.digest()
+    return result.hexdigest()
