@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from torchmn.communicators import checks, watchdog, wire
-from torchmn.communicators.wire import Kind, Layout, Message
+from torchmn.communicators.wire import Kind, Message
 from torchmn.errors import ArgumentError, DelegateError, PeerError
 
 if TYPE_CHECKING:
@@ -65,29 +65,26 @@ def place_of_caller(tag: int, frame: FrameType) -> Place:
 
 
 class Edge:
-    """What a node of autograd's graph holds."""
+    """What a node of autograd's graph holds.
 
-    __slots__ = ("answer", "comm", "gone", "key", "place")
+    Attributes:
+        gone: gets the edge's key if its node is gone before backward has visited it.
+        visited: whether backward has.
+    """
 
-    def __init__(self, comm: Communicator, key: Key, place: Place, gone: deque[Key], answer: Layout | None = None):
+    __slots__ = ("comm", "gone", "key", "place", "visited")
+
+    def __init__(self, comm: Communicator, key: Key, place: Place, gone: deque[Key]):
         self.comm = comm
         self.key = key
         self.place = place
         self.gone = gone
-        self.answer = answer  # the layout of its gradient, where known
-
-
-class UnvisitedEdge(Edge):
-    """An edge whose backward did not come by yet: when its node is gone before, it says so.
-
-    Backward makes a plain `Edge` of it. (A flag would do, but then each edge's end would cost a call of `__del__`.)
-    """
-
-    __slots__ = ()
+        self.visited = False
 
     def __del__(self) -> None:
         # Anywhere and at any time, in the middle of another message too: so this only takes a note.
-        self.gone.append(self.key)
+        if not self.visited:
+            self.gone.append(self.key)
 
 
 class EdgeBook:
@@ -104,7 +101,6 @@ class EdgeBook:
         self.chains: dict[int, str] = {}  # tag -> the edge of a MultiNodeChainList on it, in the words of its user
         self._answers: dict[Key, list[Message]] = {}
         self._listeners: dict[int, int] = {}  # peer -> the thread that waits for what it says next
-        self.expected: dict[tuple[int, int], Layout] = {}  # (peer, tag) -> what came last, if the next may be like it
         self._lines: dict[tuple[int, int, int], tuple[int, CodeType]] = {}  # lines here that the peer was told of
         self._peers_lines: dict[Key, str] = {}  # (peer, number of the line) -> text
 
@@ -114,17 +110,17 @@ class EdgeBook:
         """The number of a new edge to `dest`."""
         return next(self._made.setdefault(dest, count(1)))  # in one step: threads must not get the same one
 
-    def send(self, comm: Communicator, key: Key, place: Place, answer: Layout | None = None) -> Edge:
+    def send(self, comm: Communicator, key: Key, place: Place) -> Edge:
         """The sender's end of the edge of that key."""
         comm._watch.pinned.add(comm)
         self.sent[key] = place
-        return UnvisitedEdge(comm, key, place, self.forgotten, answer)
+        return Edge(comm, key, place, self.forgotten)
 
     def receive(self, comm: Communicator, key: Key, place: Place) -> Edge:
         """The receiver's end of the edge of that key."""
         comm._watch.pinned.add(comm)
         self.received[key] = place
-        return UnvisitedEdge(comm, key, place, self.unneeded)
+        return Edge(comm, key, place, self.unneeded)
 
     def tend(self, comm: Communicator) -> None:
         """Say what is known to be unneeded, and raise if a gradient has come for a forgotten edge."""
@@ -175,31 +171,9 @@ class EdgeBook:
             raise ArgumentError(text)
         return gradients
 
-    def answer_like(self, layout: Layout, edge: Edge) -> Tensor | None:
-        """The answer to a sent edge if it comes next and is one tensor of that layout; else `await_answer` has it."""
-        comm, key = edge.comm, edge.key
-        peer, here = key[0], get_ident()
-        if self._listeners.setdefault(peer, here) != here:
-            return None
-        try:
-            if key in self._answers:
-                return None
-            came = comm._take_like(layout, peer, comm.tag_limit, "backward of send", edge)
-            if isinstance(came, tuple):
-                number, gradient = came
-                if number & _NUMBER_MASK == key[1]:
-                    self.sent.pop(key, None)
-                    return gradient
-                came = Message(Kind.TENSOR, (gradient,), number, (False,))
-            # While still listening: whoever listens next must find it, or would wait for what has come.
-            self._keep(comm, peer, came)
-            return None
-        finally:
-            del self._listeners[peer]
-
-    def await_answer(self, comm: Communicator, key: Key, operation: str, edge: Edge) -> Message:
-        """The answer to a sent edge. Whatever else comes from that rank meanwhile is kept."""
-        with watchdog.Wait(comm, operation, key[0], edge.place[0], edge):
+    def await_answer(self, comm: Communicator, key: Key, operation: str, place: Place) -> Message:
+        """The answer to an edge that was sent at `place`. Whatever else comes from that rank meanwhile is kept."""
+        with watchdog.Wait(comm, operation, key[0], place[0], (key, place)):
             while key not in self._answers:
                 self._listen(comm, key)
         self.sent.pop(key, None)
@@ -254,8 +228,7 @@ class EdgeBook:
         """At the end: answer what was not answered, and take all answers; raise if there is a gradient among them."""
         self.answer_all(comm)
         for key, place in list(self.sent.items()):
-            edge = Edge(comm, key, place, self.forgotten)
-            answer = self.await_answer(comm, key, "finalize (the gradient of a send)", edge)
+            answer = self.await_answer(comm, key, "finalize (the gradient of a send)", place)
             self._forget(comm, key, place, answer)
         self._refuse_surplus(comm)
         comm._watch.pinned.discard(comm)
@@ -309,8 +282,8 @@ class EdgeBook:
         for number in [number for number in self.lost[peer] if (peer, number) in self._answers]:
             self.lost[peer].discard(number)
             place = self.sent[peer, number]
-            edge = Edge(comm, (peer, number), place, self.forgotten)
-            self._forget(comm, edge.key, place, self.await_answer(comm, edge.key, "the gradient of a send", edge))
+            key = (peer, number)
+            self._forget(comm, key, place, self.await_answer(comm, key, "the gradient of a send", place))
         if not self.lost[peer]:
             del self.lost[peer]
 

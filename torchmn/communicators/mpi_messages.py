@@ -23,7 +23,6 @@ from torch.autograd import forward_ad
 
 from torchmn.communicators import wire
 from torchmn.communicators.base import Communicator
-from torchmn.communicators.edges import Edge
 from torchmn.communicators.outbox import FILLS_WHILE_READ, SLOT_BYTES, Outbox
 from torchmn.communicators.settings import Settings
 from torchmn.communicators.topology import Place
@@ -32,10 +31,9 @@ from torchmn.communicators.wire import Header, Kind, Layout, Message, TensorSpec
 
 INLINE_BYTES = 68 << 10  # 64 KB and its header
 _QUICK_BYTES = 64 << 10
-_ROOM_BYTES = 64 << 20  # larger tensors take so long that it does not matter when their memory is asked for
 _COPIED_BYTES = 512 << 10  # up to this a copy is cheaper than asking whether the receiver is ready
 _IN_OUTBOX = 1 << 40  # larger than any tag: the payload lies in the sender's outbox, in the slot above this number
-_pack_edge, _unpack_edge = wire.EDGE.pack, wire.EDGE.unpack_from
+_pack_edge = wire.EDGE.pack
 _fromaddress, _BYTE, _STRIDED = MPI.memory.fromaddress, MPI.BYTE, torch.strided  # looked up once, not per message
 _COPY_BYTES_PER_SECOND = 10e9  # how long to look for a "ready": about as long as the copy would take
 
@@ -91,35 +89,32 @@ class MPIMessages(Communicator):
         self._pending: list[_Undelivered] = []
         self._releasing = Lock()
         self._inboxes: list[_Inbox] = []
-        self.room_bytes = _ROOM_BYTES
         self._nothing = [bytearray(1), 0, MPI.BYTE]
 
-    def _send_at_once(
-        self, x: Tensor, dest: int, tag: int, number: int = 0, wants_gradient: bool = False
-    ) -> Layout | None:
-        """Send one contiguous tensor of the host, the common case, in as few steps as Python allows: its layout.
+    def _send_at_once(self, x: Tensor, dest: int, tag: int, number: int = 0, wants_gradient: bool = False) -> bool:
+        """Send one contiguous tensor of the host, the common case, in as few steps as Python allows.
 
-        None, and nothing is sent, if it is not that: then `_post` does it.
+        False, and nothing is sent, if it is not that: then `_post` does it.
         """
         try:
             if x.layout is not _STRIDED or not (x.is_cpu and x.is_contiguous()) or x.is_conj() or x.is_neg():
-                return None
+                return False
             layout, address = _layout_of(x.dtype, x.shape, wants_gradient), x.data_ptr()
         except (RuntimeError, ValueError):  # it has no shape or no memory: the checks of the long way find the words
-            return None
+            return False
         if layout is None or layout.nbytes > self.settings.max_message_bytes:
-            return None
+            return False
         nbytes = layout.nbytes
         if (nbytes and not address) or forward_ad._current_level >= 0:
-            return None
+            return False
         if nbytes > _QUICK_BYTES:
             if self._send_by_outbox(x, layout, dest, tag, number):
-                return layout
+                return True
             self._release_delivered()
             follows = self._next_number(dest)
             header = Header(Kind.TENSOR, number, -follows, layout).encode()
             self._send_asking(x, nbytes, header, dest, tag, follows)
-            return layout
+            return True
         header = _pack_edge(number) + layout.alike
         data: Any = header + _fromaddress(address, nbytes) if nbytes else header  # type: ignore[operator]
         request = self._p2p.Isend([data, _BYTE], dest, tag)
@@ -127,7 +122,7 @@ class MPIMessages(Communicator):
             self._release_delivered()
         if not request.Test():
             self._hold(_Undelivered(dest, tag, [request], data))
-        return layout
+        return True
 
     def _send_by_outbox(self, x: Tensor, layout: Layout, dest: int, tag: int, edge: int) -> bool:
         """Send through this host's shared memory; False if the receiver is elsewhere or there is no free slot."""
@@ -248,48 +243,8 @@ class MPIMessages(Communicator):
         self._p2p.Recv(inbox.buffer, source, tag)
         return self._message_in(inbox, source)
 
-    def _take_like(
-        self,
-        layout: Layout,
-        source: int,
-        tag: int,
-        operation: str,
-        edge: Edge | None = None,
-        room: Tensor | None = None,
-    ) -> tuple[int, Tensor] | Message:
-        inbox = self._free_inbox()
-        data, alike, nbytes = inbox.data, layout.alike, layout.nbytes
-        start = 8 + len(alike)
-        end = start + nbytes
-        if room is None and nbytes > _QUICK_BYTES:
-            room = layout.specs[0].empty()
-        payload, space = inbox.view[start:end], None if room is None else _fromaddress(room.data_ptr(), nbytes)
-        request = self._p2p.Irecv(inbox.buffer, source, tag)
-        shown = tag if edge is None else edge.place[0]
-        if not request.Test():  # what is there already needs no note
-            with Wait(self, operation, source, shown, edge):
-                request.Wait()
-        if not data.startswith(alike, 8):
-            with Wait(self, operation, source, shown, edge):
-                message = self._message_in(inbox, source, room, layout)
-            if room is not None and message.tensors and message.tensors[0] is room:
-                return message.edge, room
-            return message
-        if room is None or space is None:
-            room = wire.tensor_around(data[start:end], layout.specs[0])
-        else:
-            space[:] = payload
-        number = _unpack_edge(data)[0]
-        self._inboxes.append(inbox)  # the last thing: another thread may receive into it at once
-        return number, room
-
-    def _message_in(
-        self, inbox: _Inbox, source: int, room: Tensor | None = None, expected: Layout | None = None
-    ) -> Message:
-        """The message whose first part is in the inbox, which is given back.
-
-        What does not fit into the inbox is put into `room` if it is one tensor of the expected layout.
-        """
+    def _message_in(self, inbox: _Inbox, source: int) -> Message:
+        """The message whose first part is in the inbox, which is given back."""
         header, start = Header.decode(inbox.data)
         number = header.number
         if number == 0:
@@ -301,10 +256,8 @@ class MPIMessages(Communicator):
             self._p2p.Send(self._nothing, source, 2 * self.tag_limit - number)
         self._inboxes.append(inbox)
         if number >= _IN_OUTBOX:
-            x = self._tensors_for(header, room, expected)[0]
-            # Only what a node of the graph waits for: anything else may be data, which is kept and forked.
-            fetch = self._outbox.borrow if x is room else self._outbox.copy_out
-            fetch(self._world_ranks[source], number - _IN_OUTBOX, x)
+            x = header.layout.specs[0].empty()
+            self._outbox.copy_out(self._world_ranks[source], number - _IN_OUTBOX, x)
             return header.message((x,))
         if header.kind == Kind.LONG:
             long = header.layout.specs[0].empty()
@@ -312,14 +265,9 @@ class MPIMessages(Communicator):
             header, _ = Header.decode(wire.to_bytes(long))
             if header.number < 0:
                 self._p2p.Send(self._nothing, source, 2 * self.tag_limit + number)
-        tensors = self._tensors_for(header, room, expected)
+        tensors = [self._room(spec.shape, spec) for spec in header.layout.specs]
         MPI.Request.Waitall(self._irecv(tensors, source, abs(number)))
         return header.message(tensors)
-
-    def _tensors_for(self, header: Header, room: Tensor | None, expected: Layout | None) -> list[Tensor]:
-        """Memory for the tensors of a message: `room` if they look as expected."""
-        alike = expected is not None and header.kind == Kind.TENSOR and header.layout.encoded == expected.encoded
-        return [room] if alike and room is not None else [self._room(spec.shape, spec) for spec in header.layout.specs]
 
     def _has_arrived(self, source: int, tag: int) -> bool:
         return self._p2p.Iprobe(source, tag)

@@ -2,10 +2,7 @@
 
 `send` must not wait and its caller may change the tensor at once, so one copy has to be made anyway; made here, it is
 the transfer. MPI would make another one or two. The receiver copies it out, side by side with the sender, who says how
-far it has come; or it borrows the slot, in which the tensor then lies as long as it lives.
-
-A tensor may live long, and slots are few: so only one slot of an outbox is on loan at a time. And children that the
-receiver forks write to the same memory: so only values inside a model are borrowed, not data.
+far it has come.
 """
 
 from __future__ import annotations
@@ -16,7 +13,6 @@ import platform
 import threading
 from collections.abc import Sequence
 
-import torch
 from mpi4py import MPI
 from torch import Tensor
 
@@ -24,9 +20,7 @@ from torchmn.communicators.shared_memory import share
 
 SLOT_BYTES = 4 << 20
 SLOTS = 3
-# The first page holds a number per slot, each in a cache line of its own: 0 if it is free, else 1 and the bytes so far,
-# and this one while what was sent is with its receiver, but still lies there.
-_ON_LOAN = 1 << 63
+# The first page holds a number per slot, each in a cache line of its own: 0 if it is free, else 1 and the bytes so far.
 _PAGE, _LINE = 4096, 64
 _BYTES = _PAGE + SLOTS * SLOT_BYTES
 # Other processors may show a number to the receiver before the bytes that it speaks of: there, a slot is filled first.
@@ -35,18 +29,6 @@ _STEP_BYTES = 128 << 10 if FILLS_WHILE_READ else SLOT_BYTES
 _SPINS = 200
 
 _Slot = tuple[ctypes.c_uint64, int]  # its number, and where its room begins
-
-
-class _Loan(ctypes.c_char * SLOT_BYTES):
-    """The room of a slot, for a tensor to lie in. When the last tensor that does is gone, the slot is free again."""
-
-    outbox: Outbox  # so that the memory lives as long as the tensor
-    number: ctypes.c_uint64
-    process: int
-
-    def __del__(self) -> None:
-        if self.process == os.getpid():  # a forked child has a copy of the tensor, but the loan is not its own
-            self.number.value = 0
 
 
 class Outbox:
@@ -88,7 +70,7 @@ class Outbox:
 
     def is_delivered(self, slot: int) -> bool:
         """Whether the receiver has what was put into the slot."""
-        return self._mine[slot][0].value in (0, _ON_LOAN)
+        return self._mine[slot][0].value == 0
 
     def copy_out(self, source: int, slot: int, x: Tensor) -> None:
         """Fill contiguous `x` with what `source`, a rank of the world, puts into a slot of its own, and free that."""
@@ -99,23 +81,6 @@ class Outbox:
             ctypes.memmove(address + taken, room + taken, end - taken)
             taken = end
         filled.value = 0
-
-    def borrow(self, source: int, slot: int, x: Tensor) -> None:
-        """Let `x` lie in the slot, once it is filled; if another slot of `source` is on loan, `x` gets a copy."""
-        if _one_is_on_loan(self._slots[source]):
-            self.copy_out(source, slot, x)
-            return
-        filled, room = self._slots[source][slot]
-        _filled_beyond(x.nbytes - 1, filled)
-        filled.value = _ON_LOAN
-        loan = _Loan.from_address(room)
-        loan.outbox, loan.number, loan.process = self, filled, os.getpid()
-        # Its own memory has not been touched so far, and so cost nothing.
-        x.data = torch.frombuffer(loan, dtype=x.dtype, count=x.numel()).view(x.shape)
-
-
-def _one_is_on_loan(slots: list[_Slot]) -> bool:
-    return _ON_LOAN in [number.value for number, _ in slots]
 
 
 def _filled_beyond(taken: int, filled: ctypes.c_uint64) -> int:

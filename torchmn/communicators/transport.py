@@ -13,11 +13,10 @@ import torch
 from torch import Tensor
 
 from torchmn.communicators.settings import Settings
-from torchmn.communicators.wire import Layout, Message
+from torchmn.communicators.wire import Message
 
 if TYPE_CHECKING:
     from torchmn.communicators.base import Communicator
-    from torchmn.communicators.edges import Edge
 
 
 class Exchange(Protocol):
@@ -55,14 +54,11 @@ class Transport(ABC):
     dies_of_other_sizes = False  # a message that does not fit the room made for it ends the process
     reads_gpu_memory = False  # else GPU tensors are staged through the host
     ranks_share_a_process = False  # then they share torch's random generator, too
-    room_bytes = 0  # room for a tensor of so many bytes, made before it comes, spares time when it comes
     carried_bytes = 0  # a tensor of so many bytes may travel with the number that ranks compare
 
-    def _send_at_once(
-        self, x: Tensor, dest: int, tag: int, number: int = 0, wants_gradient: bool = False
-    ) -> Layout | None:
-        """Send a tensor by a shorter way than `_post`: its layout; None if it does not fit, or there is no such way."""
-        return None
+    def _send_at_once(self, x: Tensor, dest: int, tag: int, number: int = 0, wants_gradient: bool = False) -> bool:
+        """Send a tensor by a shorter way than `_post`; False if it does not fit, or there is no such way."""
+        return False
 
     @abstractmethod
     def _post(self, message: Message, dest: int, tag: int) -> None:
@@ -71,22 +67,6 @@ class Transport(ABC):
     @abstractmethod
     def _take(self, source: int, tag: int) -> Message:
         """Wait for the next message from `source` with `tag`."""
-
-    def _take_like(
-        self,
-        layout: Layout,
-        source: int,
-        tag: int,
-        operation: str,
-        edge: Edge | None = None,
-        room: Tensor | None = None,
-    ) -> tuple[int, Tensor] | Message:
-        """`_take`, with the watchdog's note; but of one tensor of that layout, only its number and the tensor.
-
-        That is `room` if it was given: a tensor of that layout, on the host. Only for layouts of at most `room_bytes`,
-        which are not empty.
-        """
-        raise NotImplementedError
 
     def _has_arrived(self, source: int, tag: int) -> bool:
         """Whether `_take` would return at once; False, too, if the transport can not tell."""

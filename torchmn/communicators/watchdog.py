@@ -20,7 +20,6 @@ from weakref import WeakSet
 
 if TYPE_CHECKING:
     from torchmn.communicators.base import Communicator
-    from torchmn.communicators.edges import Edge
 
 DEFAULT_TIMEOUT = 300.0
 _SHOWN_EDGES = 200
@@ -43,13 +42,13 @@ class Wait:
         operation: str,
         peer: int | None = None,
         tag: int | None = None,
-        edge: Edge | None = None,
+        edge: tuple[tuple[int, int], tuple[int, CodeType, int]] | None = None,
     ):
         self.communicator = communicator
         self.operation = operation
         self.peer = peer
         self.tag = tag
-        self.edge = edge  # whose gradient this rank waits for
+        self.edge = edge  # key and place of that whose gradient this rank waits for
 
     def __enter__(self) -> Wait:
         self.since = monotonic()
@@ -129,8 +128,8 @@ class Watch:
         comm = wait.communicator
         awaited = None
         if wait.edge is not None:
-            peer, number = wait.edge.key
-            sent_at = describe_line(*wait.edge.place[1:])
+            (peer, number), (_, code, instruction) = wait.edge
+            sent_at = describe_line(code, instruction)
             awaited = OpenEdge(comm.name, self.rank, comm._world_ranks[peer], number, sent_at)
         return RankState(
             rank=self.rank,

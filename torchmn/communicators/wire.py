@@ -106,7 +106,6 @@ class Layout(NamedTuple):
     on_gpu: tuple[bool, ...]  # () if none is
     encoded: bytes
     alike: bytes  # what follows the edge in the header of a `Kind.TENSOR` that comes with its payload
-    answer: Layout | None  # to one tensor, that of its gradient
 
     @staticmethod
     @lru_cache(maxsize=4096)
@@ -119,8 +118,7 @@ class Layout(NamedTuple):
         encoded = struct.pack(f"<{len(words)}q", *words)
         alike = REST.pack(4 + len(words), Kind.TENSOR, 0) + encoded
         gradients = tuple(spec.wants_gradient for spec in specs)
-        answer = Layout.of((TensorSpec(specs[0].dtype, specs[0].shape),)) if gradients == (True,) else None
-        return Layout(specs, sizes, sum(sizes), gradients, on_gpu if any(on_gpu) else (), encoded, alike, answer)
+        return Layout(specs, sizes, sum(sizes), gradients, on_gpu if any(on_gpu) else (), encoded, alike)
 
     @staticmethod
     @lru_cache(maxsize=4096)

@@ -1,7 +1,7 @@
 """The two nodes of autograd's graph that `send` and `recv` make. Each is the other one's adjoint.
 
 Messages are sent before their node is made, and in as few steps as Python allows: what happens between two messages is
-what a message costs. Where one is expected to look like the last one, its node is made before it comes.
+what a message costs.
 
 When backward is itself to be differentiated (`create_graph=True`), the gradient travels by the same two nodes: the
 answer to an edge is then an edge, too.
@@ -19,7 +19,7 @@ from torchmn.communicators.base import Communicator
 from torchmn.communicators.checks import describe
 from torchmn.communicators.edges import HIGHER_ORDER, Edge, Key, Place
 from torchmn.communicators.uncompiled import uncompiled
-from torchmn.communicators.wire import Kind, Layout, Message
+from torchmn.communicators.wire import Kind, Message
 from torchmn.errors import ArgumentError
 from torchmn.functions.anchor import ANCHOR
 
@@ -33,12 +33,9 @@ def no_communicator(call: str, given: object, others: dict[str, object]) -> Argu
     return ArgumentError(f"{who}expected comm to be a communicator, as in {call}, got {describe(given)}{way_out}")
 
 
-def delegate_of(comm: Communicator, key: Key, place: Place, answer: Layout | None, *tensors: Tensor) -> Tensor:
-    """The delegate of tensors that were sent on the edge of that key and want their gradients.
-
-    `answer` is the layout of the gradient, if room for it can be made before it comes.
-    """
-    return _make_sent(comm._edges.send(comm, key, place, answer), *tensors)
+def delegate_of(comm: Communicator, key: Key, place: Place, *tensors: Tensor) -> Tensor:
+    """The delegate of tensors that were sent on the edge of that key and want their gradients."""
+    return _make_sent(comm._edges.send(comm, key, place), *tensors)
 
 
 _ZERO = torch.zeros((), device="cpu")
@@ -57,19 +54,15 @@ class _Sent(torch.autograd.Function):
     @uncompiled
     def backward(ctx: Any, delegates_gradient: Tensor | None) -> tuple[Tensor | None, ...]:
         edge: Edge = ctx.edge
-        edge.__class__ = Edge  # backward has come by
-        comm, key, answer = edge.comm, edge.key, edge.answer
+        edge.visited = True
+        comm, key = edge.comm, edge.key
         if comm._closed:
             comm._check_open("backward of send")
         edges = comm._edges
         if edges.unneeded or edges.forgotten or edges.lost_since_backward:
             edges.tend_after_backward(comm)
         in_graph = is_grad_enabled()
-        if answer is not None and not in_graph:
-            gradient = edges.answer_like(answer, edge)
-            if gradient is not None:
-                return None, gradient
-        message = edges.await_answer(comm, key, "backward of send", edge)
+        message = edges.await_answer(comm, key, "backward of send", edge.place)
         gradients = message.tensors
         if not gradients:  # its receiver did not use it
             return (None,) * len(ctx.needs_input_grad)
@@ -88,15 +81,6 @@ def received_from(arrive: Callable[[], Arrival], delegate: Tensor | None) -> Any
     The node is begun before the wait, so that little is left to do once the message is there. Grad mode is on.
     """
     return _make_received(delegate if delegate is not None and delegate.requires_grad else ANCHOR, arrive)
-
-
-Expected = tuple[Edge, Tensor]
-"""The edge of a tensor that is yet to come, and the memory that it will be put into."""
-
-
-def received_ahead(expected: Expected, delegate: Tensor | None) -> Tensor:
-    """The tensor that is yet to come, as part of this rank's graph, behind it the delegate. Grad mode is on."""
-    return _make_expected(delegate if delegate is not None and delegate.requires_grad else ANCHOR, expected)
 
 
 def _gradients_in_graph(message: Message, edge: Edge, delegate: Tensor | None) -> tuple[Tensor, ...]:
@@ -131,7 +115,7 @@ class _Received(torch.autograd.Function):
         edge: Edge | None = ctx.edge
         if edge is None:
             return None, None
-        edge.__class__ = Edge  # backward has come by
+        edge.visited = True
         comm = edge.comm
         if comm._closed:
             comm._check_open("backward of recv")
@@ -153,18 +137,6 @@ class _Received(torch.autograd.Function):
         return phi.to(dtype).expand(shape), None
 
 
-class _Expected(_Received):
-    """`_Received` of one tensor that is yet to come, around the memory that it will be put into."""
-
-    @staticmethod
-    def forward(ctx: Any, delegate: Tensor, expected: Expected) -> Tensor:
-        edge, room = expected
-        ctx.edge = edge
-        if delegate is not ANCHOR:
-            ctx.delegate = delegate.shape, delegate.dtype
-        return room
-
-
 def _answer_with_edge(edge: Edge, gradients: tuple[Tensor, ...]) -> Tensor | None:
     """Send gradients that may want a gradient themselves; the delegate if one does."""
     wants_gradient = tuple([each.requires_grad for each in gradients])
@@ -179,4 +151,3 @@ def _answer_with_edge(edge: Edge, gradients: tuple[Tensor, ...]) -> Tensor | Non
 # What `Function.apply` does beside, for functorch's transforms, is a third of its time; and they can not send anyway.
 _make_sent: Callable[..., Tensor] = super(torch.autograd.Function, _Sent).apply  # type: ignore[misc]
 _make_received: Callable[..., Any] = super(torch.autograd.Function, _Received).apply  # type: ignore[misc]
-_make_expected: Callable[..., Any] = super(torch.autograd.Function, _Expected).apply  # type: ignore[misc]

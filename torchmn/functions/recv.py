@@ -13,14 +13,13 @@ from torch import Tensor, is_grad_enabled
 
 from torchmn.communicators.base import Communicator
 from torchmn.communicators.checks import describe
-from torchmn.communicators.edges import Edge, Place, UnvisitedEdge, place_of_caller
+from torchmn.communicators.edges import Place, place_of_caller
 from torchmn.communicators.uncompiled import uncompiled
-from torchmn.communicators.wire import Kind, Layout, Message
+from torchmn.communicators.wire import Kind, Message
 from torchmn.errors import ArgumentError, TorchMNError
 from torchmn.functions import recomputation
-from torchmn.functions.point_to_point import Arrival, no_communicator, received_ahead, received_from
+from torchmn.functions.point_to_point import Arrival, no_communicator, received_from
 
-_MOST_EXPECTED = 1000  # for programs that use a new tag for each message
 _current_backward = torch._C._current_graph_task_id
 
 
@@ -51,11 +50,7 @@ def recv(
         received = _received_again(comm, rank, tag, delegate_variable)
     elif is_grad_enabled():
         place = place_of_caller(tag, sys._getframe(2))
-        layout = comm._edges.expected.get((rank, tag))
-        if layout is None or recomputation.keeping():
-            received = received_from(lambda: _arrived(comm, rank, tag, place), delegate_variable)
-        else:
-            received = _received_as_expected(comm, rank, tag, place, layout, delegate_variable)
+        received = received_from(lambda: _arrived(comm, rank, tag, place), delegate_variable)
     else:
         message = _checked(comm, comm._recv_message(rank, tag), rank, tag)
         if message.edge:
@@ -67,44 +62,9 @@ def recv(
 def _arrived(comm: Communicator, rank: int, tag: int, place: Place) -> Arrival:
     """The next message from that rank, and the edge that it makes at this place, if there is one."""
     message = _checked(comm, comm._recv_message(rank, tag), rank, tag)
-    return message, _edge_of(comm, message, rank, tag, place)
-
-
-def _received_as_expected(
-    comm: Communicator, rank: int, tag: int, place: Place, layout: Layout, delegate: Tensor | None
-) -> Any:
-    """What came, as part of the graph, where a value like the last one from that rank and tag is expected.
-
-    Its node is made before the wait, around memory that the message will be put into. This rank is idle then; once
-    the message has come, its sender is, until it gets the gradient.
-    """
-    edges = comm._edges
-    if edges.unneeded:
-        edges.say_unneeded(comm)
-    edge, room = Edge(comm, (rank, 0), place, edges.unneeded), layout.specs[0].empty()
-    received = received_ahead((edge, room), delegate)
-    came = comm._take_like(layout, rank, tag, "recv", None, room)
-    if isinstance(came, tuple):
-        edge.key = key = (rank, came[0])
-        edges.received[key] = place
-        edge.__class__ = UnvisitedEdge  # only from now on somebody waits for its gradient
-        if edges.unneeded or edges.forgotten or edges.lost:
-            edges.tend(comm)
-        return received
-    message = _checked(comm, comm._accepted(came, rank, tag), rank, tag)
-    return received_from(lambda: (message, _edge_of(comm, message, rank, tag, place)), delegate)
-
-
-def _edge_of(comm: Communicator, message: Message, rank: int, tag: int, place: Place) -> Edge | None:
-    """The edge that a message makes, if its sender wants a gradient."""
-    edges = comm._edges
     if True not in message.wants_gradient:
-        return None
-    if message.kind == Kind.TENSOR and not message.on_gpu and 0 < message.tensors[0].nbytes <= comm.room_bytes:
-        if len(edges.expected) > _MOST_EXPECTED:
-            edges.expected.clear()
-        edges.expected[rank, tag] = message.layout()
-    return edges.receive(comm, (rank, message.edge), place)
+        return message, None
+    return message, comm._edges.receive(comm, (rank, message.edge), place)
 
 
 def _checked(comm: Communicator, message: Message, rank: int, tag: int) -> Message:

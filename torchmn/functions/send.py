@@ -47,10 +47,8 @@ def send(x: Tensor | Sequence[Tensor], comm: Communicator, rank: int, tag: int =
     if with_gradients and isinstance(x, Tensor) and x.requires_grad:
         # The common case: send first, the rest while the message is on its way.
         number = edges.next_number(rank)
-        layout = comm._send_at_once(x, rank, tag, number, True)
-        if layout is not None:
-            answer = layout.answer if 0 < layout.nbytes <= comm.room_bytes else None
-            return delegate_of(comm, (rank, number), place_of_caller(tag, sys._getframe(2)), answer, x)
+        if comm._send_at_once(x, rank, tag, number, True):
+            return delegate_of(comm, (rank, number), place_of_caller(tag, sys._getframe(2)), x)
     many = isinstance(x, list | tuple)
     tensors: Any = x if many else (x,)
     for item in tensors:
@@ -67,4 +65,4 @@ def send(x: Tensor | Sequence[Tensor], comm: Communicator, rank: int, tag: int =
     number = edges.next_number(rank)
     comm._send_message(Message(kind, tuple(tensors), number, wants_gradient), rank, tag)
     place = place_of_caller(tag, sys._getframe(2))
-    return delegate_of(comm, (rank, number), place, None, *[item for item in tensors if item.requires_grad])
+    return delegate_of(comm, (rank, number), place, *[item for item in tensors if item.requires_grad])

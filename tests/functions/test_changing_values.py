@@ -1,4 +1,4 @@
-"""A value is expected to look like the last one from its rank and tag; whatever comes instead is right, too."""
+"""A value may look unlike the last one from its rank and tag: it arrives, and its gradient comes back."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def value(step: int, *shape: int, dtype: torch.dtype = torch.float32) -> torch.T
 
 
 def settle(comm, *lengths: int) -> None:
-    """Send a few values of each length, so that more of the last one are expected."""
+    """Send a few values of each length."""
     for length in lengths:
         for step in range(3):
             x = value(step, length)
@@ -53,7 +53,7 @@ UNLIKE = {
 
 @ranks(2, on=BOTH)
 @pytest.mark.parametrize("unlike", UNLIKE)
-def test_a_value_unlike_the_expected_one_arrives_and_its_gradient_comes_back(comm, unlike) -> None:
+def test_a_value_unlike_the_last_one_arrives_and_its_gradient_comes_back(comm, unlike) -> None:
     settle(comm, 256)
     x = UNLIKE[unlike]()
     if comm.rank == 0:
@@ -69,7 +69,7 @@ def test_a_value_unlike_the_expected_one_arrives_and_its_gradient_comes_back(com
 
 
 @ranks(2, on=BOTH)
-def test_a_tuple_an_object_and_an_error_where_a_tensor_is_expected(comm) -> None:
+def test_a_tuple_an_object_and_an_error_after_a_tensor(comm) -> None:
     settle(comm, 256)
     parts = (value(1, 256), value(2, 3))
     if comm.rank == 0:
@@ -109,7 +109,7 @@ def test_gradients_that_look_alike_find_their_edges_in_any_order(comm, length) -
 
 @ranks(2, on=BOTH)
 @each_length
-def test_what_was_expected_may_be_changed_in_place_kept_and_thrown_away(comm, length) -> None:
+def test_what_was_received_may_be_changed_in_place_kept_and_thrown_away(comm, length) -> None:
     settle(comm, length)
     kept = []
     for step in range(5):
@@ -132,7 +132,7 @@ def test_what_was_expected_may_be_changed_in_place_kept_and_thrown_away(comm, le
 
 
 @ranks(2, on=BOTH)
-def test_a_delegate_behind_an_expected_value_is_visited(comm) -> None:
+def test_a_delegate_behind_a_received_value_is_visited(comm) -> None:
     for step in range(4):
         x = value(step, 32)
         if comm.rank == 0:
@@ -143,6 +143,6 @@ def test_a_delegate_behind_an_expected_value_is_visited(comm) -> None:
 
 
 @ranks(2, on=BOTH)
-def test_an_expected_value_can_be_differentiated_twice(comm) -> None:
+def test_a_received_value_can_be_differentiated_twice(comm) -> None:
     for step in range(4):
         assert_gradient_of_gradient(comm, value(step, 8))
