@@ -104,6 +104,7 @@ def edited(old: str, new: str) -> str:
         (edited("datasets.MNIST", "datasets.MOBIDICK"), "old.yaml:3:12: the data set MOBIDICK is not supported. Did you mean 'MOBYDICK'?"),
         (edited("transforms.RectLin", "transforms.RecLin"), "the activation RecLin is not supported. Did you mean 'RectLin'?"),
         (edited("transforms.CrossEntropy", "transforms.XCovarianc"), "the cost XCovarianc is not supported. Did you mean 'XCovariance'?"),
+        (edited("transforms.CrossEntropy {", "transforms.CrossEntropy { shortcut_deriv: False,"), "shortcut_deriv: False is not supported: the derivative of a cost and of the softmax or logistic before it is taken in one step"),
         (edited("metrics.MisclassRate", "metrics.Missclass"), "the metric Missclass is not supported. Did you mean"),
         (edited("params.UniformValGen", "params.IdentityValGen"), "the initial weights IdentityValGen are not supported"),
         (edited("gradient_descent_momentum", "rprop"), "old.yaml:14:10: the learning rule 'rprop' is not supported"),

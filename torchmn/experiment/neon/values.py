@@ -53,6 +53,13 @@ def cost_of(said: Said, batch_size: Said | None) -> Said:
             raise ExperimentError(
                 f"{value.where}: {said.kind} has no key {key!r} that is known here. {nearest(key, COST_KEYS)}"
             )
+    shortcut = said.get("shortcut_deriv")
+    if name == "cross_entropy" and shortcut is not None and shortcut.value is not True:
+        raise ExperimentError(
+            f"{shortcut.where}: shortcut_deriv: False is not supported: the derivative of a cost and of the "
+            "softmax or logistic before it is taken in one step, as y - t, which is the same and does not vanish where "
+            "outputs round to 0 or 1. Leave the key out"
+        )
     scale = said.number("scale", 1.0)
     ours: dict[str, Any] = {"name": name}
     if name == "cross_covariance":
