@@ -44,7 +44,7 @@ def test_a_public_file_in_our_words():
         "schedule": {"every": 2, "ratio": 0.5, "shift": 1},
     }
     assert ours["metrics"] == {"train": ["log_loss"], "test": [{"name": "misclassified", "top": 2}, "log_loss"]}
-    assert (ours["epochs"], ours["batch_size"], ours["dataset"]) == (2, 100, {"name": "mnist", "sample": "10%"})
+    assert (ours["epochs"], ours["batch_size"], ours["dataset"]) == (2, 100, {"name": "mnist", "train_sample": "10%"})
     assert ours["predictions"] == ["test"]
 
 

@@ -10,17 +10,17 @@ from torchmn.experiment.neon.said import Range, Said, at
 from torchmn.experiment.neon.values import one_of
 
 DATASETS = {
-    "MNIST": "mnist", "CIFAR10": "cifar10", "CIFAR100": "cifar100", "Iris": "iris", "ToyImages": "toy_images",
+    "MNIST": "mnist", "CIFAR10": "cifar10", "CIFAR100": "cifar100", "Iris": "iris", "ToyImages": "ellipses",
     "UniformRandom": "random", "Housing": "housing", "MOBYDICK": "text", "SPARSENET": "sparsenet",
     "Imageset": "images",
 }  # fmt: skip
-WITHOUT_FILES = ("iris", "toy_images", "random")
+WITHOUT_FILES = ("iris", "ellipses", "random")
 
 
 def convert_dataset(said: Said, notes: list[str]) -> Said:
     """Our data set; what has no meaning today goes to `notes`."""
     ours: dict[str, Any] = {"name": one_of(DATASETS, said, "the data set")}
-    for key, name in (("sample_pct", "sample"), ("validation_pct", "validation"), ("test_pct", "test")):
+    for key, name in (("sample_pct", "train_sample"), ("validation_pct", "validation"), ("test_pct", "test")):
         share = said.get(key)
         if share is not None and share.value not in (0, 100) and (name != "test" or ours["name"] == "housing"):
             ours[name] = share if isinstance(share.value, Range) else Said(f"{share.value}%", share.where)
@@ -73,8 +73,8 @@ def _images(said: Said, ours: dict[str, Any], notes: list[str]) -> None:
         raise ExperimentError(f"{said.where}: {said.kind} needs the key 'cropped_image_size'")
     ours |= {"size": [side, side], "channels": said.plain("num_channels", 3)}
     ours.setdefault("validation", "20%")
-    if "sample" in ours:
-        del ours["sample"]
+    if "train_sample" in ours:
+        del ours["train_sample"]
         notes.append(f"{said.where}: Imageset knew no sample_pct: it is ignored")
     notes.append(
         f"{said.where}: Imageset: images are scaled to cropped_image_size, and neither cropped nor mirrored at random; "
