@@ -17,11 +17,11 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check format bench clean
+.PHONY: help demo test check format bench neon-results clean
 .DELETE_ON_ERROR:
 
 help: ## this list
-	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' Makefile
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' Makefile
 
 demo: $(INSTALLED) ## train a convnet on real MNIST on 2 MPI ranks and write a report (RANKS=n for another number)
 	@rm -rf demo-report
@@ -42,6 +42,9 @@ format: $(INSTALLED) ## apply the formatter and the linter's safe fixes
 
 bench: $(INSTALLED) ## our communicators beside raw mpi4py and gloo, on 2 ranks
 	$(BIN)/mpiexec -n 2 $(BIN)/python benchmarks/communicators.py
+
+neon-results: $(INSTALLED) ## neon's MLP 784-512-10 on the full MNIST, on 1 and 2 ranks: its test error (MNIST=dir of the files)
+	$(BIN)/python benchmarks/neon_results.py $(if $(MNIST),--data '$(MNIST)')
 
 clean: ## remove everything that was built, .venv too
 	rm -rf .venv .openmpi demo-report build dist .pytest_cache .ruff_cache .hypothesis .import_linter_cache
