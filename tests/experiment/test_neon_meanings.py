@@ -239,6 +239,13 @@ def test_a_key_of_an_experiment_is_known_or_holds_anchors_that_are_used():
     assert [note for note in unused if "lrule has no meaning today: nothing refers to what it holds" in note]
 
 
+def test_a_key_that_another_replaced_has_no_meaning_beside_that():
+    found = experiment(inference_sets="[train]", metrics=Node(test=[Node("AUC")]))
+    ours, notes = converted(found)
+    assert ours["metrics"] == {"test": ["auc"]}
+    assert any("inference_sets has no meaning today: there is metrics, which took its place" in note for note in notes)
+
+
 def test_a_key_that_stands_twice_is_refused():
     found = experiment()
     found["model"]["layers"][1]["nout"] = "10, nout: 11"

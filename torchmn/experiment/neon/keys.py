@@ -26,7 +26,8 @@ class Keys:
     """The decisions on the keys of one class, or of one plain mapping.
 
     read: it changes the experiment. checked: the converter compares it with what it must be, or refuses it.
-    only: accepted with some values. meaningless, refused: with the reason.
+    only: accepted with some values. meaningless, refused: with the reason. replaced: by which key a later neon replaced
+    one that is refused: beside that, neither looks at it.
     """
 
     read: tuple[str, ...] = ()
@@ -34,6 +35,7 @@ class Keys:
     only: Mapping[str, Only] = field(default_factory=dict)
     meaningless: Mapping[str, str] = field(default_factory=dict)
     refused: Mapping[str, str] = field(default_factory=dict)
+    replaced: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def all(self) -> tuple[str, ...]:
@@ -86,7 +88,12 @@ class _Walk:
             return  # the converter refuses the class, or looks at the values itself
         for key, value in said.items():
             if value.value is not None:
-                self.decide(said.kind or role.partition(" of ")[0], key, value, table)
+                what = said.kind or role.partition(" of ")[0]
+                newer = table.replaced.get(key)
+                if newer is not None and said.get(newer) is not None:
+                    self.note(key, f"there is {newer}, which took its place", value)
+                else:
+                    self.decide(what, key, value, table)
         for key in (*table.read, *table.checked):
             if (value := said.get(key)) is not None:
                 self.visit(value, _role(said, key, value))

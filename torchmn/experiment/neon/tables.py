@@ -36,7 +36,7 @@ _ERRORS = "the numbers of every epoch are written with --out DIR"
 def _experiment(*read: str, **meaningless: str) -> Keys:
     running = ("dataset", "datasets", "model", "backend", "dist_flag", "dist_mode")
     live = {"live": Only((False,), "it made predictions without training")}
-    return Keys((*running, *read), (), live, _RUN | meaningless, _SPLITS)
+    return Keys((*running, *read), (), live, _RUN | meaningless, _SPLITS, dict.fromkeys(_SPLITS, "metrics"))
 
 
 EXPERIMENTS = {
