@@ -256,16 +256,19 @@ def cells() -> dict[str, Cell]:
         found[name] = run, sizes, transports
 
     for rule in OPTIMIZERS:
-        add(f"copies/mlp/{rule}", partial(copies, name="mlp", rule=rule))
         add(f"datapar/mlp/{rule}", partial(trained, mode="datapar", name="mlp", rule=rule, data=-1))
+    for rule in ("momentum", "overlap", "double_buffering", "clipping"):
+        add(f"copies/mlp/{rule}", partial(copies, name="mlp", rule=rule))
+    for rule in ("sgd", "overlap", "float16", "clipping"):
         add(f"modelpar/mlp/{rule}", partial(trained, mode="modelpar", name="mlp", rule=rule, width=-1))
+    for rule in ("sgd", "double_buffering", "bfloat16", "clipping"):
         add(f"halopar/convolutions/{rule}", partial(trained, mode="halopar", name="convolutions", rule=rule, height=-1))
     add("copies/norms/sgd", partial(copies, name="norms", rule="sgd"))
     # Ranks that are threads draw from one generator: which gets which numbers depends on who comes first.
     add("copies/dropout/sgd", partial(copies, name="dropout", rule="sgd"), transports=PROCESSES)
     for name in ("norms", "dropout", "vgg"):
         add(f"datapar/{name}/adam", partial(trained, mode="datapar", name=name, rule="adam", data=-1))
-    for name in ("norms", "dropout", "convolutions", "vgg", "unet"):
+    for name in ("norms", "dropout", "vgg", "unet"):
         add(f"modelpar/{name}/momentum", partial(trained, mode="modelpar", name=name, rule="momentum", width=-1))
     for name in ("vgg", "unet"):
         for axis in ("height", "width"):
