@@ -28,7 +28,7 @@ from mpi4py import MPI
 from torch import Tensor, nn
 
 import torchmn
-from torchmn.geometry import owned
+from torchmn.geometry import Window, owned
 
 WORLD = MPI.COMM_WORLD
 # Many short turns at small sizes: on one and the same code, ours beside the limit at 128x128 varied by 0.014 (standard
@@ -92,15 +92,11 @@ def race(size: int, comm: torchmn.Communicator, rounds: int) -> list[str]:
 
 def exchange_alone(size: int, comm: torchmn.Communicator, rounds: int) -> str:
     """One exchange of two rows of 16 channels, forward only, as each convolution makes."""
-    from torchmn.functions.halo_exchange import halo_exchange
-    from torchmn.geometry import DimPlan, HaloPlan, Window
-
-    window = Window(3, padding=(1, 1))
-    dims = (DimPlan.of_window(size, comm.size, window), DimPlan.of_window(size, 1, window))
-    plan = HaloPlan.of(dims, (comm.rank, 0))
-    tile = torch.rand(2, 16, *plan.owned_shape)
+    grid = torchmn.ProcessGrid(comm, height=comm.size)
+    image = torchmn.GlobalArray(grid, (size, size), Window(3, padding=(1, 1)))
+    tile = half(torch.rand(2, 16, size, size))
     run = {
-        "exchange": lambda: halo_exchange(tile, plan, comm),
+        "exchange": lambda: image.get_fprop_view(tile),
         "copy": lambda: torch.nn.functional.pad(tile, (1, 1, 1, 1)),
     }
     seconds = side_by_side.take_turns(run, iterations=20, rounds=rounds, barrier=WORLD.Barrier)
