@@ -4,6 +4,9 @@ PYTHON ?= python3
 # Two processes: tests that start jobs in one, all others beside it. `PYTEST_ARGS=` runs one after the other.
 PYTEST_ARGS ?= -n 2 --dist loadscope --no-loadscope-reorder
 RANKS ?= 2
+# Of `make test-busy`: the tests that start processes, and how often they are to pass.
+BUSY_TESTS ?= tests/cli tests/docs tests/examples tests/mpi tests/worlds tests/test_readme.py tests/communicators/test_forks.py
+TIMES ?= 10
 
 BIN := .venv/bin
 INSTALLED := .venv/.installed
@@ -17,7 +20,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check format bench neon-results clean
+.PHONY: help demo test test-busy check format bench neon-results clean
 .DELETE_ON_ERROR:
 
 help: ## this list
@@ -29,6 +32,13 @@ demo: $(INSTALLED) ## train a convnet on real MNIST on 2 MPI ranks and write a r
 
 test: $(INSTALLED) $(OPENMPI) ## the whole test suite (PYTEST_ARGS="-k name" for a part)
 	$(BIN)/python -m pytest $(PYTEST_ARGS)
+
+test-busy: $(INSTALLED) $(OPENMPI) ## tests that start processes, TIMES=10 times in a row beside four busy loops (BUSY_TESTS="tests/mpi" for a part)
+	@# Each loop ends with this shell, however that ends.
+	@for loop in 1 2 3 4; do $(BIN)/python -c "import os; all(os.getppid() == $$$$ for _ in iter(int, 1))" & done; \
+	for time in $$(seq $(TIMES)); do \
+	    echo "$$time of $(TIMES)"; $(BIN)/python -m pytest -q $(BUSY_TESTS) || exit 1; \
+	done
 
 check: $(INSTALLED) ## lint, format, types, direction of imports
 	$(BIN)/ruff check .

@@ -119,7 +119,7 @@ def _end_job_on_exception(watcher: Monitor) -> None:
             return
         sys.stdout.flush()
         if issubclass(kind, PeerError):
-            time.sleep(1.0)  # the rank that caused it has the better story, and may be about to tell it
+            watcher.wait_for_the_cause()  # the rank that caused it reports more, and may be about to
         rank, size = watcher.watch.rank, watcher.size
         if watcher.first_to("traceback"):
             text = "".join(traceback.format_exception(kind, error, trace))

@@ -22,6 +22,7 @@ from torchmn.communicators.watchdog import RankState, Wait, Watch
 STUCK_STATUS = 124  # what `timeout` returns, too
 _TICK = 0.5
 _PATIENCE = 3.0  # for other ranks' answers
+_CAUSE_KNOWN = 1.0  # for a better reason than a departure that is known already
 _GRACE = 1.5  # a wait for a rank that left is no mistake before this: its last message may be on the way
 
 
@@ -78,6 +79,19 @@ class Monitor:
             with self._heard:
                 self._heard.wait_for(lambda: what in self._first, timeout=_PATIENCE)
         return self._first.get(what, self.watch.rank) == self.watch.rank
+
+    def wait_for_the_cause(self) -> None:
+        """Returns when another rank reports why this one lost it: it has left, was lost, or prints a traceback.
+
+        Its connections may break before its report arrives. Where ranks have left before, one of those may be the
+        cause, and nothing more may come.
+        """
+        with self._heard:
+            known = len(self.departures)
+            self._heard.wait_for(
+                lambda: self._line is None or self._first or len(self.departures) > known,
+                timeout=_CAUSE_KNOWN if known else _PATIENCE,
+            )
 
     def end_job(self, status: int) -> None:
         """End every rank now; does not return."""

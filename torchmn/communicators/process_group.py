@@ -12,7 +12,7 @@ import os
 import queue
 import threading
 from collections import defaultdict, deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from datetime import timedelta
 from typing import Any
@@ -179,7 +179,7 @@ class ProcessGroupCommunicator(Communicator):
     def _next_message(self, source: int) -> tuple[int, Message]:
         """The next message of the stream from `source`, and its tag."""
         block = wire.room(HEADER_BYTES)
-        self._finish(self._gloo.recv([block], source, _STREAM))
+        self._run(self._gloo.recv, [block], source, _STREAM)
         data = wire.to_bytes(block)
         header, start = Header.decode(data)
         if header.kind == Kind.LONG:
@@ -196,7 +196,7 @@ class ProcessGroupCommunicator(Communicator):
     def _receive(self, tensors: Sequence[Tensor], source: int) -> None:
         for piece in self._pieces(tensors):
             group, peer = self._route(piece, source, self.rank)
-            self._finish(group.recv([piece], peer, _PAYLOAD))
+            self._run(group.recv, [piece], peer, _PAYLOAD)
 
     def _pieces(self, tensors: Sequence[Tensor]) -> list[Tensor]:
         limit = self.max_message_bytes
@@ -227,17 +227,21 @@ class ProcessGroupCommunicator(Communicator):
 
     # -- collective operations ---------------------------------------------------------------------------------
 
-    def _finish(self, work: Any) -> None:
-        """Wait for a backend's work; a broken connection means that another rank is gone."""
+    def _run(self, start: Callable[..., Any], *arguments: Any) -> None:
+        """Start a backend's work and wait for it; a broken connection means that another rank is gone."""
         try:
-            work.wait()
+            # gloo raises as soon as it starts where the connection was broken before.
+            start(*arguments).wait()
         except RuntimeError as error:
-            wait = self._watch.longest()
-            operation = wait.operation if wait else "an operation"
-            raise PeerError(
-                f"rank {self.rank} of {self.size}: {operation}: lost the connection to another rank, "
-                f"which ended or was killed ({_core(error)})"
-            ) from None
+            raise self._disconnected(error) from None
+
+    def _disconnected(self, error: RuntimeError) -> PeerError:
+        wait = self._watch.longest()
+        operation = wait.operation if wait else "an operation"
+        return PeerError(
+            f"rank {self.rank} of {self.size}: {operation}: lost the connection to another rank, "
+            f"which ended or was killed ({_core(error)})"
+        )
 
     def _group(self, x: Tensor) -> Any:
         return self._nccl if x.is_cuda else self._gloo
@@ -250,8 +254,11 @@ class ProcessGroupCommunicator(Communicator):
         if on_gpu:  # nccl: one group call, or a pair that sends first on both sides would wait for itself
             self._nccl._start_coalescing(self.device)  # type: ignore[union-attr]
         group = self._nccl if on_gpu else self._gloo
-        works = [group.recv([wire.as_bytes(x)], peer, _EXCHANGE) for peer, x in incoming.items()]  # type: ignore[union-attr]
-        works += [group.send([wire.as_bytes(x)], peer, _EXCHANGE) for peer, x in outgoing.items()]  # type: ignore[union-attr]
+        try:
+            works = [group.recv([wire.as_bytes(x)], peer, _EXCHANGE) for peer, x in incoming.items()]  # type: ignore[union-attr]
+            works += [group.send([wire.as_bytes(x)], peer, _EXCHANGE) for peer, x in outgoing.items()]  # type: ignore[union-attr]
+        except RuntimeError as error:
+            raise self._disconnected(error) from None
         if on_gpu:
             works = [self._nccl._end_coalescing(self.device)]  # type: ignore[union-attr]
         return _Works(self, works, (outgoing, incoming))
@@ -263,12 +270,12 @@ class ProcessGroupCommunicator(Communicator):
         return highest == -lowest
 
     def _barrier(self) -> None:
-        self._finish(self._gloo.barrier())
+        self._run(self._gloo.barrier)
 
     def _bcast_(self, flat: Tensor, root: int) -> None:
         options = dist.BroadcastOptions()
         options.rootRank, options.rootTensor = root, 0
-        self._finish(self._group(flat).broadcast([wire.as_bytes(flat)], options))
+        self._run(self._group(flat).broadcast, [wire.as_bytes(flat)], options)
 
     def _reduces(self, dtype: torch.dtype, op: str) -> bool:
         return dtype in _REDUCIBLE and not may_lose_nan(dtype, op)
@@ -278,14 +285,14 @@ class ProcessGroupCommunicator(Communicator):
             x.copy_(source)
         options = dist.AllreduceOptions()
         options.reduceOp = _OPERATIONS[op]  # type: ignore[assignment]
-        self._finish(self._group(x).allreduce([x], options))
+        self._run(self._group(x).allreduce, [x], options)
         scale_(x, scale)
 
     def _allgather_(self, flat: Tensor, whole: Tensor, counts: Sequence[int]) -> None:
         parts = [wire.as_bytes(part) for part in whole.split(list(counts))]
         if len(set(counts)) == 1:
             if flat.numel():
-                self._finish(self._group(flat).allgather([parts], [wire.as_bytes(flat)]))
+                self._run(self._group(flat).allgather, [parts], [wire.as_bytes(flat)])
             return
         parts[self.rank].copy_(wire.as_bytes(flat))
         others = [peer for peer in range(self.size) if peer != self.rank]
@@ -315,8 +322,11 @@ class _Works:
         self._buffers = buffers
 
     def wait(self) -> None:
-        for work in self._works:
-            self._comm._finish(work)
+        try:
+            for work in self._works:
+                work.wait()
+        except RuntimeError as error:
+            raise self._comm._disconnected(error) from None
 
     def wait_received(self) -> None:
         self.wait()

@@ -18,6 +18,7 @@ import signal
 import sys
 from contextlib import suppress
 
+ENDING = "ending"  # a file that the launcher makes in DIRECTORY before it signals all ranks to end
 SET_DEATH_SIGNAL = 1  # PR_SET_PDEATHSIG, see prctl(2)
 
 
@@ -48,7 +49,17 @@ def main() -> None:
     status = run(command, lambda pid: os.write(events, f"start {rank} {pid}\n".encode()))
     # Reported before we end: only then can mpiexec notice, and end ranks that did not fail.
     os.write(events, f"end {rank} {status}\n".encode())
+    if os.path.exists(f"{directory}/{ENDING}"):
+        wait_to_be_ended(status)
     os._exit(status)
+
+
+def wait_to_be_ended(status: int) -> None:
+    """Stays until the launcher ends this process: mpiexec would end the ranks that still clean up when we ended."""
+    for signum in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        signal.signal(signum, lambda *_: os._exit(status))
+    while True:
+        signal.pause()
 
 
 def open_pipe(path: str) -> int:

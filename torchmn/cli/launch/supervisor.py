@@ -161,6 +161,7 @@ class Supervisor:
         """Ends every rank with `signum`, and what started them if that was not enough within `patience`."""
         self.ending = signum
         self.pipes.ignore_launcher()
+        self.pipes.hold_ended_ranks()
         for pid in self.running.values():
             send(pid, signum)
         # Before its ranks have begun, a launcher is told itself.
@@ -168,7 +169,7 @@ class Supervisor:
             asked, deadline = len(self.running), time.monotonic() + patience
             self._wait(patience, lambda: self._all_ended() or len(self.running) < asked)
             # Who lost a rank saves nothing any more: it may wait for that rank in the middle of its start.
-            self._wait(min(deadline - time.monotonic(), OTHERS_FOLLOW), self._all_ended)
+            self._wait(min(deadline - time.monotonic(), OTHERS_FOLLOW), lambda: self._all_ended() or not self.running)
         for process in self.processes:
             if process.poll() is None:
                 process.terminate()
