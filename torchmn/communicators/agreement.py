@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
-from torchmn.communicators import checks
+from torchmn.communicators import checks, ownership
 from torchmn.communicators.watchdog import Wait
 from torchmn.errors import ArgumentError, TorchMNError
 
@@ -32,7 +32,8 @@ class Agreement:
         Returns None if all ranks said exactly the same; otherwise each rank's `may_differ`. A contiguous tensor of at
         most `carried_bytes` goes to all ranks along with the comparison: see `_carried_parts`.
         """
-        if get_ident() not in self._watch.waits:  # the watchdog must see this wait, whoever comes here without a note
+        wait = self._watch.waits.get(get_ident())
+        if wait is None or wait.communicator is not self:  # the watchdog must see whoever comes without a note
             with Wait(self, operation):
                 return self._meet(operation, problem, names, values, may_differ, carried)
         if self._closed:
@@ -68,6 +69,9 @@ class Agreement:
         checks.raise_disagreement(statements, self.rank)
         self._wishes = [statement.wish for statement in statements]
         return [statement.may_differ for statement in statements]
+
+    def _claim(self: Communicator, operation: str) -> None:  # type: ignore[misc]
+        ownership.claim(self, operation)
 
     def _check_open(self: Communicator, operation: str) -> None:  # type: ignore[misc]
         if self._closed:

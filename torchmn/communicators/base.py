@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from math import prod
 from typing import Any
+from weakref import ref
 
 import torch
 from torch import Tensor, nn
@@ -23,7 +24,7 @@ from torchmn.communicators.old_names import OldNames
 from torchmn.communicators.settings import Settings
 from torchmn.communicators.topology import Place, Topology, groups
 from torchmn.communicators.uncompiled import OPERATIONS, uncompiled_methods
-from torchmn.communicators.watchdog import Wait
+from torchmn.communicators.watchdog import FINALIZE, Token, Wait, here
 from torchmn.communicators.wire import Kind, Message
 from torchmn.errors import ArgumentError, PeerError, TorchMNError
 
@@ -49,6 +50,7 @@ class Communicator(ObjectOperations, Agreement, Buffers, OldNames):
         self._collectives = 0
         self._splits = 0
         self._closed = False
+        self._owner: ref[Token] | None = None  # the thread to which collective operations belong
         self._edges = EdgeBook()
         self._calls = 0  # of differentiable collective operations
         self._aside: checks.Aside | None = None  # what `_meet` says and hears on behalf of autograd
@@ -114,7 +116,7 @@ class Communicator(ObjectOperations, Agreement, Buffers, OldNames):
         if self._closed:
             return
         self._edges.settle(self)
-        with Wait(self, "finalize"):
+        with Wait(self, FINALIZE):
             self._flush()
         self._closed = True
         self._close()
@@ -194,6 +196,7 @@ class Communicator(ObjectOperations, Agreement, Buffers, OldNames):
         return self._placed(message)
 
     def _check_peer(self, operation: str, name: str, peer: object, tag: object) -> None:
+        here.watch = self._watch
         if type(peer) is int and 0 <= peer < self.size and peer != self.rank and not self._closed:  # noqa: SIM102
             if type(tag) is int and 0 <= tag < self.tag_limit:
                 return  # the rest only finds the words
