@@ -8,73 +8,58 @@ import sys
 
 import pytest
 
-from tests.worlds.launch import ROOT, clean_environment
-from torchmn.experiment.interruption import SIGNALS, interruption
+from torchmn.experiment import interruption
+
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
+
+# In a process of its own, which signals may end, and without torch. It prints how far it came. Arguments: for how many
+# seconds signals are one request, and the signals that it gets.
+PROGRAM = """
+import importlib.util, signal, sys
+signal.signal(signal.SIGINT, signal.default_int_handler)
+{before}
+spec = importlib.util.spec_from_file_location("interruption", {path!r})
+interruption = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(interruption)
+interruption.ONE_REQUEST = float(sys.argv[1])
+signals = [int(signum) for signum in sys.argv[2:]]
+handlers = [signal.getsignal(signum) for signum in signals]
+with interruption.interruption() as stop:
+    for signum in signals:
+        signal.raise_signal(signum)
+        print(stop.signum, flush=True)
+if stop.may_be_repeated:
+    signal.raise_signal(signals[0])  # the last of them may come when all is saved
+elif not stop():
+    assert handlers == [signal.getsignal(signum) for signum in signals]
+print("left", flush=True)
+"""
 
 
-@pytest.fixture(autouse=True)
-def handlers():
-    """The handlers of this process, as they were: the rest of a request may keep them."""
-    before = {signum: signal.getsignal(signum) for signum in SIGNALS}
-    signal.signal(signal.SIGINT, signal.default_int_handler)
-    signal.signal(signal.SIGHUP, signal.SIG_DFL)
-    yield
-    for signum, handler in before.items():
-        signal.signal(signum, handler)
+def program(seconds: float, *signals: int, before: str = "") -> tuple[int, list[str]]:
+    """The exit status of a program that gets these signals, and what it printed."""
+    text = PROGRAM.format(before=before, path=interruption.__file__)
+    command = [sys.executable, "-S", "-c", text, str(seconds), *(str(int(signum)) for signum in signals)]
+    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, timeout=100)
+    return done.returncode, done.stdout.split()
 
 
 @pytest.mark.parametrize("signum", SIGNALS)
 def test_signals_that_come_together_are_one_request(signum):
-    with interruption() as stop:
-        assert not stop()
-        for _ in range(5):
-            signal.raise_signal(signum)
-        signal.raise_signal(signal.SIGTERM)
-        assert stop() and stop.signum == signum
-    signal.raise_signal(signum)  # the last of them may come when all is saved
-
-
-# The program prints how far it came; `PAUSE` is how long two signals are one request.
-PROGRAM = """
-import signal, sys
-from torchmn.experiment import interruption
-interruption.ONE_REQUEST = float(sys.argv[1])
-with interruption.interruption() as stop:
-    for signum in sys.argv[2:]:
-        signal.raise_signal(int(signum))
-        sys.stdout.write(f"{stop()}\\n")
-        sys.stdout.flush()
-"""
-
-
-def program(pause: float, *signals: int, **options) -> tuple[int, str]:
-    command = [sys.executable, "-c", PROGRAM, str(pause), *(str(int(signum)) for signum in signals)]
-    environment = {**clean_environment(), "PYTHONPATH": str(ROOT)}
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=100, **options)
-    return done.returncode, done.stdout
+    signals = [signum, signum, signal.SIGTERM, signal.SIGINT]
+    assert program(1000.0, *signals) == (0, [*[str(int(signum))] * len(signals), "left"])
 
 
 def test_a_second_request_ends_the_program():
-    assert program(0.0, signal.SIGTERM, signal.SIGTERM) == (-signal.SIGTERM, "True\n")
+    assert program(0.0, signal.SIGTERM, signal.SIGTERM) == (-signal.SIGTERM, [str(int(signal.SIGTERM))])
 
 
-def test_a_signal_that_the_program_was_started_to_ignore_stays_ignored():
-    def as_nohup() -> None:
-        signal.signal(signal.SIGHUP, signal.SIG_IGN)
-
-    assert program(0.0, signal.SIGHUP, signal.SIGHUP, preexec_fn=as_nohup) == (0, "False\nFalse\n")
+@pytest.mark.parametrize("signum", [signal.SIGHUP, signal.SIGINT])
+def test_a_signal_that_the_program_was_started_to_ignore_stays_ignored(signum):
+    ignore = f"signal.signal({int(signum)}, signal.SIG_IGN)"
+    assert program(0.0, signum, signum, before=ignore) == (0, ["None", "None", "left"])
 
 
 def test_a_handler_of_sigusr1_stays():
-    heard = []
-    signal.signal(signal.SIGUSR1, lambda signum, frame: heard.append(signum))
-    with interruption() as stop:
-        signal.raise_signal(signal.SIGUSR1)
-        assert heard == [signal.SIGUSR1] and not stop()
-
-
-def test_handlers_are_given_back():
-    before = [signal.getsignal(signum) for signum in SIGNALS]
-    with interruption():
-        assert signal.getsignal(signal.SIGTERM) not in before
-    assert [signal.getsignal(signum) for signum in SIGNALS] == before
+    own = "signal.signal(signal.SIGUSR1, lambda *_: print('own', flush=True))"
+    assert program(0.0, signal.SIGUSR1, before=own) == (0, ["own", "None", "left"])

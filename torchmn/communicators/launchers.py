@@ -64,8 +64,9 @@ class Launch:
         return next((row.title for row in LAUNCHERS if row.name == self.name), self.name)
 
 
-# `torchmn run` sets this on gloo ranks, beside the variables that torchrun sets.
+# `torchmn run` sets these on gloo ranks, beside the variables that torchrun sets: a mark, and the file where they meet.
 RUN_MARKER = "TORCHMN_RUN"
+STORE_VARIABLE = "TORCHMN_STORE"
 
 
 def _torch_row(name: str, title: str, marker: str | None = None, alone: Transport | None = None) -> Launcher:
@@ -163,7 +164,7 @@ SLURM_PMIX = "slurm.pmix."
 # What launchers set beside the table's variables. Users' own settings (*_MCA_*) are no part of it.
 LAUNCHER_PREFIXES = (
     *("PMI_", "PMIX_", "PRTE_", "HYDI_", "MPI_LOCAL", "OMPI_COMM_WORLD_", "OMPI_WORLD_", "MV2_COMM_WORLD_"),
-    *("MVP_COMM_WORLD_", "PALS_", "JSM_NAMESPACE_", "ALPS_APP_", "TORCHELASTIC_"),
+    *("MVP_COMM_WORLD_", "PALS_", "JSM_NAMESPACE_", "ALPS_APP_", "TORCHELASTIC_", STORE_VARIABLE),
 )
 
 
