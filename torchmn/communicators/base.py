@@ -133,7 +133,7 @@ class Communicator(ObjectOperations, Agreement, Buffers, OldNames):
             elif not isinstance(key, int):
                 problem = f"expected key to be an int, got {key!r}"
             self._meet("split", problem)
-            choices = self._allgather_pickled((color, key))
+            choices = self._allgather_json((color, key))
             self._splits += 1
             members_of = groups(choices)
             name = f"{self.name}/{self._splits}.{color}"

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import atexit
 import faulthandler
+import json
 import os
 import sys
 import threading
@@ -17,9 +18,9 @@ from contextlib import contextmanager, suppress
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from torchmn.communicators.addresses import of_this_host
+from torchmn.communicators.addresses import LOOPBACK, of_this_host
 from torchmn.communicators.monitor import Monitor, fate
-from torchmn.communicators.switchboard import LOOPBACK, MEETING_SECONDS, Line, Server
+from torchmn.communicators.switchboard import MEETING_SECONDS, Line, Server
 from torchmn.communicators.watchdog import here, ranks_text
 from torchmn.errors import PeerError, TorchMNError
 
@@ -88,24 +89,25 @@ def _connect(world: Communicator, meeting_place: str | None) -> tuple[Line | Non
 
 def _call(world: Communicator, addresses: Sequence[str]) -> tuple[Line | None, list[str]]:
     """A line to a switchboard that rank 0 opens at its `addresses`; and what hindered each rank, "" where nothing."""
-    offer: tuple[Sequence[str], int, bytes] | None = None
+    offer: tuple[Sequence[str], int, str] | None = None
     trouble, line = "", None
     if world.rank == 0:
         try:
             server = Server(world.size, to_other_hosts=addresses != [LOOPBACK])
-            offer = (addresses, server.port, server.key)
+            offer = (addresses, server.port, server.key.hex())
         except OSError as error:
             trouble = f"it can not open a port: {error}"
-    offer = world.bcast_obj(offer)
+    offer = json.loads(world._bcast_bytes(json.dumps(offer).encode(), 0))  # the key goes over the transport alone
     # The whole meeting has to end within the timeout.
     patience = min(MEETING_SECONDS, world.settings.timeout / 4)
     if offer:
         try:
-            line = Line(world.rank, *offer, seconds=patience)
+            where, port, key = offer
+            line = Line(world.rank, where, port, bytes.fromhex(key), seconds=patience)
         except Exception as error:
             trouble = f"port {offer[1]} of {error}"
     # All of them: rank 0 may not run on to its end, where nobody is served, before all are connected.
-    troubles = world.allgather_obj(trouble if line is None else "")
+    troubles = world._allgather_json(trouble if line is None else "")
     if offer is None:
         troubles = [troubles[0]] * world.size
     return line, troubles

@@ -110,15 +110,14 @@ class ProcessGroupCommunicator(Communicator):
     tells_arrivals = False  # gloo tells only whoever waits
     dies_of_other_sizes = True
 
-    def __init__(self, place: Place, settings: Settings, store: dist.Store, use_nccl: bool, address: str | None = None):
+    def __init__(self, place: Place, settings: Settings, meeting: gloo.Meeting, use_nccl: bool):
         name, rank, size = place.name, place.rank, len(place.hosts)
-        self._store = store
+        self._meeting_place = meeting
         self._patience = timedelta(seconds=2 * settings.timeout + 600)  # our watchdog is to bark first
-        self._address = address  # None: gloo finds one
-        self._gloo: Any = gloo.connect(dist.PrefixStore(f"{name}/gloo", store), rank, size, self._patience, address)
+        self._gloo: Any = gloo.connect(meeting, name, rank, size, self._patience)
         # Whoever drops its communicator at once would close connections that others are still making.
         self._gloo.barrier().wait()
-        self._nccl = _nccl(dist.PrefixStore(f"{name}/nccl", store), rank, size) if use_nccl else None
+        self._nccl = _nccl(dist.PrefixStore(f"{name}/nccl", meeting.store), rank, size) if use_nccl else None
         self._one_way: dict[tuple[int, int], Any] = {}  # nccl groups of two, by (source, dest)
         self.reads_gpu_memory = use_nccl
         super().__init__(place, settings)
@@ -212,7 +211,7 @@ class ProcessGroupCommunicator(Communicator):
         if not piece.is_cuda:
             return self._gloo, peer
         if (source, dest) not in self._one_way:
-            store = dist.PrefixStore(f"{self.name}/{source}to{dest}", self._store)
+            store = dist.PrefixStore(f"{self.name}/{source}to{dest}", self._meeting_place.store)
             self._one_way[source, dest] = _nccl(store, 0 if self.rank == source else 1, 2)
         return self._one_way[source, dest], 1 if self.rank == source else 0
 
@@ -304,7 +303,7 @@ class ProcessGroupCommunicator(Communicator):
             return None
         place = self._place.among(members_of[color], name)
         use_nccl = self._nccl is not None
-        return ProcessGroupCommunicator(place, replace(self.settings), self._store, use_nccl, self._address)
+        return ProcessGroupCommunicator(place, replace(self.settings), self._meeting_place, use_nccl)
 
     def _close(self) -> None:
         # The backends have threads of their own, which must end before Python does: give them back now.
@@ -338,27 +337,35 @@ def _nccl(store: dist.Store, rank: int, size: int) -> Any:
 
 
 def create(backend: str, settings: Settings, launch: Launch, name: str) -> Communicator:
-    """The communicator of all ranks that the launcher started, met at MASTER_ADDR and MASTER_PORT."""
+    """The communicator of all ranks that the launcher started."""
+    rank, size = launch.rank, launch.size
+    assert size is not None
     use_nccl = backend == "nccl"
     if use_nccl:
         torch.cuda.set_device((launch.local_rank or 0) % torch.cuda.device_count())
     patience = timedelta(seconds=max(settings.timeout, MEETING_SECONDS))
     try:
-        store, rank, size = next(dist.rendezvous("env://", launch.rank, launch.size, timeout=patience))
+        store, is_closed = gloo.open_store(launch, patience)
     except Exception as error:
         raise LaunchError(
-            f"rank {launch.rank} of {launch.size}: the ranks do not meet at MASTER_ADDR:MASTER_PORT: {error}. "
+            f"rank {rank} of {size}: the ranks do not meet at MASTER_ADDR:MASTER_PORT: {error}. "
             "Check that rank 0's host and port can be reached from here; `torchmn doctor` helps."
         ) from error
     store = dist.PrefixStore(f"torchmn/{name}", store)
+    if store.add(f"claimed/{rank}", 1) != 1:  # it would find what the first one has left there
+        raise LaunchError(
+            f"rank {rank} of {size}: another process has created {name!r} as this rank of the job already. A program "
+            "that a rank starts is no rank: start it with `torchmn run` or another launcher of its own"
+        )
     with job.limited(patience.total_seconds()):
         machines = gloo.told_to_all(store, "machine", Machine.here(), rank, size)
         hosts = names_of_hosts([Machine(*machine) for machine in machines])
         place = Place.in_world(name, hosts, Watch(rank, hosts[rank]))
         meeting_place = os.environ["MASTER_ADDR"]
         address = gloo.address_to_offer(store, rank, size, meeting_place)
+        secret = gloo.secret_of_all(store, rank) if is_closed else None
         try:
-            world = ProcessGroupCommunicator(place, settings, store, use_nccl, address)
+            world = ProcessGroupCommunicator(place, settings, gloo.Meeting(store, address, secret), use_nccl)
         except RuntimeError as error:
             raise LaunchError(
                 f"rank {rank} of {size} on {hosts[rank]}: gloo does not connect the ranks: {_core(error)}. A "
