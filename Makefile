@@ -4,6 +4,9 @@ PYTHON ?= python3
 # Two processes: tests that start jobs in one, all others beside it. `PYTEST_ARGS=` runs one after the other.
 PYTEST_ARGS ?= -n 2 --dist loadscope --no-loadscope-reorder
 RANKS ?= 2
+# Of `make test-busy`: the tests that start processes, and how often they are to pass.
+BUSY_TESTS ?= tests/cli tests/docs tests/examples tests/mpi tests/worlds tests/test_readme.py tests/communicators/test_forks.py
+TIMES ?= 10
 
 BIN := .venv/bin
 INSTALLED := .venv/.installed
@@ -17,11 +20,11 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check format bench clean
+.PHONY: help demo test test-busy check format bench neon-results clean
 .DELETE_ON_ERROR:
 
 help: ## this list
-	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' Makefile
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' Makefile
 
 demo: $(INSTALLED) ## train a convnet on real MNIST on 2 MPI ranks and write a report (RANKS=n for another number)
 	@rm -rf demo-report
@@ -29,6 +32,13 @@ demo: $(INSTALLED) ## train a convnet on real MNIST on 2 MPI ranks and write a r
 
 test: $(INSTALLED) $(OPENMPI) ## the whole test suite (PYTEST_ARGS="-k name" for a part)
 	$(BIN)/python -m pytest $(PYTEST_ARGS)
+
+test-busy: $(INSTALLED) $(OPENMPI) ## tests that start processes, TIMES=10 times in a row beside four busy loops (BUSY_TESTS="tests/mpi" for a part)
+	@# Each loop ends with this shell, however that ends.
+	@for loop in 1 2 3 4; do $(BIN)/python -c "import os; all(os.getppid() == $$$$ for _ in iter(int, 1))" & done; \
+	for time in $$(seq $(TIMES)); do \
+	    echo "$$time of $(TIMES)"; $(BIN)/python -m pytest -q $(BUSY_TESTS) || exit 1; \
+	done
 
 check: $(INSTALLED) ## lint, format, types, direction of imports
 	$(BIN)/ruff check .
@@ -42,6 +52,9 @@ format: $(INSTALLED) ## apply the formatter and the linter's safe fixes
 
 bench: $(INSTALLED) ## our communicators beside raw mpi4py and gloo, on 2 ranks
 	$(BIN)/mpiexec -n 2 $(BIN)/python benchmarks/communicators.py
+
+neon-results: $(INSTALLED) ## neon's MLP 784-512-10 on the full MNIST, on 1 and 2 ranks: its test error (MNIST=dir of the files)
+	$(BIN)/python benchmarks/neon_results.py $(if $(MNIST),--data '$(MNIST)')
 
 clean: ## remove everything that was built, .venv too
 	rm -rf .venv .openmpi demo-report build dist .pytest_cache .ruff_cache .hypothesis .import_linter_cache

@@ -131,6 +131,11 @@ def operations(comm: torchmn.Communicator, plain: torchmn.Communicator, rounds: 
             contenders = operation(comm, plain, x)
             seconds = side_by_side.take_turns(contenders, iterations, rounds, RAW.Barrier)
             micro = {name: 1e6 * value / halves.get(operation, 1) for name, value in seconds.items()}
+            for name in ("ours", "unchecked"):
+                if name in micro:
+                    side_by_side.keep(
+                        f"{operation.__name__}, {side_by_side.size_text(nbytes)}, {name}", 1e-6 * micro[name]
+                    )
             rows.append(
                 [operation.__name__, side_by_side.size_text(nbytes)]
                 + [f"{micro[name]:.1f}" if name in micro else "-" for name in ("ours", "unchecked", "raw", "gloo")]
@@ -155,6 +160,7 @@ def mean_grad(comm: torchmn.Communicator, rounds: int) -> str:
         rounds=3 * rounds,
         barrier=RAW.Barrier,
     )
+    side_by_side.keep("multi_node_mean_grad, 7 MB", seconds["ours"])
     return (
         f"multi_node_mean_grad, {flat.nbytes / 1e6:.1f} MB in 6 tensors: {1e3 * seconds['ours']:.2f} ms, one raw "
         f"in-place all-reduce {1e3 * seconds['raw']:.2f} ms: {seconds['ours'] / seconds['raw']:.2f} times as long"
@@ -164,7 +170,8 @@ def mean_grad(comm: torchmn.Communicator, rounds: int) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=15, help="turns per contender; the median counts")
-    rounds = parser.parse_args().rounds
+    options = side_by_side.parsed(parser)
+    rounds = options.rounds
     torch.set_num_threads(1)
     comm = torchmn.create_communicator("mpi")
     if comm.size != 2:
@@ -188,6 +195,7 @@ def main() -> None:
         ]
         print(side_by_side.table(header, rows))
         print(summary)
+    side_by_side.write_json(options.json, comm.rank)
     dist.destroy_process_group()
 
 

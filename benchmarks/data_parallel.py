@@ -68,6 +68,7 @@ def race(name: str, rule: str, comm: torchmn.Communicator, plain: PlainProcess, 
     }
     turns = side_by_side.times_in_turns(contenders, iterations, rounds, barrier=WORLD.Barrier)
     seconds = side_by_side.of_the_job(turns)
+    side_by_side.keep(f"{name}, {rule}", seconds["ours"])
     rate = {which: batch * (1 if "one" in which else comm.size) / value for which, value in seconds.items()}
     shares = [rate["ours"] / rate["DDP"], rate["ours"] / (comm.size * rate["one rank"])]
     shares += [rate[which] / rate["DDP here"] for which in ("ours", "apart", "met", "views")]
@@ -87,6 +88,8 @@ def race_of_overlap(name: str, comm: torchmn.Communicator, rounds: int) -> list[
         )
         contenders[which] = training(model, optimizer, x, y)
     seconds = side_by_side.take_turns(contenders, iterations, rounds, barrier=WORLD.Barrier)
+    for which in contenders:
+        side_by_side.keep(f"{name}, {type(comm).__name__}, {which} backward", seconds[which])
     rates = [f"{batch * comm.size / seconds[which]:.0f}" for which in contenders]
     return [type(comm).__name__, name, *rates, f"{seconds['after'] / seconds['during']:.2f}"]
 
@@ -106,7 +109,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=15, help="turns per contender; the median counts")
     parser.add_argument("--optimizers", nargs="+", choices=OPTIMIZERS, default=list(OPTIMIZERS), metavar="NAME")
     parser.add_argument("--models", nargs="+", choices=MODELS, default=list(MODELS), metavar="NAME")
-    options = parser.parse_args()
+    options = side_by_side.parsed(parser)
     torch.set_num_threads(1)
     torch.manual_seed(0)
     comm = torchmn.create_communicator("mpi")
@@ -130,6 +133,7 @@ def main() -> None:
     if comm.rank == 0:
         print(side_by_side.environment(MPI.Get_library_version().splitlines()[0].replace("\t", " ").strip()))
         print(side_by_side.table(header, rows))
+    side_by_side.write_json(options.json, comm.rank)
     dist.destroy_process_group()
 
 

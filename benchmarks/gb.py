@@ -108,6 +108,8 @@ def race_ranks(comm: torchmn.Communicator, rounds: int) -> str:
         turns = {who: comm.allreduce(times, "max") for who, times in _turns(contenders, rounds).items()}
         medians = {who: times.median().item() for who, times in turns.items()}
         least = {who: times.min().item() for who, times in turns.items()}
+        for who in ("ours", "copies"):
+            side_by_side.keep(f"{name}, {who}", medians[who])
         rivals = [who for who in contenders if who != "one"]
         milliseconds.append([name, *(f"{medians[who] * 1e3:.1f} / {least[who] * 1e3:.1f}" for who in contenders)])
         speeds.append(
@@ -205,7 +207,7 @@ def _race_loops(layer: LocalFilter2d, batch: int, rounds: int) -> list[str]:
 def main() -> None:
     arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     arguments.add_argument("--rounds", type=int, default=25)
-    options = arguments.parse_args()
+    options = side_by_side.parsed(arguments)
     torch.set_num_threads(1)
     with torchmn.create_communicator("mpi") as comm:
         report = race_ranks(comm, options.rounds)
@@ -216,6 +218,7 @@ def main() -> None:
             print(f"Run of {side_by_side.environment(version)}, {comm.size} ranks\n")
             print(report + "\n")
             print(loops[0])
+        side_by_side.write_json(options.json, comm.rank)
 
 
 if __name__ == "__main__":

@@ -28,7 +28,7 @@ from mpi4py import MPI
 from torch import Tensor, nn
 
 import torchmn
-from torchmn.geometry import owned
+from torchmn.geometry import Window, owned
 
 WORLD = MPI.COMM_WORLD
 # Many short turns at small sizes: on one and the same code, ours beside the limit at 128x128 varied by 0.014 (standard
@@ -80,6 +80,7 @@ def race(size: int, comm: torchmn.Communicator, rounds: int) -> list[str]:
     turns = side_by_side.times_in_turns(contenders, iterations=steps, rounds=rounds, barrier=WORLD.Barrier)
     seconds = side_by_side.of_the_job(turns)
     ours = seconds["ours"]
+    side_by_side.keep(f"{size}x{size}", ours)
     return [
         f"{size}x{size}",
         *(f"{seconds[name] * 1e3:.1f}" for name in ("one", "threads", "limit", "ours")),
@@ -91,18 +92,15 @@ def race(size: int, comm: torchmn.Communicator, rounds: int) -> list[str]:
 
 def exchange_alone(size: int, comm: torchmn.Communicator, rounds: int) -> str:
     """One exchange of two rows of 16 channels, forward only, as each convolution makes."""
-    from torchmn.functions.halo_exchange import halo_exchange
-    from torchmn.geometry import DimPlan, HaloPlan, Window
-
-    window = Window(3, padding=(1, 1))
-    dims = (DimPlan.of_window(size, comm.size, window), DimPlan.of_window(size, 1, window))
-    plan = HaloPlan.of(dims, (comm.rank, 0))
-    tile = torch.rand(2, 16, *plan.owned_shape)
+    grid = torchmn.ProcessGrid(comm, height=comm.size)
+    image = torchmn.GlobalArray(grid, (size, size), Window(3, padding=(1, 1)))
+    tile = half(torch.rand(2, 16, size, size))
     run = {
-        "exchange": lambda: halo_exchange(tile, plan, comm),
+        "exchange": lambda: image.get_fprop_view(tile),
         "copy": lambda: torch.nn.functional.pad(tile, (1, 1, 1, 1)),
     }
     seconds = side_by_side.take_turns(run, iterations=20, rounds=rounds, barrier=WORLD.Barrier)
+    side_by_side.keep(f"exchange alone, {size}x{size}", seconds["exchange"])
     return (
         f"exchange alone, {size}x{size}: {seconds['exchange'] * 1e6:.0f} us, of which the copy into the padded buffer "
         f"{seconds['copy'] * 1e6:.0f} us"
@@ -130,7 +128,7 @@ def main() -> None:
     arguments.add_argument("--rounds", type=int, default=21, help="turns at 512x512; twice as many at smaller sizes")
     arguments.add_argument("--sizes", type=int, nargs="+", default=[512, 128], help="heights and widths of images")
     arguments.add_argument("--memory", choices=("one", "ours"), help="only measure the peak memory of one of them")
-    options = arguments.parse_args()
+    options = side_by_side.parsed(arguments)
     torch.set_num_threads(1)
     if options.memory:
         used = peak(options.memory, 512)
@@ -145,6 +143,7 @@ def main() -> None:
         header = ["image", "one ms", "2 threads ms", "limit ms", "ours ms", "x one", "x threads", "of limit"]
         print(side_by_side.table(header, rows))
         print("\n".join(lines))
+    side_by_side.write_json(options.json, comm.rank)
 
 
 if __name__ == "__main__":

@@ -27,7 +27,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=15, help="turns per contender; the median counts")
     parser.add_argument("--part", choices=("a", "b", "both"), default="both")
-    options = parser.parse_args()
+    options = side_by_side.parsed(parser)
     torch.set_num_threads(1)
     comm = torchmn.create_communicator("mpi")
     if comm.size != 2:
@@ -46,6 +46,7 @@ def main() -> None:
             text = table(comm, options.rounds)
             if comm.rank == 0:
                 print(f"({name}) {title}\n{text}", flush=True)
+    side_by_side.write_json(options.json, comm.rank)
     dist.destroy_process_group()
 
 

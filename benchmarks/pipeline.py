@@ -59,9 +59,10 @@ def table(comm: torchmn.Communicator, rounds: int) -> str:
     rows = []
     for m in MICROBATCHES:
         mine, theirs = seconds[f"ours {m}"], seconds[f"GPipe {m}"]
+        side_by_side.keep(f"pipeline, {m} micro-batches", mine)
         speed_up, bound = seconds["ours 1"] / mine, 2 * m / (m + 1)
         times = [f"{1e3 * value:.1f}" for value in (mine, theirs, mine / (m + 1))]
-        faster = median(b / a for a, b in zip(turns[f"ours {m}"], turns[f"GPipe {m}"], strict=True))
+        faster = median(b / a for a, b in zip(turns[f"ours {m}"], turns[f"GPipe {m}"], strict=False))
         ratios = [f"{ratio:.2f}" for ratio in (speed_up, bound, speed_up / bound)] + [f"{faster:.3f}"]
         rows.append([str(m), *times, *ratios])
     return side_by_side.table(

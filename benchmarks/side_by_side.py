@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import argparse
+import json
 import os
 import platform
 import random
@@ -9,11 +11,39 @@ import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
 from datetime import date
+from pathlib import Path
 
 import torch
 from plain_process import Elsewhere
 
 Contenders = Mapping[str, Callable[[], object] | Elsewhere]
+
+OURS = ("ours", "copies", "unchecked", "exchange", "after", "during")
+_kept: dict[str, float] = {}
+_others_rest = False
+
+
+def parsed(parser: argparse.ArgumentParser) -> argparse.Namespace:
+    """The options of a benchmark, `--json` among them, which tools/bench_against.py uses."""
+    global _others_rest
+    help_text = "write our own times there, in seconds; all other contenders get one turn, so that tables are rough"
+    parser.add_argument("--json", type=Path, metavar="FILE", help=help_text)
+    options = parser.parse_args()
+    _others_rest = options.json is not None
+    return options
+
+
+def keep(title: str, seconds: float) -> None:
+    """Note one of our own times for `--json`."""
+    _kept[title] = seconds
+
+
+def write_json(path: Path | None, rank: int) -> None:
+    """Write the times that rank 0 has kept, and of which library they are."""
+    import torchmn
+
+    if path is not None and rank == 0:
+        path.write_text(json.dumps({"library": torchmn.__file__, "seconds": _kept}))
 
 
 def take_turns(contenders: Contenders, iterations: int, rounds: int, barrier: Callable[[], None]) -> dict[str, float]:
@@ -41,6 +71,8 @@ def times_in_turns(
         shuffle = random.Random(turn)
         for group in shuffle.sample(groups, len(groups)):
             for name in shuffle.sample(group, len(group)):
+                if _others_rest and turn > 1 and name.split()[0] not in OURS:
+                    continue
                 seconds = _turn(contenders[name], iterations, barrier)
                 if turn:  # the first turn warms up
                     times[name].append(seconds)

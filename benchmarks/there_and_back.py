@@ -158,6 +158,8 @@ def table(comm: torchmn.Communicator, rounds: int) -> str:
     }
     rows["1 MB, used"] = _times(used(comm, MB), MB, rounds)
     rows[f"{EDGES} x 1 KB"] = _times(many_edges(comm, KB), EDGES * KB, rounds, EDGES)
+    for title, times in rows.items():
+        side_by_side.keep(f"there and back, {title}", 1e-6 * median(times["ours"]))
     header = ["size", "ours over raw us", "prototype's", "by hand's", "ours/prototype", "raw/ours", "gloo/ours"]
     medians = [
         [title, *[f"{median(times[name]):.1f}" if name in times else "" for name in _COLUMNS]]

@@ -24,7 +24,7 @@ def mlp() -> nn.Module:
 def main() -> None:
     arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     arguments.add_argument("--rounds", type=int, default=7)
-    options = arguments.parse_args()
+    options = side_by_side.parsed(arguments)
     torch.set_num_threads(1)
     comm = torchmn.create_communicator("mpi")
     torch.manual_seed(0)
@@ -33,12 +33,14 @@ def main() -> None:
     contenders = {"ours": pass_through(model, x), "one": side_by_side.alone(pass_through(mlp(), x))}
     seconds = side_by_side.take_turns(contenders, iterations=1, rounds=options.rounds, barrier=WORLD.Barrier)
     longest = {name: comm.allreduce(torch.tensor(value), "max").item() for name, value in seconds.items()}
+    side_by_side.keep("MLP 4096-8192-8192-1000", longest["ours"])
     held = sum(p.numel() for p in model.parameters()) / sum(p.numel() for p in mlp().parameters())
     if comm.rank == 0:
         print(side_by_side.environment(f"{comm.size} ranks x 1 thread"))
         header = ["MLP 4096-8192-8192-1000", "one ms", "ours ms", "x one", "parameters per rank"]
         row = ["batch 32", *(f"{longest[name] * 1e3:.1f}" for name in ("one", "ours"))]
         print(side_by_side.table(header, [[*row, f"{longest['one'] / longest['ours']:.2f}", f"{held:.2f}"]]))
+    side_by_side.write_json(options.json, comm.rank)
 
 
 if __name__ == "__main__":

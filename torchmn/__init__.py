@@ -24,6 +24,7 @@ if TYPE_CHECKING:
         ParallelizeError,
         PeerError,
         RecomputeError,
+        ThreadError,
         TorchMNError,
         WaitTimeout,
     )
@@ -53,6 +54,7 @@ __all__ = [
     "PeerError",
     "ProcessGrid",
     "RecomputeError",
+    "ThreadError",
     "TorchMNError",
     "WaitTimeout",
     "__version__",

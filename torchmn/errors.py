@@ -22,6 +22,10 @@ class PeerError(TorchMNError):
     """Another rank failed, or left, while this one needed it."""
 
 
+class ThreadError(TorchMNError, RuntimeError):
+    """A collective operation in a thread, while another thread uses the same communicator for them."""
+
+
 class DelegateError(TorchMNError):
     """A gradient came back for something that was sent, and this rank's backward never asked for it."""
 

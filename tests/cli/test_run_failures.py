@@ -117,6 +117,34 @@ def test_ctrl_c_reaches_every_rank_and_leaves_no_process(transport, tmp_path):
     assert result.err.count("KeyboardInterrupt") == 3
 
 
+@every_transport
+def test_a_rank_that_cleans_up_longer_than_another_is_not_ended_for_that(transport, tmp_path):
+    """mpiexec ends all ranks when one has failed, and a rank that Ctrl-C ended looks to it like one that failed."""
+    path = script(
+        tmp_path,
+        f"""
+        first = {str(tmp_path)!r} + "/first"
+        if rank == 0:
+            open(first, "w").write(str(os.getpid()))
+        try:
+            print("up")
+            time.sleep({FOREVER})
+        finally:
+            if rank == 1:
+                while os.path.exists("/proc/" + open(first).read()):
+                    pass
+                sum(range(10**7))
+            print("cleaned up")
+        """,
+    )
+    with running(transport, 2, path) as command:
+        command.until_printed("up", times=2)
+        command.process.send_signal(signal.SIGINT)
+        result = command.end()
+    assert (result.status, result.survivors) == (130, [])
+    assert result.out.count("cleaned up") == 2, result.out + result.err
+
+
 @pytest.mark.parametrize(
     ("transport", "signum"), [*((transport, signal.SIGTERM) for transport in TRANSPORTS), ("gloo", signal.SIGHUP)]
 )

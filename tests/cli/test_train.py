@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.cli.commands import PATIENCE, started, torchmn
+from tests.cli.commands import PATIENCE, Command, started, torchmn
 from tests.cli.experiments import TEXT, losses, written
 from tests.worlds.launch import ROOT, clean_environment
 from torchmn.cli.experiment_options import command_of
@@ -96,18 +96,37 @@ def test_under_mpiexec_the_ranks_that_are_there_are_used(tmp_path):
     assert losses(tmp_path / "there") == pytest.approx(trained(tmp_path), rel=1e-9)
 
 
-def test_ctrl_c_saves_and_says_how_to_go_on_which_is_exact(tmp_path):
+def stop_by_ctrl_c(command: Command) -> None:
+    os.kill(command.process.pid, signal.SIGINT)
+
+
+def stop_as_slurm_does_at_the_time_limit(command: Command) -> None:
+    """SIGTERM to every process of the job step, twice."""
+    family = command.family()
+    for process in (*family, *family):
+        process.send_signal(signal.SIGTERM)
+
+
+@pytest.mark.parametrize(
+    ("stop", "transport", "status"),
+    [
+        (stop_by_ctrl_c, "gloo", 130),
+        (stop_as_slurm_does_at_the_time_limit, "gloo", 143),
+        (stop_as_slurm_does_at_the_time_limit, "mpi", 143),
+    ],
+)
+def test_a_request_to_stop_saves_and_says_how_to_go_on_which_is_exact(stop, transport, status, tmp_path):
     out, file = tmp_path / "stopped", written(tmp_path)
-    with started("train", file, "-n", "2", "--transport", "gloo", "--epochs", "100000", "--out", str(out)) as command:
+    flags = ["-n", "2", "--transport", transport, "--epochs", "100000"]
+    with started("train", file, *flags, "--out", str(out)) as command:
         deadline = time.monotonic() + PATIENCE
         while not (out / "log.jsonl").exists() or len(losses(out)) < 3:
             assert time.monotonic() < deadline and command.process.poll() is None, command.err
             time.sleep(0.02)
-        os.kill(command.process.pid, signal.SIGINT)
+        stop(command)
         result = command.end()
-    assert result.status == 130 and result.survivors == [], result.err
-    flags = "-n 2 --transport gloo --epochs 100000"
-    assert f"to go on: torchmn train {file} {flags} --resume --out {out}" in result.out
+    assert result.status == status and result.survivors == [], result.err
+    assert f"to go on: torchmn train {file} {' '.join(flags)} --resume --out {out}" in result.out
     done = len(losses(out))
     assert int(re.search(r"stopped after step (\d+)", result.out)[1]) == done
     epochs = str(done // 4 + 1)

@@ -50,8 +50,8 @@ def test_nccl_without_a_gpu_says_what_would_work(name: str) -> None:
         torchmn.create_communicator(name)
 
 
-def test_chainermns_cpu_names_are_the_mpi_transport() -> None:
-    assert factory.NAMES["naive"] == factory.NAMES["flat"] == "mpi"
+def test_chainermns_cpu_names_mean_auto() -> None:
+    assert factory.NAMES["naive"] == factory.NAMES["flat"] == "auto"
 
 
 def test_threads_are_started_by_run_threads() -> None:

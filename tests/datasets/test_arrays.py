@@ -208,6 +208,20 @@ def test_made_up_data_follows_from_its_seed():
     assert set(drawn.targets.tolist()) == {0, 1, 2, 3}
 
 
+def test_outlines_are_half_circles_and_half_ellipses_around_the_centre():
+    drawn = datasets.ellipses(count=256, seed=3)
+    assert drawn.shape == (3, 32, 32) and drawn.classes == ("circle", "ellipse")
+    assert np.array_equal(np.bincount(drawn.targets), [128, 128]) and 0 < drawn.targets[:128].sum() < 128
+    for image, target in zip(drawn.inputs, drawn.targets, strict=True):
+        rows, columns = np.nonzero(image.any(axis=0))
+        heights, widths = (16 - rows.min(), rows.max() - 16), (16 - columns.min(), columns.max() - 16)
+        assert heights[0] == heights[1] and widths[0] == widths[1]
+        assert min(heights[0], widths[0]) >= 4 and max(heights[0], widths[0]) <= 15
+        assert (heights[0] == widths[0]) == (target == 0)
+        assert all(len(np.unique(channel)) <= 2 for channel in image)
+    assert np.array_equal(drawn.inputs, datasets.ellipses(count=256, seed=3).inputs)
+
+
 def test_a_sample_is_a_share_in_order_chosen_by_the_seed():
     whole = datasets.random((1,), count=200, seed=0)
     some, again, other = whole.sampled(0.1, 5), whole.sampled(0.1, 5), whole.sampled(0.1, 6)

@@ -23,7 +23,7 @@ OF_ALL_WORDS = {
     "costs": ("scale", "units", "target", "outputs"),
     "optimizers": ("lr", "weight_decay", "schedule"),
     "metrics": ("units", "outputs"),
-    "datasets": ("path", "sample", "validation"),
+    "datasets": ("path", "sample", "train_sample", "validation"),
 }
 
 

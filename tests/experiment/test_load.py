@@ -71,6 +71,16 @@ def test_initializers_fill_weights_as_they_say(init, expected):
     assert bool((weight.bias == 0.25).all())
 
 
+def test_a_bias_begins_as_the_weights_where_the_file_says_so():
+    model = model_of(swap("activation: relu", "init: {name: uniform, low: 2.0, high: 3.0}, bias_init: init"))
+    bias = model.get_parameter("conv1.bias")
+    assert bool(((bias >= 2) & (bias <= 3)).all()) and len(bias.unique()) > 1
+    with pytest.raises(ExperimentError, match="conv has bias_init: init, which needs an init"):
+        read("new.yaml", swap("activation: relu", "bias_init: init"))
+    with pytest.raises(ExperimentError, match="expected conv's bias_init to be a number, or `init`"):
+        read("new.yaml", swap("activation: relu", "bias_init: zero"))
+
+
 @pytest.mark.parametrize(
     ("init", "largest"),
     [("glorot", (6 / (4 * 9 + 5 * 9)) ** 0.5), ("auto_uniform", (4 * 9) ** -0.5)],

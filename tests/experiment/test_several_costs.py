@@ -18,6 +18,7 @@ from torchmn.experiment import registry, schema  # noqa: F401  (schema registers
 from torchmn.experiment.batches import share
 from torchmn.experiment.model import build_model, load_data
 from torchmn.experiment.objective import Objective, Term
+from torchmn.experiment.scores import Outputs
 
 OUTPUTS = torch.from_numpy(np.random.default_rng(0).normal(size=(7, 5)))
 LABELS = torch.tensor([0, 1, 1, 0, 2, 2, 1])
@@ -67,7 +68,7 @@ def covariance(x: np.ndarray, split: int) -> float:
 def test_cross_covariance_and_its_gradient_are_those_of_the_whole_batch(comm):
     mine = share(7, comm.size, comm.rank)
     x = OUTPUTS[mine].clone().requires_grad_()
-    losses = objective(comm, cost("cross_covariance", split=2, scale=3.0)).losses(x, {"labels": LABELS[mine]})
+    losses = objective(comm, cost("cross_covariance", split=2, scale=3.0)).losses(Outputs(x), {"labels": LABELS[mine]})
     assert losses.tolist() == pytest.approx([3 * covariance(OUTPUTS.numpy(), 2)] * len(x))
     (losses.sum() / 7).backward()
     step, expected = 1e-6, np.zeros((7, 5))
@@ -83,7 +84,7 @@ def test_costs_are_summed_with_their_scales_each_of_its_units_and_its_target():
     alone = SoloCommunicator(Settings())
     terms = [cost("cross_entropy", units=[0, 3], scale=2.0), cost("sum_squared", units=[3, 5], target="inputs")]
     inputs = torch.ones(7, 2, dtype=torch.float64)
-    losses = objective(alone, *terms).losses(OUTPUTS, {"labels": LABELS, "inputs": inputs})
+    losses = objective(alone, *terms).losses(Outputs(OUTPUTS), {"labels": LABELS, "inputs": inputs})
     right = -torch.log_softmax(OUTPUTS[:, :3], dim=1)[range(7), LABELS]
     squares = ((OUTPUTS[:, 3:] - 1) ** 2).sum(dim=1) / 2
     assert losses.tolist() == pytest.approx((2 * right + squares).tolist())
@@ -155,7 +156,7 @@ def test_the_balance_network_of_the_page_is_one():
     ("layers", "activation"),
     [
         ("[linear: {units: 4, activation: softmax}, flatten]", "softmax"),
-        ("[linear: 4, softmax, dropout: 0.1, identity]", "softmax"),
+        ("[linear: 4, dropout: 0.1, softmax, identity]", "softmax"),
         ("[linear: {units: 6, activation: logistic}, list: [slice: {last: 4}, reshape: [4]]]", "logistic"),
         ("[branch: [linear: {units: 2, activation: logistic}, list: [linear: 2, logistic]]]", "logistic"),
         ("[linear: {units: 4, activation: softmax}, linear: 4]", "identity"),

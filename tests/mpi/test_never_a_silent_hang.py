@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import tempfile
 from itertools import product
 
 import pytest
@@ -59,6 +60,54 @@ def test_rank_0_that_leaves_is_missed_at_once_though_all_speak_through_its_proce
     assert "has waited for 60 s" not in result.output
     if transport == "mpi":  # torchrun has one status for all failures
         assert result.returncode == 5
+
+
+@pytest.mark.parametrize("operation", ["comm.recv(0, tag=5)", "comm.recv_obj(0)", "image.get_fprop_view(tile)"])
+def test_a_rank_that_was_gone_before_it_was_waited_for_is_an_error_that_says_so(operation: str) -> None:
+    """The first operation waits until the connection breaks; the second one begins on a broken connection."""
+    body = f"""
+window = torchmn.geometry.Window(3, padding=(1, 1))
+image = torchmn.GlobalArray(torchmn.ProcessGrid(comm, height=2), (8, 4), window)
+tile = torch.ones(1, 1, 4, 4)
+if comm.rank == 0: sys.exit(5)
+for attempt in range(2):
+    try: {operation}
+    except torchmn.PeerError as error: print("ATTEMPT", attempt, error)
+"""
+    result = job(body, transport="gloo", TORCHMN_TIMEOUT="60", TORCHMN_CHECKS="0")
+    for attempt in range(2):
+        assert f"ATTEMPT {attempt} rank 1 of 2: " in result.stdout, result.output
+    assert result.stdout.count("lost the connection to another rank, which ended or was killed") == 2
+
+
+def test_a_rank_that_lost_another_waits_for_the_report_of_it_before_it_ends_the_job() -> None:
+    """Rank 0 reports that it left only when rank 1 has lost its connection and looks for the reason."""
+    script = """
+import os, sys, threading
+import torchmn
+from torchmn.communicators import monitor
+from torchmn.communicators.monitor import Monitor
+searches, announce, wait = sys.argv[1], Monitor.announce_departure, Monitor.wait_for_the_cause
+def announce_late(self):
+    def when_searched():
+        while not os.path.exists(searches): pass
+        announce(self)
+    threading.Thread(target=when_searched).start()
+def search(self):
+    open(searches, "w").close()
+    wait(self)
+monitor._PATIENCE = 50
+Monitor.announce_departure, Monitor.wait_for_the_cause = announce_late, search
+comm = torchmn.create_communicator()
+comm.barrier()
+if comm.rank == 0: sys.exit(5)
+comm.recv(0)
+"""
+    with tempfile.TemporaryDirectory() as directory:
+        result = run_job(script, 2, "gloo", args=[f"{directory}/searches"], env={"TORCHMN_TIMEOUT": "60"})
+    assert not result.timed_out, result.output
+    assert "rank 0 left with status 5" in result.output, result.output
+    assert result.output.count("the job is ended") == 1
 
 
 def test_a_rank_that_goes_without_a_word_is_not_a_success() -> None:

@@ -119,3 +119,34 @@ def test_clipping_that_leaves_the_numbers_of_one_process_is_not_refused(comm, fu
     mean = (comm.size + 1) / 2
     expected = torch.full((1,), -(mean if limit is None else limit), dtype=torch.float64)
     torch.testing.assert_close(parameter.detach(), expected, rtol=1e-5, atol=0)
+
+
+class Watched(nn.Parameter):
+    """A parameter that counts who asks for its gradient."""
+
+    looks = 0
+
+    @property
+    def grad(self) -> Tensor | None:  # type: ignore[override]
+        type(self).looks += 1
+        return None
+
+
+@ranks(2, on="threads")
+def test_clipping_does_not_look_at_the_gradients_of_other_optimizers(comm) -> None:
+    """Another thread, or another rank of the thread world, may write them at that moment, and torch has no lock."""
+    watched = Watched(torch.zeros(1))
+    optimizer = create_multi_node_optimizer(torch.optim.SGD([watched], lr=1.0), comm)
+    mine = nn.Parameter(torch.ones(1))
+    mine.sum().backward()
+    comm.barrier()
+    before = Watched.looks
+    comm.barrier()
+    for function in CLIPPING.values():
+        function([mine], 0.5)
+    comm.barrier()
+    after = Watched.looks
+    comm.barrier()
+    assert after == before
+    assert optimizer._gradients()[0].value is None
+    assert Watched.looks > before  # as it would, if it had looked

@@ -34,7 +34,8 @@ def started_elsewhere(
     launch = detect()
     if is_rank(launch):
         if options.n is not None and options.n != launch.size:
-            parser.error(f"-n {options.n}, but {launch.name} has started {launch.size} ranks: leave out -n.")
+            started = "this rank" if launch.size is None else f"{launch.size} ranks"
+            parser.error(f"-n {options.n}, but {launch.name} has started {started}: leave out -n.")
         return None
     if ranks == 1:
         asked = prod((getattr(options, "grid", None) or {}).values())
@@ -58,8 +59,8 @@ def note_idle_modes(options: argparse.Namespace) -> None:
 
 
 def is_rank(launch: Launch) -> bool:
-    """Whether a launcher started this process as one of several ranks."""
-    return launch.transport != "solo" and launch.size > 1
+    """Whether a launcher started this process as one of several ranks, or does not say of how many."""
+    return launch.transport != "solo" and launch.may_be_several
 
 
 def started_by(options: argparse.Namespace) -> str:
@@ -67,5 +68,6 @@ def started_by(options: argparse.Namespace) -> str:
     launch = detect()
     if not is_rank(launch) or options.n is not None:
         return ""
-    starters = {"slurm": f"srun -n {launch.size} ", "torchrun": f"torchrun --nproc-per-node {launch.size} --no-python "}
-    return starters.get(launch.name, f"mpiexec -n {launch.size} ")
+    size = launch.size or "N"
+    starters = {"slurm": f"srun -n {size} ", "torchrun": f"torchrun --nproc-per-node {size} --no-python "}
+    return starters.get(launch.name, f"mpiexec -n {size} ")

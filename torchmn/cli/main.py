@@ -45,7 +45,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
     except KeyboardInterrupt:
-        if detect().size > 1:
+        if detect().may_be_several:
             raise  # the hook for uncaught errors ends the other ranks
         return 128 + signal.SIGINT  # before there is anything to save: nobody needs a traceback
     except TorchMNError as error:

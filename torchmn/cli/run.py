@@ -24,7 +24,8 @@ output       Each line is shown whole, behind the rank that printed it: "[2] los
 input        Ranks read nothing: their standard input is empty. For a debugger use -n 1, which runs the
              script in this terminal, without any launcher.
 exit status  That of the first rank that failed, 128 + n after signal n. The others are ended within 5 s.
-Ctrl-C       Ends every rank and all that they started; so does SIGTERM. Ranks have 3 s to clean up.
+Ctrl-C       Ends every rank and all that they started; so do SIGTERM, SIGHUP and SIGUSR1. Ranks have 3 s to
+             clean up. Signals within a second of the first are the same request; a later one kills all at once.
 transport    mpi where mpiexec and the library that mpi4py loads fit each other (`torchmn doctor` tells),
              else gloo. {MPIEXEC_VARIABLE} names another mpiexec.
 memory       Ranks that would not fit into what is free are not started; --anyway starts them all the same.

@@ -21,7 +21,7 @@ are there are used; -n starts ranks on this machine. Without a mode, neither in 
 the samples (--datapar).
 
 --out gets log.jsonl, checkpoints, the resolved experiment and report.html; without it, a new directory under runs/.
-Ctrl-C saves a checkpoint; --resume goes on exactly from there, at any number of ranks.
+Ctrl-C or SIGTERM saves a checkpoint; --resume goes on exactly from there, at any number of ranks.
 
 `torchmn new mnist-cnn` writes a file to start from. Files of neon 0.x are read as they are.
 """

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import array
 import ipaddress
+import os
 import socket
 import struct
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
+LOOPBACK = "127.0.0.1"
 _LIST_IPV4 = 0x8912  # SIOCGIFCONF: the IPv4 addresses of all interfaces that are up, 40 bytes each
 _INTERFACES_IPV6 = Path("/proc/net/if_inet6")
 _MOST_ADDRESSES = 128
+_BOOT = Path("/proc/sys/kernel/random/boot_id")  # a number that the kernel drew when it was started
+_NETWORK = Path("/proc/self/ns/net")
 
 
 def of_this_host() -> list[str]:
@@ -24,6 +28,17 @@ def of_this_host() -> list[str]:
     with suppress(Exception):  # no Linux: then the name must do
         found += [address for address in (*_ipv4(), *_ipv6()) if not is_loopback(address)]
     return list(dict.fromkeys(found))
+
+
+def network() -> str | None:
+    """A name for the network of this process: processes with the same one share a loopback interface; None if unknown.
+
+    Hosts have one each, and so have most containers.
+    """
+    try:
+        return f"{_BOOT.read_text().strip()} {os.stat(_NETWORK).st_ino}"
+    except OSError:  # no Linux
+        return None
 
 
 def named() -> str | None:

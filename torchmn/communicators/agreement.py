@@ -17,7 +17,7 @@ from torch import Tensor
 
 from torchmn.communicators import plain
 from torchmn.communicators.checks import fingerprint
-from torchmn.communicators.watchdog import Wait, ranks_text, user_line
+from torchmn.communicators.watchdog import Wait, here, ranks_text, user_line
 from torchmn.errors import ArgumentError, MismatchError, TorchMNError
 
 if TYPE_CHECKING:
@@ -114,10 +114,11 @@ class Agreement:
     def __enter__(self) -> Agreement:
         comm = self._comm
         self._outer = outer = comm._agreement
-        if outer is not None:
+        self._wait: Wait | None = None
+        if outer is not None and comm._owner is here.mark:
             self._compare(agreed_before=True)
         else:
-            self._wait = wait = Wait(comm, self._operation.name)
+            self._wait = wait = Wait(comm, self._operation.name)  # raises in a thread that is not the owner
             wait.__enter__()
             try:
                 self._compare(self._agreed_before)
@@ -129,7 +130,7 @@ class Agreement:
 
     def __exit__(self, *_: object) -> None:
         self._comm._agreement = self._outer
-        if self._outer is None:
+        if self._wait is not None:
             self._wait.__exit__()
 
     def _compare(self, agreed_before: bool) -> None:
@@ -169,7 +170,7 @@ class Agreement:
         same = {} if problem else dict(zip(self._operation.same, self._values, strict=bool(self._values)))
         where = user_line(sys._getframe(1))
         mine = (operation, plain.encode(same, repr).decode(), self._differ, problem, where, noted and noted.note)
-        statements = [Statement.decode(data) for data in comm._allgather_bytes(plain.encode(mine))]
+        statements = [Statement.of(*told) for told in comm._allgather_plain(mine)]
         raise_disagreement(statements, comm.rank)
         self._statements = statements
         if noted is not None:
@@ -188,9 +189,8 @@ class Statement:
     note: int | None
 
     @staticmethod
-    def decode(data: bytes) -> Statement:
-        operation, same, differ, problem, where, note = plain.decode(data)
-        return Statement(operation, plain.decode(same), differ, problem, where, note)
+    def of(operation: str, same: str, differ: Any, problem: str | None, where: str, note: int | None) -> Statement:
+        return Statement(operation, plain.decode(same.encode()), differ, problem, where, note)
 
     def text(self, everyone: Sequence[Statement]) -> str:
         """What this rank was asked to do; of long values, only where they differ from those of `everyone`."""

@@ -9,11 +9,12 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from math import prod
 from typing import Any, TypeVar
+from weakref import ref
 
 import torch
 from torch import Tensor, nn
 
-from torchmn.communicators import checks, forks, models, plain, reductions, wire  # noqa: F401
+from torchmn.communicators import checks, forks, models, ownership, reductions, wire  # noqa: F401
 from torchmn.communicators.agreement import Agreement, Noted, Operation, by_rank, failure_text
 from torchmn.communicators.buffers import BLOCK_BYTES, Buffers, StartedExchange
 from torchmn.communicators.edges import EdgeBook
@@ -22,7 +23,7 @@ from torchmn.communicators.old_names import OldNames
 from torchmn.communicators.settings import Settings
 from torchmn.communicators.topology import Place, Topology, groups
 from torchmn.communicators.uncompiled import OPERATIONS, uncompiled_methods
-from torchmn.communicators.watchdog import Wait
+from torchmn.communicators.watchdog import FINALIZE, Token, Wait, here
 from torchmn.communicators.wire import Kind, Message
 from torchmn.errors import ArgumentError, PeerError, TorchMNError
 
@@ -58,6 +59,7 @@ class Communicator(ObjectOperations, Buffers, OldNames):
         self._collectives = 0
         self._splits = 0
         self._closed = False
+        self._owner: ref[Token] | None = None  # the thread to which collective operations belong
         self._edges = EdgeBook()
         self._calls = 0  # of differentiable collective operations
         self._agreement: Agreement | None = None  # the one in whose body this rank is
@@ -122,7 +124,7 @@ class Communicator(ObjectOperations, Buffers, OldNames):
         if self._closed:
             return
         self._edges.settle(self)
-        with Wait(self, "finalize"):
+        with Wait(self, FINALIZE):
             self._flush()
         self._closed = True
         self._close()
@@ -138,7 +140,7 @@ class Communicator(ObjectOperations, Buffers, OldNames):
         elif not isinstance(key, int):
             problem = f"expected key to be an int, got {key!r}"
         with Agreement(self, SPLIT, problem), torch.inference_mode(False):  # the new one will be used outside, too
-            choices = [plain.decode(choice) for choice in self._allgather_bytes(plain.encode((color, key)))]
+            choices = self._allgather_plain((color, key))
             self._splits += 1
             members_of = groups(choices)
             name = f"{self.name}/{self._splits}.{color}"
@@ -200,11 +202,15 @@ class Communicator(ObjectOperations, Buffers, OldNames):
             raise PeerError(f"rank {self.rank} of {self.size}: {operation} from rank {source}, tag {tag}: {reason}")
         return self._placed(message)
 
+    def _claim(self, operation: str) -> None:
+        ownership.claim(self, operation)
+
     def _check_open(self, operation: str) -> None:
         if self._closed:
             raise TorchMNError(f"rank {self.rank} of {self.size}: {operation} {self.closed_because}")
 
     def _check_peer(self, operation: str, name: str, peer: object, tag: object) -> None:
+        here.watch = self._watch
         if type(peer) is int and 0 <= peer < self.size and peer != self.rank and not self._closed:  # noqa: SIM102
             if type(tag) is int and 0 <= tag < self.tag_limit:
                 return  # the rest only finds the words
@@ -413,8 +419,7 @@ class Communicator(ObjectOperations, Buffers, OldNames):
                 failure = error
         problem = None if failure is None else failure_text(failure)
         with self.agreed(operation):
-            told = [plain.decode(data) for data in self._allgather_bytes(plain.encode(problem))]
-            problems = {rank: text for rank, text in enumerate(told) if text is not None}
+            problems = {rank: text for rank, text in enumerate(self._allgather_plain(problem)) if text is not None}
             if problems:
                 if isinstance(failure, raises) and len(problems) == (self.size if root is None else 1):
                     raise failure  # all that worked failed, and this rank's own words are enough

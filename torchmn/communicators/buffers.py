@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from torchmn.communicators import reductions, staging, wire
+from torchmn.communicators import plain, reductions, staging, wire
 from torchmn.communicators.transport import Exchange, Transport
 from torchmn.communicators.watchdog import Wait
 from torchmn.communicators.wire import Kind
@@ -164,6 +164,10 @@ class Buffers(Transport):
         whole = wire.to_bytes(self._allgather_whole(wire.from_bytes(data), counts))
         ends = list(accumulate(counts))
         return [whole[end - count : end] for count, end in zip(counts, ends, strict=True)]
+
+    def _allgather_plain(self, value: Any) -> list[Any]:
+        """Every rank's plain value, in rank order; with no check before: the path that the checks themselves use."""
+        return [plain.decode(data) for data in self._allgather_bytes(plain.encode(value))]
 
     def _allgather_counts(self, count: int) -> list[int]:
         """Every rank's number, in rank order."""

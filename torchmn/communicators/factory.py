@@ -25,8 +25,8 @@ NAMES = {
     "nccl": "nccl",
     "threads": "threads",
     "solo": "solo",
-    "naive": "mpi",
-    "flat": "mpi",
+    "naive": "auto",
+    "flat": "auto",
     **dict.fromkeys(("pure_nccl", "hierarchical", "two_dimensional", "single_node", "non_cuda_aware"), "nccl"),
 }
 _created = 0
@@ -37,10 +37,14 @@ _KEYWORDS = ("mpi_comm", "device", "grad_dtype", "timeout")
 def create_communicator(name: str = "auto", **options: Any) -> Communicator:
     """The communicator of all ranks that were started together. Every rank must call it.
 
-    name: `auto` asks the launcher's environment variables: MPI under mpiexec or srun, nccl or gloo under
-    torchrun, `solo` where there is no launcher. Explicit: mpi, nccl, gloo, threads, solo; ChainerMN's names work.
-    Inside of `run_threads`, `auto` without a launcher and `threads` are the ranks of that.
-    mpi_comm: an mpi4py communicator to use instead of MPI.COMM_WORLD.
+    name: `auto` asks the launcher's environment variables: MPI under mpiexec, srun and other MPI launchers, nccl or
+    gloo under torchrun, `solo` where there is no launcher. Explicit: mpi, nccl, gloo, threads, solo. ChainerMN's
+    `naive` and `flat` mean auto, its other names nccl.
+    A world of one in a process that a launcher started as one of several is refused, also an explicit `solo`: for a
+    communicator of this rank alone use `comm.split(comm.rank)`, or `mpi_comm=MPI.COMM_SELF`.
+    Inside of `run_threads`, `auto` without a launcher and `threads` are the ranks of that, under any launcher: their
+    number stands in the program.
+    mpi_comm: an mpi4py communicator to use instead of MPI.COMM_WORLD; `auto` means mpi then.
     device: where this rank computes; by default its GPU (by intra_rank) if there is one, else the CPU.
     grad_dtype: torch.float16 or torch.bfloat16 to send gradients compressed; they are summed in float32.
     timeout: seconds that a wait may last before the job is ended with a table; default `TORCHMN_TIMEOUT` or 300.
@@ -57,6 +61,8 @@ def create_communicator(name: str = "auto", **options: Any) -> Communicator:
     here = communicator_of_this_thread()
     if here is not None and (transport == "threads" or (transport == "auto" and launch.transport == "solo")):
         return _placed(_among_threads(here, settings, options), options)
+    if transport == "auto" and options.get("mpi_comm") is not None:
+        transport = "mpi"
     if transport == "auto":
         transport = {"mpi": "mpi", "torch": _torch_backend(), "solo": "solo"}[launch.transport]
     if options.get("mpi_comm") is not None and transport != "mpi":
@@ -69,8 +75,13 @@ def create_communicator(name: str = "auto", **options: Any) -> Communicator:
             "On CPUs use 'mpi' under mpiexec or 'gloo' under torchrun; 'auto' chooses."
         )
     if transport == "solo":
-        if launch.size > 1:
-            raise ArgumentError(f"create_communicator: 'solo' in a job of {launch.size} ranks; use 'auto'")
+        size = launch.size or _load_mpi(settings, launch).COMM_WORLD.size
+        if max(size, launch.least) > 1:
+            raise ArgumentError(
+                f"create_communicator: 'solo', but according to {launch.title} this is rank {launch.rank} of "
+                f"{max(size, launch.least)}, and each process would train for itself. Use 'auto'; and "
+                "comm.split(comm.rank) for a communicator of one rank"
+            )
         return _placed(SoloCommunicator(settings), options)
     if transport == "mpi":
         return _placed(_mpi(settings, options.get("mpi_comm"), launch), options)
@@ -134,23 +145,30 @@ def _among_threads(here: Communicator, settings: Settings, options: dict[str, An
     return comm
 
 
-def _mpi(settings: Settings, mpi_comm: Any, launch: launchers.Launch) -> Communicator:
+def _load_mpi(settings: Settings, launch: launchers.Launch) -> Any:
     try:
         with small_unused_buffers(launch.name), job.limited(settings.timeout):
             from mpi4py import MPI
 
-        from torchmn.communicators.mpi import MPICommunicator, end_job
-        from torchmn.communicators.outbox import Outbox
+            return MPI
     except (ImportError, RuntimeError) as error:
         raise LaunchError(
             f"the mpi transport needs mpi4py and an MPI library: {error}. "
             "Install one with: pip install 'torchmn[mpich]'; `torchmn doctor` checks it."
         ) from error
-    if launch.transport == "mpi" and launch.size != MPI.COMM_WORLD.size:
+
+
+def _mpi(settings: Settings, mpi_comm: Any, launch: launchers.Launch) -> Communicator:
+    MPI = _load_mpi(settings, launch)  # noqa: N806  (a module)
+    from torchmn.communicators.mpi import MPICommunicator, end_job
+    from torchmn.communicators.outbox import Outbox
+
+    problem = _world_problem(launch, MPI.COMM_WORLD.size, given=mpi_comm is not None)
+    if problem:
         library = MPI.Get_library_version().split("\n")[0].strip()
         raise LaunchError(
-            f"{launch.name} started {launch.size} ranks, but the MPI library that mpi4py loaded ({library}) sees "
-            f"{MPI.COMM_WORLD.size}: launcher and library belong to different MPIs. `torchmn doctor` tells which."
+            f"rank {launch.rank}: according to {launch.title} there are {launch.size or f'at least {launch.least}'} "
+            f"ranks, but the MPI library that mpi4py loaded ({library}) sees {MPI.COMM_WORLD.size}: {problem}"
         )
     with job.limited(settings.timeout):
         point_to_point = (mpi_comm or MPI.COMM_WORLD).Dup()
@@ -162,6 +180,23 @@ def _mpi(settings: Settings, mpi_comm: Any, launch: launchers.Launch) -> Communi
     return world
 
 
+def _world_problem(launch: launchers.Launch, seen: int, given: bool) -> str | None:
+    """Why the `seen` ranks of MPI.COMM_WORLD are not those that the launcher started; None if they may be.
+
+    `given`: the caller passed a communicator of MPI, and asks for nothing of the launcher.
+    """
+    if launch.transport == "mpi":
+        if seen == launch.size or (launch.size is None and seen >= launch.least):
+            return None
+        return "launcher and library belong to different MPIs. `torchmn doctor` tells which."
+    if given or seen > 1 or launch.least == 1:
+        return None
+    return (
+        f"each process would train for itself. With {launch.title} ranks meet over gloo, or nccl where there are GPUs: "
+        "use 'auto'. For MPI start the script with `mpiexec -n N` or `torchmn run -n N`."
+    )
+
+
 def _process_group(backend: str, settings: Settings, launch: launchers.Launch) -> Communicator:
     from torchmn.communicators import process_group
 
@@ -169,5 +204,13 @@ def _process_group(backend: str, settings: Settings, launch: launchers.Launch) -
         raise ArgumentError(
             f"create_communicator: {backend!r} needs a launcher: `torchrun --nproc-per-node 2 script.py`, or "
             "`torchmn run -n 2 --transport gloo script.py`. For one process use 'auto'."
+        )
+    by_torch = launchers.detect(only="torch")
+    if launch.size is None and by_torch.transport == "torch":
+        launch = by_torch
+    if launch.size is None:
+        raise LaunchError(
+            f"create_communicator: {backend!r} needs the number of ranks, which {launch.title} does not tell. "
+            "Use 'auto' for MPI, start the script with torchrun, or set RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT."
         )
     return process_group.create(backend, settings, launch, _next_name())

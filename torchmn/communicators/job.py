@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import atexit
 import faulthandler
+import json
 import os
 import sys
+import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
@@ -16,10 +18,10 @@ from contextlib import contextmanager, suppress
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from torchmn.communicators.addresses import of_this_host
+from torchmn.communicators.addresses import LOOPBACK, of_this_host
 from torchmn.communicators.monitor import Monitor, fate
-from torchmn.communicators.switchboard import LOOPBACK, MEETING_SECONDS, Line, Server
-from torchmn.communicators.watchdog import ranks_text
+from torchmn.communicators.switchboard import MEETING_SECONDS, Line, Server
+from torchmn.communicators.watchdog import here, ranks_text
 from torchmn.errors import PeerError, TorchMNError
 
 if TYPE_CHECKING:
@@ -55,12 +57,14 @@ def guard(world: Communicator, end_transport: Callable[[int], None], meeting_pla
     watcher.serves_others = connected and world.rank == 0
     if os.environ.get("TORCHMN_ABORT", "1") != "0":
         _end_job_on_exception(watcher)
+        _report_threads(watcher)
         _remember_exit_status(watcher)
         _refuse_a_silent_exit(watcher)
     else:
         watcher.notices_departures = False
     atexit.register(_leave, watcher)
     watcher.start()
+    world._owner = None  # those collective operations were ours: the user's first is yet to come
 
 
 def _connect(world: Communicator, meeting_place: str | None) -> tuple[Line | None, bool]:
@@ -85,24 +89,25 @@ def _connect(world: Communicator, meeting_place: str | None) -> tuple[Line | Non
 
 def _call(world: Communicator, addresses: Sequence[str]) -> tuple[Line | None, list[str]]:
     """A line to a switchboard that rank 0 opens at its `addresses`; and what hindered each rank, "" where nothing."""
-    offer: tuple[Sequence[str], int, bytes] | None = None
+    offer: tuple[Sequence[str], int, str] | None = None
     trouble, line = "", None
     if world.rank == 0:
         try:
             server = Server(world.size, to_other_hosts=addresses != [LOOPBACK])
-            offer = (addresses, server.port, server.key)
+            offer = (addresses, server.port, server.key.hex())
         except OSError as error:
             trouble = f"it can not open a port: {error}"
-    offer = world.bcast_obj(offer)
+    offer = json.loads(world._bcast_bytes(json.dumps(offer).encode(), 0))  # the key goes over the transport alone
     # The whole meeting has to end within the timeout.
     patience = min(MEETING_SECONDS, world.settings.timeout / 4)
     if offer:
         try:
-            line = Line(world.rank, *offer, seconds=patience)
+            where, port, key = offer
+            line = Line(world.rank, where, port, bytes.fromhex(key), seconds=patience)
         except Exception as error:
             trouble = f"port {offer[1]} of {error}"
     # All of them: rank 0 may not run on to its end, where nobody is served, before all are connected.
-    troubles = world.allgather_obj(trouble if line is None else "")
+    troubles = world._allgather_plain(trouble if line is None else "")
     if offer is None:
         troubles = [troubles[0]] * world.size
     return line, troubles
@@ -117,22 +122,61 @@ def _end_job_on_exception(watcher: Monitor) -> None:
         if watcher.process != os.getpid():  # a forked child's error is its own
             watcher.exit_status = 1
             return
-        sys.stdout.flush()
-        if issubclass(kind, PeerError):
-            time.sleep(1.0)  # the rank that caused it has the better story, and may be about to tell it
-        rank, size = watcher.watch.rank, watcher.size
-        if watcher.first_to("traceback"):
-            text = "".join(traceback.format_exception(kind, error, trace))
-            fates = "".join(f"torchmn: {fate(departure)}\n" for departure in watcher.departures.values())
-            sys.stderr.write(f"\ntorchmn: rank {rank} of {size} raised; the job is ended:\n{text}{fates}")
-        else:
-            first_line = str(error).partition("\n")[0]
-            sys.stderr.write(f"torchmn: rank {rank} of {size} raised too: {kind.__name__}: {first_line}\n")
-            sys.stderr.flush()
-            time.sleep(2.0)  # the first one prints its traceback and ends the job
-        watcher.end_job(130 if issubclass(kind, KeyboardInterrupt) else 1)
+        _end_job(watcher, kind, error, trace)
 
     sys.excepthook = hook
+
+
+def _end_job(
+    watcher: Monitor,
+    kind: type[BaseException],
+    error: BaseException | None,
+    trace: TracebackType | None,
+    where: str = "",
+) -> None:
+    """Print the exception that ended this rank, or a part of it, and end the job."""
+    sys.stdout.flush()
+    if issubclass(kind, PeerError):
+        watcher.wait_for_the_cause()  # the rank that caused it reports more, and may be about to
+    rank, size = watcher.watch.rank, watcher.size
+    if watcher.first_to_raise():
+        text = "".join(traceback.format_exception(kind, error, trace))
+        fates = "".join(f"torchmn: {fate(departure)}\n" for departure in watcher.departures.values())
+        sys.stderr.write(f"\ntorchmn: rank {rank} of {size} raised{where}; the job is ended:\n{text}{fates}")
+    else:
+        first_line = str(error).partition("\n")[0]
+        sys.stderr.write(f"torchmn: rank {rank} of {size} raised too{where}: {kind.__name__}: {first_line}\n")
+        sys.stderr.flush()
+        time.sleep(2.0)  # the first one prints its traceback and ends the job
+    watcher.end_job(130 if issubclass(kind, KeyboardInterrupt) else 1)
+
+
+def _report_threads(watcher: Monitor) -> None:
+    """Report exceptions that end threads of this rank; the job ends if the thread has communicated.
+
+    Other ranks may wait for what such a thread would have done. Any other thread may be a library's that the training
+    can do without: Python goes on after its end, and so does the rank.
+    """
+    previous = threading.excepthook
+
+    def hook(args: threading.ExceptHookArgs) -> None:
+        a_users = previous is not threading.__excepthook__
+        if a_users or args.exc_type is SystemExit or watcher.process != os.getpid():
+            previous(args)
+        # At the rank's end, communicators are closed under threads that still use them.
+        if args.exc_type is SystemExit or watcher.process != os.getpid() or watcher.leaving:
+            return
+        where = f" in thread {args.thread.name!r}" if args.thread else " in a thread"
+        if here.watch is not None:
+            _end_job(watcher, args.exc_type, args.exc_value, args.exc_traceback, where)
+        elif not a_users:
+            text = "".join(traceback.format_exception(args.exc_type, args.exc_value, args.exc_traceback))
+            rank, size = watcher.watch.rank, watcher.size
+            sys.stderr.write(
+                f"\ntorchmn: rank {rank} of {size} raised{where}, which has not communicated; the job goes on:\n{text}"
+            )
+
+    threading.excepthook = hook
 
 
 def _remember_exit_status(watcher: Monitor) -> None:
@@ -141,7 +185,8 @@ def _remember_exit_status(watcher: Monitor) -> None:
 
     def leave(status: Any = None, /) -> NoReturn:
         # As Python has it: None is success, a number itself, anything else is printed and means 1.
-        watcher.exit_status = 0 if status is None else status & 0xFF if isinstance(status, int) else 1
+        if threading.current_thread() is threading.main_thread():  # elsewhere it ends that thread and nothing else
+            watcher.exit_status = 0 if status is None else status & 0xFF if isinstance(status, int) else 1
         python_exit(status)
 
     sys.exit = leave

@@ -20,8 +20,8 @@ class Launcher:
     """One row of the table: the variables by which a launcher tells a process its place.
 
     The row applies when `rank` and every variable of `markers` are set (an empty value counts as not set).
-    `size` and `local_rank` list alternatives, best first. Without `needs` the transport can not start.
-    `alone` is the transport of a world of one, where it differs.
+    `size`, `local_rank` and `local_size` list alternatives, best first. Without `needs` the transport can not start.
+    `alone` is the transport of a world of one, where it differs. `tells_size`: whether one of `size` is always set.
     """
 
     name: str
@@ -33,21 +33,40 @@ class Launcher:
     markers: tuple[str, ...] = ()
     needs: tuple[str, ...] = ()
     alone: Transport | None = None
+    local_size: tuple[str, ...] = ()
+    tells_size: bool = True
 
 
 @dataclass(frozen=True)
 class Launch:
-    """What the launcher says of this process. `local_rank` is None where the launcher does not tell."""
+    """What the launcher says of this process. `size` and `local_rank` are None where the launcher does not tell."""
 
     name: str
     transport: Transport
     rank: int
-    size: int
+    size: int | None
     local_rank: int | None
+    local_size: int = 1  # processes of the job on this host; 1 where the launcher does not tell
+
+    @property
+    def least(self) -> int:
+        """The smallest number of processes that the launcher can have started together with this one."""
+        return self.size or max(self.rank + 1, self.local_size)
+
+    @property
+    def may_be_several(self) -> bool:
+        """False only where the launcher, or its absence, says that this process is alone."""
+        return self.size is None or self.size > 1
+
+    @property
+    def title(self) -> str:
+        """The launcher's name in messages."""
+        return next((row.title for row in LAUNCHERS if row.name == self.name), self.name)
 
 
-# `torchmn run` sets this on gloo ranks, beside the variables that torchrun sets.
+# `torchmn run` sets these on gloo ranks, beside the variables that torchrun sets: a mark, and the file where they meet.
 RUN_MARKER = "TORCHMN_RUN"
+STORE_VARIABLE = "TORCHMN_STORE"
 
 
 def _torch_row(name: str, title: str, marker: str | None = None, alone: Transport | None = None) -> Launcher:
@@ -60,6 +79,12 @@ def _torch_row(name: str, title: str, marker: str | None = None, alone: Transpor
 
 def _world_row(name: str, title: str, prefix: str) -> Launcher:
     return Launcher(name, title, "mpi", f"{prefix}_RANK", (f"{prefix}_SIZE",), (f"{prefix}_LOCAL_RANK",))
+
+
+def _mpi_row(name: str, title: str, rank: str, size: str = "", local_rank: str = "", local_size: str = "") -> Launcher:
+    """An MPI launcher that numbers its processes by `rank`. Where `size` is not set, MPI has the number of them."""
+    sizes, local_ranks, local_sizes = ((name,) if name else () for name in (size, local_rank, local_size))
+    return Launcher(name, title, "mpi", rank, sizes, local_ranks, local_size=local_sizes, tells_size=False)
 
 
 def _hydra_row(name: str, title: str, markers: tuple[str, ...] = ()) -> Launcher:
@@ -75,12 +100,28 @@ LAUNCHERS = (
     # carry the SLURM_PROCID of a daemon, which numbers hosts and not ranks. Open MPI before Hydra: Slurm's
     # PMI plugins leave PMI_RANK=0 on an mpirun that srun started, and Hydra never sets OMPI_*.
     _world_row("openmpi", "Open MPI", prefix="OMPI_COMM_WORLD"),
-    _world_row("mvapich", "MVAPICH", prefix="MV2_COMM_WORLD"),
+    _world_row("mvapich", "MVAPICH2", prefix="MV2_COMM_WORLD"),
+    _world_row("mvapich3", "MVAPICH", prefix="MVP_COMM_WORLD"),
+    _mpi_row("mpirun_rsh", "MVAPICH's mpirun_rsh", "MPIRUN_RANK", "MPIRUN_NPROCS"),
     # Intel MPI is a Hydra with a mark of its own. I_MPI_ROOT is no such mark: Intel's set-up scripts set it,
     # whichever MPI is used afterwards.
     _hydra_row("intelmpi", "Intel MPI", markers=("I_MPI_MPIRUN",)),
     # Also what `srun --mpi=pmi2` looks like; the local rank is then Slurm's.
     _hydra_row("mpich", "MPICH"),
+    # mpiexec -pmi-port: the ranks get their number and the address of a server that has the rest.
+    _mpi_row("pmi_port", "MPICH with -pmi-port", "PMI_ID", "", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"),
+    # Launchers of machines and batch systems. Some set variables of the rows above, too, but not in all versions.
+    _mpi_row("pals", "PALS", "PALS_RANKID", "PMI_SIZE", "PALS_LOCAL_RANKID", "PALS_LOCAL_SIZE"),
+    _mpi_row("jsm", "jsrun", "JSM_NAMESPACE_RANK", "JSM_NAMESPACE_SIZE", "JSM_NAMESPACE_LOCAL_RANK"),
+    _mpi_row("alps", "aprun", "ALPS_APP_PE"),
+    _mpi_row("poe", "IBM's POE", "MP_CHILD", "MP_PROCS"),
+    _mpi_row("nec", "NEC MPI", "MPIRANK", "MPISIZE"),
+    _mpi_row("platform", "Platform MPI", "MPI_RANKID", "MPI_NRANKS"),
+    _mpi_row("mpt", "HPE MPT", "MPT_MPI_RANK"),
+    # PRRTE's prterun and prun, and whatever else serves PMIx. Slurm serves it too, and has a row of its own.
+    _mpi_row("pmix", "a PMIx launcher (prterun, prun)", "PMIX_RANK"),
+    # horovodrun over gloo starts ranks that MPI does not connect: they are refused.
+    _mpi_row("horovod", "horovodrun", "HOROVOD_RANK", "HOROVOD_SIZE", "HOROVOD_LOCAL_RANK"),
     # After the MPI launchers: `torchmn run` clears their variables (see `cleared`), so where both are set,
     # one of our ranks started an mpiexec. Before Slurm, whose variables stay for the user's script.
     _torch_row("torchmn", "torchmn run", marker=RUN_MARKER),
@@ -96,6 +137,17 @@ LAUNCHERS = (
         markers=("SLURM_STEP_ID",),
         alone="solo",
     ),
+    # As with Slurm: a job of one task is mostly a batch script, or a shell.
+    Launcher(
+        "flux",
+        "Flux",
+        "mpi",
+        rank="FLUX_TASK_RANK",
+        size=("FLUX_JOB_SIZE",),
+        local_rank=("FLUX_TASK_LOCAL_ID",),
+        alone="solo",
+        tells_size=False,
+    ),
     # torch's env:// variables, set by hand or by a container. Last, because they are the usual leftovers.
     _torch_row("env", "RANK and WORLD_SIZE", alone="solo"),
 )
@@ -106,20 +158,25 @@ NO_LAUNCHER = Launch("none", "solo", rank=0, size=1, local_rank=0)
 # and their SLURM_NTASKS that of the whole job, but they are one process, which no srun started.
 FIRST_RESERVED_SLURM_STEP = 0xFFFFFFF0
 
+# The namespaces of Slurm's PMIx plugin: its steps are told by Slurm's own variables, which have their size, too.
+SLURM_PMIX = "slurm.pmix."
+
 # What launchers set beside the table's variables. Users' own settings (*_MCA_*) are no part of it.
 LAUNCHER_PREFIXES = (
     *("PMI_", "PMIX_", "PRTE_", "HYDI_", "MPI_LOCAL", "OMPI_COMM_WORLD_", "OMPI_WORLD_", "MV2_COMM_WORLD_"),
-    "TORCHELASTIC_",
+    *("MVP_COMM_WORLD_", "PALS_", "JSM_NAMESPACE_", "ALPS_APP_", "TORCHELASTIC_", STORE_VARIABLE),
 )
 
 
-def detect(environ: Mapping[str, str] = os.environ) -> Launch:
+def detect(environ: Mapping[str, str] = os.environ, only: Transport | None = None) -> Launch:
     """This process's place as its launcher states it; `NO_LAUNCHER` where there is none.
+
+    `only`: ask the launchers for that transport alone.
 
     Raises LaunchError, naming the variables, when they are malformed or contradict each other.
     """
     for launcher in LAUNCHERS:
-        if _applies(launcher, environ):
+        if only in (None, launcher.transport) and _applies(launcher, environ):
             return _read(launcher, environ)
     return NO_LAUNCHER
 
@@ -132,7 +189,7 @@ def cleared(environ: Mapping[str, str] = os.environ) -> dict[str, str]:
     told = {
         name
         for row in LAUNCHERS
-        for name in (row.rank, *row.size, *row.local_rank, *row.markers, *row.needs)
+        for name in (row.rank, *row.size, *row.local_rank, *row.local_size, *row.markers, *row.needs)
         if not name.startswith("SLURM_")
     }
     return {
@@ -145,6 +202,9 @@ def cleared(environ: Mapping[str, str] = os.environ) -> dict[str, str]:
 def _applies(launcher: Launcher, environ: Mapping[str, str]) -> bool:
     if not all(environ.get(name) for name in (launcher.rank, *launcher.markers)):
         return False
+    if launcher.name == "pmix":
+        of_slurm = environ.get("PMIX_NAMESPACE", "").startswith(SLURM_PMIX)
+        return not (of_slurm and environ.get("SLURM_STEP_ID"))
     return launcher.name != "slurm" or _is_step_of_srun(environ["SLURM_STEP_ID"])
 
 
@@ -153,16 +213,16 @@ def _is_step_of_srun(step: str) -> bool:
 
 
 def _read(launcher: Launcher, environ: Mapping[str, str]) -> Launch:
-    size_name = next((name for name in launcher.size if environ.get(name)), None)
-    if size_name is None:
+    size_name = _first_set(launcher.size, environ)
+    if size_name is None and launcher.tells_size:
         raise LaunchError(
             f"{launcher.title}: {launcher.rank}={environ[launcher.rank]} is set, but not"
             f" {' or '.join(launcher.size)}. Start the script with a launcher that sets both,"
             f" or unset {launcher.rank} to run one process."
         )
     rank = _number(launcher, launcher.rank, environ)
-    size = _number(launcher, size_name, environ)
-    if rank >= size:
+    size = None if size_name is None else _number(launcher, size_name, environ)
+    if size is not None and rank >= size:
         raise _contradiction(launcher, f"{launcher.rank}={rank}", f"{size_name}={size}")
     if size == 1 and launcher.alone:
         return Launch(launcher.name, launcher.alone, rank=0, size=1, local_rank=0)
@@ -173,11 +233,17 @@ def _read(launcher: Launcher, environ: Mapping[str, str]) -> Launch:
             f" {' and '.join(missing)}, so the ranks can not find each other. Set them to rank 0's address"
             f" and a free port there, or unset {launcher.rank} to run one process."
         )
-    local_name = next((name for name in launcher.local_rank if environ.get(name)), None)
+    local_name = _first_set(launcher.local_rank, environ)
     local_rank = None if local_name is None else _number(launcher, local_name, environ)
-    if local_rank is not None and local_rank >= size:
+    if size is not None and local_rank is not None and local_rank >= size:
         raise _contradiction(launcher, f"{local_name}={local_rank}", f"{size_name}={size}")
-    return Launch(launcher.name, launcher.transport, rank, size, local_rank)
+    local_size_name = _first_set(launcher.local_size, environ) if size is None else None
+    local_size = _number(launcher, local_size_name, environ) if local_size_name else 1
+    return Launch(launcher.name, launcher.transport, rank, size, local_rank, local_size)
+
+
+def _first_set(names: tuple[str, ...], environ: Mapping[str, str]) -> str | None:
+    return next((name for name in names if environ.get(name)), None)
 
 
 def _number(launcher: Launcher, name: str, environ: Mapping[str, str]) -> int:

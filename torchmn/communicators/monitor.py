@@ -22,6 +22,7 @@ from torchmn.communicators.watchdog import RankState, Wait, Watch
 STUCK_STATUS = 124  # what `timeout` returns, too
 _TICK = 0.5
 _PATIENCE = 3.0  # for other ranks' answers
+_CAUSE_KNOWN = 1.0  # for a better reason than a departure that is known already
 _GRACE = 1.5  # a wait for a rank that left is no mistake before this: its last message may be on the way
 
 
@@ -35,6 +36,7 @@ class Monitor:
         self.serves_others = False  # whether all ranks speak through this process
         self.process = os.getpid()  # one that it forks must not speak for it
         self.exit_status = 0  # what this rank's script asked for, if it called sys.exit
+        self.leaving = False  # whether this rank's script is over
         self.departures: dict[int, dict[str, Any]] = {}
         self._hosts = hosts  # of all ranks
         self._line = line
@@ -44,6 +46,8 @@ class Monitor:
         self._states: dict[int, RankState] = {}
         self._alone_since: dict[int, float] = {}
         self._over = threading.Event()
+        self._raising = threading.Lock()
+        watch.announce = self.announce_broken
 
     def start(self) -> None:
         threading.Thread(target=self._run, name="torchmn watchdog", daemon=True).start()
@@ -55,6 +59,7 @@ class Monitor:
 
     def announce_departure(self) -> None:
         """Tell the others that this rank's script is over, and which collectives and sends it had begun."""
+        self.leaving = True
         comms = list(self.watch.communicators)
         self._say(
             kind="left",
@@ -62,6 +67,10 @@ class Monitor:
             collectives={comm.name: comm._collectives for comm in comms},
             pending=sorted({comm._world_ranks[dest] for comm in comms for dest in comm._undelivered()}),
         )
+
+    def announce_broken(self, communicator: str, reason: str) -> None:
+        """Tell the others that a communicator can not be used for collective operations any more."""
+        self._say(kind="broken", communicator=communicator, reason=reason)
 
     def outlast_the_others(self) -> None:
         """Where all ranks speak through this process: stay until they have left, or they hear of nobody's departure.
@@ -78,6 +87,23 @@ class Monitor:
             with self._heard:
                 self._heard.wait_for(lambda: what in self._first, timeout=_PATIENCE)
         return self._first.get(what, self.watch.rank) == self.watch.rank
+
+    def wait_for_the_cause(self) -> None:
+        """Returns when another rank reports why this one lost it: it has left, was lost, or prints a traceback.
+
+        Its connections may break before its report arrives. Where ranks have left before, one of those may be the
+        cause, and nothing more may come.
+        """
+        with self._heard:
+            known = len(self.departures)
+            self._heard.wait_for(
+                lambda: self._line is None or self._first or len(self.departures) > known,
+                timeout=_CAUSE_KNOWN if known else _PATIENCE,
+            )
+
+    def first_to_raise(self) -> bool:
+        """Whether no other rank, and no other thread of this one, has asked this before."""
+        return self._raising.acquire(blocking=False) and self.first_to("traceback")
 
     def end_job(self, status: int) -> None:
         """End every rank now; does not return."""
@@ -133,6 +159,8 @@ class Monitor:
             self._say(kind="state", state=self.watch.state().as_dict())
         elif kind == "state":
             self._states[rank] = RankState.from_dict(words["state"])
+        elif kind == "broken":
+            self.watch.mark_broken(words["communicator"], rank, words["reason"])
         elif kind == "left":
             self.departures[rank] = words
         elif kind == "lost":
@@ -148,11 +176,23 @@ class Monitor:
         if monotonic() - wait.since > limit:
             return f"rank {self.watch.rank} has waited for {limit:g} s in {wait.operation}; the job is ended"
         missing = [rank for rank in sorted(self.departures) if self._lacks(wait, self.departures[rank])]
-        if not missing or not self.notices_departures:
+        if not self.notices_departures:
+            return None
+        if self.watch.broken and (reason := self._broken_wait()):
+            return reason
+        if not missing:
             self._alone_since.clear()
         elif monotonic() - self._alone_since.setdefault(wait.thread, monotonic()) > _GRACE:
             fates = "; ".join(fate(self.departures[rank]) for rank in missing)
             return f"{fates}; rank {self.watch.rank} waits for it in {wait.operation}; the job is ended"
+        return None
+
+    def _broken_wait(self) -> str | None:
+        for wait in tuple(self.watch.waits.values()):
+            broken = self.watch.broken_in(wait)
+            if broken and monotonic() - max(wait.since, broken.since) > _GRACE:
+                waiting = f"rank {self.watch.rank} waits in {wait.operation} of that communicator; the job is ended"
+                return f"{broken.reason}; {waiting}"
         return None
 
     def _lacks(self, wait: Wait, departure: dict[str, Any]) -> bool:
@@ -173,7 +213,8 @@ class Monitor:
             self._heard.wait_for(lambda: expected <= set(self._states), timeout=_PATIENCE if self._line else 0)
         sys.stderr.write("\n" + watchdog.table(self._all_states(), reason) + "\n")
         failed = [departure["status"] for departure in self.departures.values() if departure.get("status")]
-        self.end_job(failed[0] if failed else STUCK_STATUS)  # departures are in the order in which they were heard
+        status = 1 if self.watch.broken else STUCK_STATUS
+        self.end_job(failed[0] if failed else status)  # departures are in the order in which they were heard
 
     def _all_states(self) -> list[RankState]:
         """What every rank is doing; a rank that did not answer is busy in native code, or unreachable."""

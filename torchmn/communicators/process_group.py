@@ -12,7 +12,7 @@ import os
 import queue
 import threading
 from collections import defaultdict, deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from datetime import timedelta
 from typing import Any
@@ -110,15 +110,14 @@ class ProcessGroupCommunicator(Communicator):
     tells_arrivals = False  # gloo tells only whoever waits
     dies_of_other_sizes = True
 
-    def __init__(self, place: Place, settings: Settings, store: dist.Store, use_nccl: bool, address: str | None = None):
+    def __init__(self, place: Place, settings: Settings, meeting: gloo.Meeting, use_nccl: bool):
         name, rank, size = place.name, place.rank, len(place.hosts)
-        self._store = store
+        self._meeting_place = meeting
         self._patience = timedelta(seconds=2 * settings.timeout + 600)  # our watchdog is to bark first
-        self._address = address  # None: gloo finds one
-        self._gloo: Any = gloo.connect(dist.PrefixStore(f"{name}/gloo", store), rank, size, self._patience, address)
+        self._gloo: Any = gloo.connect(meeting, name, rank, size, self._patience)
         # Whoever drops its communicator at once would close connections that others are still making.
         self._gloo.barrier().wait()
-        self._nccl = _nccl(dist.PrefixStore(f"{name}/nccl", store), rank, size) if use_nccl else None
+        self._nccl = _nccl(dist.PrefixStore(f"{name}/nccl", meeting.store), rank, size) if use_nccl else None
         self._one_way: dict[tuple[int, int], Any] = {}  # nccl groups of two, by (source, dest)
         self.reads_gpu_memory = use_nccl
         super().__init__(place, settings)
@@ -179,7 +178,7 @@ class ProcessGroupCommunicator(Communicator):
     def _next_message(self, source: int) -> tuple[int, Message]:
         """The next message of the stream from `source`, and its tag."""
         block = wire.room(HEADER_BYTES)
-        self._finish(self._gloo.recv([block], source, _STREAM))
+        self._run(self._gloo.recv, [block], source, _STREAM)
         data = wire.to_bytes(block)
         header, start = Header.decode(data)
         if header.kind == Kind.LONG:
@@ -196,7 +195,7 @@ class ProcessGroupCommunicator(Communicator):
     def _receive(self, tensors: Sequence[Tensor], source: int) -> None:
         for piece in self._pieces(tensors):
             group, peer = self._route(piece, source, self.rank)
-            self._finish(group.recv([piece], peer, _PAYLOAD))
+            self._run(group.recv, [piece], peer, _PAYLOAD)
 
     def _pieces(self, tensors: Sequence[Tensor]) -> list[Tensor]:
         limit = self.max_message_bytes
@@ -212,7 +211,7 @@ class ProcessGroupCommunicator(Communicator):
         if not piece.is_cuda:
             return self._gloo, peer
         if (source, dest) not in self._one_way:
-            store = dist.PrefixStore(f"{self.name}/{source}to{dest}", self._store)
+            store = dist.PrefixStore(f"{self.name}/{source}to{dest}", self._meeting_place.store)
             self._one_way[source, dest] = _nccl(store, 0 if self.rank == source else 1, 2)
         return self._one_way[source, dest], 1 if self.rank == source else 0
 
@@ -227,17 +226,21 @@ class ProcessGroupCommunicator(Communicator):
 
     # -- collective operations ---------------------------------------------------------------------------------
 
-    def _finish(self, work: Any) -> None:
-        """Wait for a backend's work; a broken connection means that another rank is gone."""
+    def _run(self, start: Callable[..., Any], *arguments: Any) -> None:
+        """Start a backend's work and wait for it; a broken connection means that another rank is gone."""
         try:
-            work.wait()
+            # gloo raises as soon as it starts where the connection was broken before.
+            start(*arguments).wait()
         except RuntimeError as error:
-            wait = self._watch.longest()
-            operation = wait.operation if wait else "an operation"
-            raise PeerError(
-                f"rank {self.rank} of {self.size}: {operation}: lost the connection to another rank, "
-                f"which ended or was killed ({_core(error)})"
-            ) from None
+            raise self._disconnected(error) from None
+
+    def _disconnected(self, error: RuntimeError) -> PeerError:
+        wait = self._watch.longest()
+        operation = wait.operation if wait else "an operation"
+        return PeerError(
+            f"rank {self.rank} of {self.size}: {operation}: lost the connection to another rank, "
+            f"which ended or was killed ({_core(error)})"
+        )
 
     def _group(self, x: Tensor) -> Any:
         return self._nccl if x.is_cuda else self._gloo
@@ -250,8 +253,11 @@ class ProcessGroupCommunicator(Communicator):
         if on_gpu:  # nccl: one group call, or a pair that sends first on both sides would wait for itself
             self._nccl._start_coalescing(self.device)  # type: ignore[union-attr]
         group = self._nccl if on_gpu else self._gloo
-        works = [group.recv([wire.as_bytes(x)], peer, _EXCHANGE) for peer, x in incoming.items()]  # type: ignore[union-attr]
-        works += [group.send([wire.as_bytes(x)], peer, _EXCHANGE) for peer, x in outgoing.items()]  # type: ignore[union-attr]
+        try:
+            works = [group.recv([wire.as_bytes(x)], peer, _EXCHANGE) for peer, x in incoming.items()]  # type: ignore[union-attr]
+            works += [group.send([wire.as_bytes(x)], peer, _EXCHANGE) for peer, x in outgoing.items()]  # type: ignore[union-attr]
+        except RuntimeError as error:
+            raise self._disconnected(error) from None
         if on_gpu:
             works = [self._nccl._end_coalescing(self.device)]  # type: ignore[union-attr]
         return _Works(self, works, (outgoing, incoming))
@@ -263,12 +269,12 @@ class ProcessGroupCommunicator(Communicator):
         return highest == -lowest
 
     def _barrier(self) -> None:
-        self._finish(self._gloo.barrier())
+        self._run(self._gloo.barrier)
 
     def _bcast_(self, flat: Tensor, root: int) -> None:
         options = dist.BroadcastOptions()
         options.rootRank, options.rootTensor = root, 0
-        self._finish(self._group(flat).broadcast([wire.as_bytes(flat)], options))
+        self._run(self._group(flat).broadcast, [wire.as_bytes(flat)], options)
 
     def _reduces(self, dtype: torch.dtype, op: str) -> bool:
         return dtype in _REDUCIBLE and not may_lose_nan(dtype, op)
@@ -278,14 +284,14 @@ class ProcessGroupCommunicator(Communicator):
             x.copy_(source)
         options = dist.AllreduceOptions()
         options.reduceOp = _OPERATIONS[op]  # type: ignore[assignment]
-        self._finish(self._group(x).allreduce([x], options))
+        self._run(self._group(x).allreduce, [x], options)
         scale_(x, scale)
 
     def _allgather_(self, flat: Tensor, whole: Tensor, counts: Sequence[int]) -> None:
         parts = [wire.as_bytes(part) for part in whole.split(list(counts))]
         if len(set(counts)) == 1:
             if flat.numel():
-                self._finish(self._group(flat).allgather([parts], [wire.as_bytes(flat)]))
+                self._run(self._group(flat).allgather, [parts], [wire.as_bytes(flat)])
             return
         parts[self.rank].copy_(wire.as_bytes(flat))
         others = [peer for peer in range(self.size) if peer != self.rank]
@@ -297,7 +303,7 @@ class ProcessGroupCommunicator(Communicator):
             return None
         place = self._place.among(members_of[color], name)
         use_nccl = self._nccl is not None
-        return ProcessGroupCommunicator(place, replace(self.settings), self._store, use_nccl, self._address)
+        return ProcessGroupCommunicator(place, replace(self.settings), self._meeting_place, use_nccl)
 
     def _close(self) -> None:
         # The backends have threads of their own, which must end before Python does: give them back now.
@@ -315,8 +321,11 @@ class _Works:
         self._buffers = buffers
 
     def wait(self) -> None:
-        for work in self._works:
-            self._comm._finish(work)
+        try:
+            for work in self._works:
+                work.wait()
+        except RuntimeError as error:
+            raise self._comm._disconnected(error) from None
 
     def wait_received(self) -> None:
         self.wait()
@@ -328,27 +337,35 @@ def _nccl(store: dist.Store, rank: int, size: int) -> Any:
 
 
 def create(backend: str, settings: Settings, launch: Launch, name: str) -> Communicator:
-    """The communicator of all ranks that the launcher started, met at MASTER_ADDR and MASTER_PORT."""
+    """The communicator of all ranks that the launcher started."""
+    rank, size = launch.rank, launch.size
+    assert size is not None
     use_nccl = backend == "nccl"
     if use_nccl:
         torch.cuda.set_device((launch.local_rank or 0) % torch.cuda.device_count())
     patience = timedelta(seconds=max(settings.timeout, MEETING_SECONDS))
     try:
-        store, rank, size = next(dist.rendezvous("env://", launch.rank, launch.size, timeout=patience))
+        store, is_closed = gloo.open_store(launch, patience)
     except Exception as error:
         raise LaunchError(
-            f"rank {launch.rank} of {launch.size}: the ranks do not meet at MASTER_ADDR:MASTER_PORT: {error}. "
+            f"rank {rank} of {size}: the ranks do not meet at MASTER_ADDR:MASTER_PORT: {error}. "
             "Check that rank 0's host and port can be reached from here; `torchmn doctor` helps."
         ) from error
     store = dist.PrefixStore(f"torchmn/{name}", store)
+    if store.add(f"claimed/{rank}", 1) != 1:  # it would find what the first one has left there
+        raise LaunchError(
+            f"rank {rank} of {size}: another process has created {name!r} as this rank of the job already. A program "
+            "that a rank starts is no rank: start it with `torchmn run` or another launcher of its own"
+        )
     with job.limited(patience.total_seconds()):
         machines = gloo.told_to_all(store, "machine", Machine.here(), rank, size)
         hosts = names_of_hosts([Machine(*machine) for machine in machines])
         place = Place.in_world(name, hosts, Watch(rank, hosts[rank]))
         meeting_place = os.environ["MASTER_ADDR"]
         address = gloo.address_to_offer(store, rank, size, meeting_place)
+        secret = gloo.secret_of_all(store, rank) if is_closed else None
         try:
-            world = ProcessGroupCommunicator(place, settings, store, use_nccl, address)
+            world = ProcessGroupCommunicator(place, settings, gloo.Meeting(store, address, secret), use_nccl)
         except RuntimeError as error:
             raise LaunchError(
                 f"rank {rank} of {size} on {hosts[rank]}: gloo does not connect the ranks: {_core(error)}. A "

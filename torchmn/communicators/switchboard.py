@@ -18,7 +18,8 @@ from multiprocessing.connection import Connection, answer_challenge, deliver_cha
 from time import monotonic
 from typing import Any
 
-LOOPBACK = "127.0.0.1"
+from torchmn.communicators.addresses import LOOPBACK
+
 MEETING_SECONDS = 10.0
 _BROKEN = (EOFError, OSError)
 # A host that lost its power or its network says nothing. Its connection is given up after a minute without an answer.

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import threading
 from collections import defaultdict, deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from typing import Any, TypeVar
 
 import torch
@@ -21,9 +23,9 @@ from torchmn.communicators.buffers import scale_
 from torchmn.communicators.settings import Settings
 from torchmn.communicators.topology import Place
 from torchmn.communicators.transport import Exchange
-from torchmn.communicators.watchdog import RankState, Watch
+from torchmn.communicators.watchdog import RankState, Watch, here
 from torchmn.communicators.wire import Message
-from torchmn.errors import ArgumentError, PeerError, WaitTimeout
+from torchmn.errors import ArgumentError, PeerError, ThreadError, WaitTimeout
 
 Result = TypeVar("Result")
 
@@ -36,6 +38,8 @@ class ThreadWorld:
     def __init__(self, hosts: Sequence[str]):
         self.changed = threading.Condition()
         self.watches = [Watch(rank, host) for rank, host in enumerate(hosts)]
+        for watch in self.watches:
+            watch.announce = partial(self.announce_broken, watch.rank)
         self.left: set[int] = set()
         self.failure: str | None = None
         self.timed_out = False
@@ -47,6 +51,13 @@ class ThreadWorld:
                 self.failure, self.timed_out = reason, timed_out
             self.changed.notify_all()
 
+    def announce_broken(self, rank: int, communicator: str, reason: str) -> None:
+        """Free every rank that waits in a collective operation of that communicator, which `rank` has broken."""
+        for watch in self.watches:
+            watch.mark_broken(communicator, rank, reason)
+        with self.changed:
+            self.changed.notify_all()
+
     def leave(self, rank: int) -> None:
         with self.changed:
             self.left.add(rank)
@@ -56,7 +67,11 @@ class ThreadWorld:
         """Wait, with the lock held, until `ready`; raise if the world failed or a needed rank has left."""
         while not ready():
             # Every operation comes by here in some test: none of them may wait where the watchdog can not see it.
-            assert threading.get_ident() in self.watches[rank].waits, "a wait without a note for the watchdog"
+            wait = self.watches[rank].waits.get(threading.get_ident())
+            assert wait is not None, "a wait without a note for the watchdog"
+            broken = self.watches[rank].broken_in(wait)
+            if broken is not None:
+                raise (ThreadError if broken.rank == rank else PeerError)(broken.reason)
             if self.failure is not None:
                 raise (WaitTimeout if self.timed_out else PeerError)(self.failure)
             gone = self.left.intersection(needed())
@@ -246,6 +261,10 @@ def run_threads(
     results: list[Any] = [None] * size
     errors: list[tuple[int, BaseException]] = []
 
+    def note(rank: int, error: BaseException) -> None:
+        errors.append((rank, error))
+        world.fail(f"rank {rank} of {size} raised {type(error).__name__}: {error}")
+
     def rank_main(rank: int) -> None:
         world.watches[rank].main_thread = threading.get_ident()
         settings = Settings(grad_dtype=grad_dtype)
@@ -258,31 +277,53 @@ def run_threads(
             _settle([each for each in world.watches[rank].communicators if not each._closed])
             world.leave(rank)
         except BaseException as error:
-            errors.append((rank, error))
-            world.fail(f"rank {rank} of {size} raised {type(error).__name__}: {error}")
+            note(rank, error)
 
     ranks = [threading.Thread(target=rank_main, args=(rank,), name=f"rank {rank}", daemon=True) for rank in range(size)]
     done = threading.Event()
     watcher = threading.Thread(target=world.watch, args=(done,), name="torchmn watchdog", daemon=True)
     try:
-        for thread in (*ranks, watcher):
-            thread.start()
-        for thread in ranks:
-            while thread.is_alive():
-                thread.join(0.5)
-                if world.timed_out:
-                    thread.join(5.0)  # a rank asleep in user code can not be woken; it is left behind
-                    break
+        with _threads_that_fail(world, note):
+            for thread in (*ranks, watcher):
+                thread.start()
+            for thread in ranks:
+                while thread.is_alive():
+                    thread.join(0.5)
+                    if world.timed_out:
+                        thread.join(5.0)  # a rank asleep in user code can not be woken; it is left behind
+                        break
     except KeyboardInterrupt:
         world.fail("interrupted while ranks were running")  # or they would go on, in a notebook for hours
         raise
     finally:
         done.set()
+        if watcher.is_alive():  # a thread that runs while Python ends may abort the process
+            watcher.join()
     if errors:
         _raise_first(errors, size)
     if world.timed_out:
         raise WaitTimeout(world.failure)
     return results
+
+
+@contextmanager
+def _threads_that_fail(world: ThreadWorld, note: Callable[[int, BaseException], None]) -> Iterator[None]:
+    """A block in which an exception that ends a thread is noted for the rank for which that thread communicated."""
+    previous = threading.excepthook
+
+    def hook(args: threading.ExceptHookArgs) -> None:
+        rank = next((watch.rank for watch in world.watches if watch is here.watch), None)
+        if rank is None or args.exc_type is SystemExit or args.exc_value is None:
+            previous(args)
+        else:
+            note(rank, args.exc_value)
+
+    threading.excepthook = hook
+    try:
+        yield
+    finally:
+        if threading.excepthook is hook:  # else another world, in another thread, has begun meanwhile
+            threading.excepthook = previous
 
 
 def communicator_of_this_thread() -> Communicator | None:
@@ -300,7 +341,8 @@ def _settle(comms: Sequence[Communicator]) -> None:
 
 def _raise_first(errors: list[tuple[int, BaseException]], size: int) -> None:
     """Raise the error that began it, with its rank noted; errors that only follow from it stay silent."""
-    rank, error = errors[0]
+    # Ranks that a broken communicator frees may be faster than the thread that broke it.
+    rank, error = next((each for each in errors if isinstance(each[1], ThreadError)), errors[0])
     if hasattr(error, "add_note"):  # not in Python 3.10
         error.add_note(f"(raised on rank {rank} of {size})")  # type: ignore[attr-defined]
     raise error

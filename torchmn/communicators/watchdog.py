@@ -10,18 +10,19 @@ from __future__ import annotations
 import os
 import sys
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from functools import lru_cache
 from time import monotonic
 from types import CodeType, FrameType
 from typing import TYPE_CHECKING, Any, NamedTuple
-from weakref import WeakSet
+from weakref import WeakSet, WeakValueDictionary, ref
 
 if TYPE_CHECKING:
     from torchmn.communicators.base import Communicator
 
 DEFAULT_TIMEOUT = 300.0
+FINALIZE = "finalize"
 _SHOWN_EDGES = 200
 _OWN_PACKAGES = ("torchmn.", "torch.", "mpi4py.", "threading", "importlib.", "runpy", "concurrent.")
 
@@ -31,8 +32,33 @@ def default_timeout() -> float:
     return float(os.environ.get("TORCHMN_TIMEOUT") or DEFAULT_TIMEOUT)
 
 
+class Token:
+    """Stands for a thread, and lives as long as it does."""
+
+    __slots__ = ("__weakref__", "thread")
+
+    def __init__(self) -> None:
+        self.thread = threading.current_thread()
+
+
+class ThisThread(threading.local):
+    """What is noted of the thread that asks. It ends with the thread, whose ident a new thread may get."""
+
+    watch: Watch | None = None  # of the rank for which this thread has communicated
+
+    def __init__(self) -> None:
+        self._token = Token()
+        self.mark = ref(self._token)
+
+
+here = ThisThread()
+
+
 class Wait:
-    """A note that a thread is inside an operation that may block. A context manager, cheap on purpose."""
+    """A note that a thread is inside an operation that may block. A context manager, cheap on purpose.
+
+    Without a peer the operation is collective, and raises if the communicator's belong to another thread.
+    """
 
     __slots__ = ("communicator", "edge", "operation", "peer", "previous", "since", "tag", "thread")
 
@@ -51,9 +77,12 @@ class Wait:
         self.edge = edge  # key and place of that whose gradient this rank waits for
 
     def __enter__(self) -> Wait:
+        comm = self.communicator
+        if self.peer is None and comm._owner is not here.mark:
+            comm._claim(self.operation)
         self.since = monotonic()
         self.thread = threading.get_ident()
-        waits = self.communicator._watch.waits
+        waits = comm._watch.waits
         self.previous = waits.get(self.thread)
         waits[self.thread] = self
         return self
@@ -104,6 +133,14 @@ class RankState:
         return RankState(**{**values, "members": tuple(values["members"]), **edges})
 
 
+class Broken(NamedTuple):
+    """Why a communicator can not be used for collective operations any more."""
+
+    rank: int  # of the world, where two threads used it
+    reason: str
+    since: float
+
+
 class Watch:
     """The waits of one rank, by thread."""
 
@@ -114,6 +151,10 @@ class Watch:
         self.communicators: WeakSet[Communicator] = WeakSet()
         self.pinned: set[Communicator] = set()  # kept until they are finalized: other ranks may wait for their answers
         self.main_thread = thread or threading.main_thread().ident or 0
+        self.claiming = threading.Lock()  # for what follows, and for the owners of communicators
+        self.claimed: WeakValueDictionary[str, Communicator] = WeakValueDictionary()  # that have or had an owner
+        self.broken: dict[str, Broken] = {}  # by the communicator's name
+        self.announce: Callable[[str, str], object] | None = None  # tells all ranks which is broken, and why
         watches.add(self)
 
     def longest(self) -> Wait | None:
@@ -145,6 +186,18 @@ class Watch:
             awaited=awaited,
             owed=self._owed(),
         )
+
+    def mark_broken(self, name: str, rank: int, reason: str) -> None:
+        """Let every thread of this rank raise that begins a collective operation of the communicator of that name."""
+        with self.claiming:
+            self.broken.setdefault(name, Broken(rank, reason, monotonic()))
+            comm = self.claimed.get(name)
+            if comm is not None:
+                comm._owner = None  # its owner, too, has to ask again
+
+    def broken_in(self, wait: Wait) -> Broken | None:
+        """What keeps the collective operation of this wait from its end; None if nothing is known."""
+        return self.broken.get(wait.communicator.name) if wait.peer is None and wait.operation != FINALIZE else None
 
     def _owed(self) -> tuple[OpenEdge, ...]:
         edges = []

@@ -8,7 +8,7 @@ from torchmn.datasets.load_cifar100 import cifar100
 from torchmn.datasets.load_housing import housing
 from torchmn.datasets.load_images import images
 from torchmn.datasets.load_iris import iris
-from torchmn.datasets.load_made_up import random, toy_images
+from torchmn.datasets.load_made_up import ellipses, random, toy_images
 from torchmn.datasets.load_mnist import mnist
 from torchmn.datasets.load_npz import npz
 from torchmn.datasets.load_sparsenet import sparsenet
@@ -20,6 +20,7 @@ __all__ = [
     "ImageSet",
     "cifar10",
     "cifar100",
+    "ellipses",
     "housing",
     "images",
     "iris",

@@ -7,6 +7,7 @@ import numpy as np
 from torchmn.datasets.arrays import Arrays
 
 SHAPES = ("circle", "square", "cross", "stripes")
+OUTLINES = ("circle", "ellipse")
 
 
 def random(shape: tuple[int, ...], *, count: int = 1000, classes: int = 10, seed: int = 0) -> Arrays:
@@ -17,6 +18,28 @@ def random(shape: tuple[int, ...], *, count: int = 1000, classes: int = 10, seed
     numbers = np.random.default_rng(seed)
     inputs = numbers.random((count, *shape), dtype=np.float32)
     return Arrays("random", inputs, numbers.integers(0, classes, count))
+
+
+def ellipses(*, count: int = 256, side: int = 32, seed: int = 0) -> Arrays:
+    """Outlines of circles and ellipses around the centre of colour images, half of each, in random order.
+
+    Radii are between an eighth and a half of the side, and those of an ellipse differ. Each channel draws the outline
+    in a grey of its own, on black. neon's `ToyImages` were made so.
+
+    inputs: (count, 3, side, side), bytes; targets: places in `OUTLINES`
+    """
+    numbers = np.random.default_rng(seed)
+    targets = numbers.permutation(np.arange(count) >= count // 2).astype(np.int64)
+    smallest, choices = side // 8, side // 2 - side // 8
+    first = numbers.integers(0, choices, count)
+    other = (first + targets * numbers.integers(1, choices, count)) % choices  # the same for a circle, else another one
+    turn = np.linspace(0, 2 * np.pi, 32 * side + 1)  # several points for each pixel of the longest outline
+    rows = side // 2 + np.trunc((smallest + first)[:, None] * np.cos(turn)).astype(np.int64)
+    columns = side // 2 + np.trunc((smallest + other)[:, None] * np.sin(turn)).astype(np.int64)
+    pixels = np.zeros((count, 3, side, side), np.uint8)
+    greys = numbers.integers(0, 256, (count, 3), dtype=np.uint8)
+    pixels[np.arange(count)[:, None], :, rows, columns] = greys[:, None, :]
+    return Arrays("ellipses", pixels, targets, 1 / 255, OUTLINES)
 
 
 def toy_images(*, count: int = 1000, side: int = 32, seed: int = 0) -> Arrays:

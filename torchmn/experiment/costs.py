@@ -2,34 +2,34 @@
 
 The function gives one loss per sample, so that every rank can sum its own and all together divide by the batch.
 outputs: (batch, units), targets: labels (batch,) or values of the outputs' shape
+A cost `of_probabilities` gets, after softmax or logistic, their logarithms: Probabilities, computed from the scores.
 A cost of the batch as a whole (`of_batch`) gets a third argument, which sums a tensor over the ranks of the batch.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
-import torch
 from pydantic import Field
 from torch import Tensor
 from torch.nn import functional
 
 from torchmn.errors import ExperimentError
 from torchmn.experiment.fields import Positive, UnitsField
+from torchmn.experiment.probabilities import Probabilities, logarithms
 from torchmn.experiment.registry import Options, register_cost
 from torchmn.experiment.registry import costs as registered
 
-Losses = Callable[[Tensor, Tensor], Tensor]
+Losses = Callable[[Any, Tensor], Tensor]
 SumOverRanks = Callable[[Tensor], Tensor]
-SMALLEST = 1e-7
-"""Where a probability is clipped, before its logarithm is taken."""
 
 
 class Cost(Options):
     """What every cost has, so that a model can have several: on which units, against what, and how much it counts."""
 
     of_batch: ClassVar[bool] = False
+    of_probabilities: ClassVar[bool] = False
 
     scale: Positive = Field(1.0, description="by what it is multiplied")
     units: UnitsField = Field(None, description="of which outputs it is, as [0, 10]; of all, if it is not said")
@@ -62,13 +62,18 @@ def check_per_sample(values: Tensor, outputs: Tensor, name: str) -> None:
         )
 
 
-def binary(outputs: Tensor, targets: Tensor, are_probabilities: bool) -> Tensor:
-    """-Σ t log p + (1-t) log(1-p) of each sample."""
+def binary_of_scores(outputs: Tensor, targets: Tensor) -> Tensor:
+    """-Σ t log p + (1-t) log(1-p) of each sample, where p is the logistic function of an output."""
     wanted = one_hot(targets, outputs)
-    if not are_probabilities:
-        return per_sample(functional.binary_cross_entropy_with_logits(outputs, wanted, reduction="none"))
-    p = outputs.clamp(SMALLEST, 1 - SMALLEST)
-    return -per_sample(wanted * torch.log(p) + (1 - wanted) * torch.log(1 - p))
+    return per_sample(functional.binary_cross_entropy_with_logits(outputs, wanted, reduction="none"))
+
+
+def binary_of_probabilities(outputs: Tensor | Probabilities, targets: Tensor) -> Tensor:
+    """-Σ t log p + (1-t) log(1-p) of each sample."""
+    given = logarithms(outputs)
+    log, log_not = given.log, given.log_not
+    wanted = one_hot(targets, log)
+    return -per_sample(wanted * log + (1 - wanted) * log_not)
 
 
 @register_cost("cross_entropy")
@@ -76,9 +81,11 @@ class CrossEntropy(Cost):
     """-log of the probability of the right class. Outputs are scores; after `softmax` they are taken as
     probabilities, and after `logistic` each unit as a probability of its own (binary cross-entropy)."""
 
+    of_probabilities: ClassVar[bool] = True
+
     def build(self, activation: str) -> Losses:
         if activation == "logistic":
-            return lambda outputs, targets: binary(outputs, targets, are_probabilities=True)
+            return binary_of_probabilities
         if activation == "softmax":
             return self._of_probabilities
         return self._of_scores
@@ -90,17 +97,19 @@ class CrossEntropy(Cost):
         return functional.cross_entropy(outputs, targets, reduction="none")
 
     @staticmethod
-    def _of_probabilities(outputs: Tensor, targets: Tensor) -> Tensor:
-        logs = torch.log(outputs.clamp(min=SMALLEST))
-        return -per_sample(one_hot(targets, outputs) * logs)
+    def _of_probabilities(outputs: Tensor | Probabilities, targets: Tensor) -> Tensor:
+        log = logarithms(outputs).log
+        return -per_sample(one_hot(targets, log) * log)
 
 
 @register_cost("binary_cross_entropy")
 class BinaryCrossEntropy(Cost):
     """-Σ t log p + (1-t) log(1-p) over the units. Outputs are scores, or probabilities after `logistic`."""
 
+    of_probabilities: ClassVar[bool] = True
+
     def build(self, activation: str) -> Losses:
-        return lambda outputs, targets: binary(outputs, targets, activation in ("logistic", "softmax"))
+        return binary_of_probabilities if activation in ("logistic", "softmax") else binary_of_scores
 
 
 @register_cost("sum_squared")

@@ -33,7 +33,10 @@ class DatasetOptions(Options):
     as_function: ClassVar[str] = "load"
 
     path: str | None = Field(None, description="where its files are; the flag --data says so too")
-    sample: Sample | None = Field(None, description="take only a share of it, as 10%")
+    sample: Sample | None = Field(None, description="take only a share of it, of every split, as 10%")
+    train_sample: Sample | None = Field(
+        None, description="take only a share of the training samples, where `sample` is not said"
+    )
     validation: Sample | None = Field(None, description="a share of the training samples to hold out, as 10%")
 
     def build(self, folder: Path | None, seed: int) -> Splits:
@@ -42,6 +45,8 @@ class DatasetOptions(Options):
         splits = self._arrays(self.load(place))
         if self.sample is not None:
             splits = {name: arrays.sampled(self.sample, seed) for name, arrays in splits.items()}
+        elif self.train_sample is not None:
+            splits = {**splits, "train": splits["train"].sampled(self.train_sample, seed)}
         if self.validation is None:
             return splits
         train, held_out = splits["train"].parted(self.validation, seed)
@@ -240,6 +245,24 @@ class Random(DatasetOptions):
         splits = {"train": datasets.random(self.shape, count=self.train, classes=self.classes, seed=self.seed)}
         if self.test:
             splits["test"] = datasets.random(self.shape, count=self.test, classes=self.classes, seed=self.seed + 1)
+        return splits
+
+
+@register_dataset("ellipses")
+class Ellipses(DatasetOptions):
+    """Outlines of circles and ellipses in colour, half of each: neon's ToyImages."""
+
+    side: int = Field(32, ge=16, multiple_of=2, description="height and width, even")
+    train: Count = 128
+    test: int = Field(128, ge=0)
+    seed: int = Field(0, ge=0)
+
+    def load(self, folder: Path | None) -> Splits:
+        everything = datasets.ellipses(count=self.train + self.test, side=self.side, seed=self.seed)
+        rows = np.arange(len(everything))
+        splits = {"train": everything.only(rows[: self.train])}
+        if self.test:
+            splits["test"] = everything.only(rows[self.train :])
         return splits
 
 

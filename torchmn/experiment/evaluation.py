@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import numpy as np
 import torch
 from torch import Tensor
 
 from torchmn.experiment.batches import Batches
+from torchmn.experiment.scores import Outputs
 from torchmn.experiment.session import Session
 
 
@@ -25,9 +28,9 @@ def evaluate(session: Session, split: str) -> dict[str, float]:
         sums[0] += session.losses(outputs, targets, data, rows).double().sum().cpu()
         for place, measure in enumerate(measures.values(), start=1):
             if not measure.needs_all:
-                sums[place] += measure.of(outputs, targets).sum().cpu()
+                sums[place] += measure.of(measure.seen(outputs), targets).sum().cpu()
         if keeps:
-            kept.append((outputs.cpu(), targets.cpu()))
+            kept.append((outputs.values.cpu(), targets.cpu()))
     replicas = session.placed.replicas
     totals = replicas.allreduce(sums).tolist()
     everything = whole(session, kept) if keeps else None
@@ -42,12 +45,12 @@ def evaluate(session: Session, split: str) -> dict[str, float]:
 @torch.no_grad()
 def predict(session: Session, split: str) -> tuple[np.ndarray, np.ndarray]:
     """The model's outputs for a split and its targets, in the order of the data; every rank must call it."""
-    kept = [(outputs.cpu(), targets.cpu()) for outputs, targets, _ in _outputs(session, split)]
+    kept = [(outputs.values.cpu(), targets.cpu()) for outputs, targets, _ in _outputs(session, split)]
     outputs, targets = whole(session, kept)
     return outputs.numpy(), targets.numpy()
 
 
-def _outputs(session: Session, split: str):
+def _outputs(session: Session, split: str) -> Iterator[tuple[Outputs, Tensor, np.ndarray]]:
     """Outputs and targets of this rank's part of each batch, and the rows of all of it."""
     data = session.splits[split]
     batches = Batches(len(data), session.experiment.batch_size)

@@ -9,17 +9,19 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 from pydantic import Field
 from torch import Tensor
 from torch.nn import functional
 
-from torchmn.experiment.costs import SMALLEST, check_per_sample, one_hot, per_sample
+from torchmn.experiment.costs import check_per_sample, one_hot, per_sample
 from torchmn.experiment.fields import Count, UnitsField
+from torchmn.experiment.probabilities import Probabilities, logarithms
 from torchmn.experiment.registry import Options, register_metric
 from torchmn.experiment.registry import metrics as registered
+from torchmn.experiment.scores import Outputs, Source
 
 
 class Measure(ABC):
@@ -27,24 +29,32 @@ class Measure(ABC):
 
     needs_all: ClassVar[bool] = False
     percent: ClassVar[bool] = False
+    source: Source | None = None
+    """Where its probabilities come from: then `of` is given Probabilities, and not outputs."""
 
     @abstractmethod
-    def of(self, outputs: Tensor, targets: Tensor) -> Tensor:
+    def of(self, outputs: Any, targets: Tensor) -> Tensor:
         """One number per sample; with `needs_all`, the number itself."""
 
     def finish(self, total: float, samples: int) -> float:
         """The metric, from the sum over all samples."""
         return total / samples if samples else float("nan")
 
+    def seen(self, outputs: Outputs) -> Tensor | Probabilities:
+        """What `of` is given of the outputs."""
+        return outputs.values if self.source is None else self.source.probabilities(outputs.scores)
+
 
 class Metric(Options):
     """A metric by its name.
 
     compares: it is about targets with as many values as the outputs; of_classes: it is about classes
+    of_probabilities: after softmax or logistic it takes Probabilities
     """
 
     compares: ClassVar[bool] = False
     of_classes: ClassVar[bool] = False
+    of_probabilities: ClassVar[bool] = False
 
     units: UnitsField = Field(None, description="of which outputs it is, as [0, 10]; of all, if it is not said")
     outputs: Literal["scores", "probabilities"] | None = Field(
@@ -102,20 +112,24 @@ class OfUnits(Measure):
         return self.measure.finish(total, samples)
 
 
-def measure_of(metric: Options, activation: str) -> Measure:
-    """How a metric is computed, of the units that it names."""
+def measure_of(metric: Options, activation: str, source: Source | None = None) -> Measure:
+    """How a metric is computed, of the units that it names, or of the probabilities of a source."""
     units = getattr(metric, "units", None)
     measure = metric.build(activation)
     if not isinstance(measure, Measure):
         measure = PerSample(measure, f"{metric.where}: {metric.kind}")
+    if source is not None:
+        measure.source = source
+        return measure
     return measure if units is None else OfUnits(measure, units)
 
 
-def scores(outputs: Tensor, activation: str) -> Tensor:
-    """Log-probabilities of the classes."""
+def class_logarithms(outputs: Tensor | Probabilities, activation: str) -> Tensor:
+    """Log-probabilities of the classes, whose probabilities sum to 1."""
     if activation in ("softmax", "logistic"):
-        p = outputs.clamp(min=SMALLEST)
-        return torch.log(p / p.sum(dim=1, keepdim=True))
+        log = logarithms(outputs).log
+        return log - log.logsumexp(dim=1, keepdim=True)
+    assert isinstance(outputs, Tensor)
     return functional.log_softmax(outputs, dim=1)
 
 
@@ -124,7 +138,9 @@ class Misclassification(Measure):
         self.top, self.kind = top, kind
         self.percent = kind in ("misclassified", "accuracy")  # type: ignore[misc]
 
-    def of(self, outputs: Tensor, targets: Tensor) -> Tensor:
+    def of(self, outputs: Tensor | Probabilities, targets: Tensor) -> Tensor:
+        if isinstance(outputs, Probabilities):
+            outputs = outputs.log  # of which fewer are equal
         labels = targets if not targets.is_floating_point() else targets.argmax(dim=1)
         best = outputs.topk(min(self.top, outputs.shape[1]), dim=1).indices
         # Which of several NaN is the largest depends on the batch, and so on the ranks: they are right about nothing.
@@ -138,6 +154,7 @@ class Misclassification(Measure):
 
 class _Misclassified(Metric):
     of_classes: ClassVar[bool] = True
+    of_probabilities: ClassVar[bool] = True
 
     top: Count = 1
     """The right class may be any of the `top` best."""
@@ -170,8 +187,9 @@ class _LogLoss(Measure):
     def __init__(self, activation: str, is_sum: bool):
         self.activation, self.is_sum = activation, is_sum
 
-    def of(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        return -per_sample(one_hot(targets, outputs) * scores(outputs, self.activation)).double()
+    def of(self, outputs: Tensor | Probabilities, targets: Tensor) -> Tensor:
+        log = class_logarithms(outputs, self.activation)
+        return -per_sample(one_hot(targets, log) * log).double()
 
     def finish(self, total: float, samples: int) -> float:
         return total if self.is_sum else super().finish(total, samples)
@@ -182,6 +200,7 @@ class LogLoss(Metric):
     """The mean of -log of the probability of the right class."""
 
     of_classes: ClassVar[bool] = True
+    of_probabilities: ClassVar[bool] = True
 
     def build(self, activation: str) -> Measure:
         return _LogLoss(activation, is_sum=False)
@@ -192,6 +211,7 @@ class LogLossSum(Metric):
     """The sum of -log of the probability of the right class."""
 
     of_classes: ClassVar[bool] = True
+    of_probabilities: ClassVar[bool] = True
 
     def build(self, activation: str) -> Measure:
         return _LogLoss(activation, is_sum=True)

@@ -24,8 +24,7 @@ def build_model(experiment: Experiment, data: Arrays) -> nn.Module:
     It is made in float32 and converted, so that a run in float64 begins with the same weights.
     """
     spec = experiment.the_model()
-    for reader in (*spec.costs, *(metric for some in experiment.the_metrics().values() for metric in some)):
-        spec.activation_of(reader)  # which says what is missing
+    experiment.readers()  # which raises where the activation of one is unclear
     with random_numbers_from(experiment.seed):
         if spec.layers:
             model: nn.Module = chain(spec.layers, data.shape)
@@ -55,7 +54,12 @@ def _check_outputs(experiment: Experiment, shape: Shape, data: Arrays, where: st
         if not getattr(cost, "of_batch", False):
             some = shape if units is None else (units[1] - units[0], *shape[1:])
             _check_targets(getattr(cost, "target", None) or spec.target, some, data, cost.where if units else where)
-            if cost.kind == "cross_entropy" and some[0] == 1 and spec.activation_of(cost) != "logistic":
+            activation = spec.activation_of(cost)
+            if some[0] == 1 and cost.kind == "binary_cross_entropy" and activation == "softmax":
+                raise ExperimentError(
+                    f"{cost.where}: softmax of one unit is always 1, and has no cross-entropy: take logistic"
+                )
+            if some[0] == 1 and cost.kind == "cross_entropy" and activation != "logistic":
                 raise ExperimentError(
                     f"{cost.where}: cross_entropy of one unit is always 0: expected one for each class. For yes and no "
                     "take binary_cross_entropy, for other numbers sum_squared"

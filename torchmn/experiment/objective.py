@@ -10,7 +10,9 @@ from torch import Tensor
 
 from torchmn.communicators.base import Communicator
 from torchmn.experiment.costs import check_per_sample
+from torchmn.experiment.probabilities import Probabilities
 from torchmn.experiment.registry import Options
+from torchmn.experiment.scores import Outputs, Source
 from torchmn.functions import allreduce
 
 
@@ -21,7 +23,10 @@ def chosen(outputs: Any, units: tuple[int, int] | None) -> Any:
 
 @dataclass(frozen=True)
 class Term:
-    """One cost: `function` of some units and of a target, by its name."""
+    """One cost: `function` of some units and of a target, by its name.
+
+    source: where the probabilities of its units come from, if it is computed from these
+    """
 
     name: str  # for messages
     function: Callable[..., Tensor]
@@ -29,9 +34,10 @@ class Term:
     units: tuple[int, int] | None
     scale: float
     of_batch: bool
+    source: Source | None = None
 
     @staticmethod
-    def of(cost: Options, activation: str, target: str) -> Term:
+    def of(cost: Options, activation: str, target: str, source: Source | None = None) -> Term:
         """A user's own cost may have none of the options that ours have."""
         return Term(
             f"{cost.where}: {cost.kind}",
@@ -40,7 +46,14 @@ class Term:
             getattr(cost, "units", None),
             getattr(cost, "scale", 1.0),
             getattr(cost, "of_batch", False),
+            source,
         )
+
+    def seen(self, outputs: Outputs) -> Tensor | Probabilities:
+        """What `function` is given of the outputs."""
+        if self.source is not None:
+            return self.source.probabilities(outputs.scores)
+        return chosen(outputs.values, self.units)
 
 
 @dataclass(frozen=True)
@@ -59,14 +72,13 @@ class Objective:
         """The outputs that stand for classes: those that the first term with labels is of."""
         return next((term.units for term in self.terms if term.target == "labels" and not term.of_batch), None)
 
-    def losses(self, outputs: Tensor, targets: Mapping[str, Tensor]) -> Tensor:
+    def losses(self, outputs: Outputs, targets: Mapping[str, Tensor]) -> Tensor:
         """One loss per sample of this rank; every rank that shares the batch must call it."""
         total: Tensor | None = None
         for term in self.terms:
-            some = chosen(outputs, term.units)
             more = (self._sum,) if term.of_batch else ()
-            values = term.function(some, targets[term.target], *more)
-            check_per_sample(values, outputs, term.name)
+            values = term.function(term.seen(outputs), targets[term.target], *more)
+            check_per_sample(values, outputs.values, term.name)
             values = values if term.scale == 1.0 else values * term.scale
             total = values if total is None else total + values
         assert total is not None

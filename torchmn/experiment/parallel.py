@@ -17,6 +17,7 @@ from torchmn.errors import ExperimentError, MismatchError, PeerError, TorchMNErr
 from torchmn.experiment import modes
 from torchmn.experiment.modes import MODES, Shape, Sizes, Unfit, flag_of
 from torchmn.experiment.schema import Experiment, Parallel
+from torchmn.experiment.scores import Outputs
 from torchmn.geometry import owned
 from torchmn.optim import create_multi_node_optimizer
 from torchmn.parallel import parallelize
@@ -58,9 +59,10 @@ class Placed:
             return optimizer
         return create_multi_node_optimizer(optimizer, self.comm, model=self.model)
 
-    def forward(self, inputs: Tensor) -> Tensor:
+    def forward(self, inputs: Tensor) -> Outputs:
         """The model's outputs for this rank's part of a batch."""
-        return self.model(inputs)
+        made = self.model(inputs)
+        return Outputs(made) if isinstance(made, Tensor) else Outputs(made[0], tuple(made[1:]))
 
     def backward(self, loss: Tensor) -> None:
         """Gradients of the mean loss of the whole batch, of which `loss` is the part of this rank's samples."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from itertools import takewhile
 from typing import Annotated, Any, Literal
 
 import torch
@@ -34,6 +35,7 @@ KINDS = (activations, costs, dataset_options, initializers, layers, metrics, opt
 
 # Costs and metrics that take scores in another way than probabilities.
 NEED_TO_KNOW = ("cross_entropy", "binary_cross_entropy", "log_loss", "log_loss_sum")
+COSTS_OF_PROBABILITIES = ("cross_entropy", "binary_cross_entropy")
 # Layers after which probabilities are still probabilities.
 KEEP_VALUES = ("flatten", "reshape", "slice", "dropout", "identity")
 MODES = (*modes.MODES, "vecpar")
@@ -99,7 +101,7 @@ class Model(Section):
         said = getattr(reader, "outputs", None)
         if said is not None:
             each_its_own = reader.kind == "binary_cross_entropy"
-            return "identity" if said == "scores" else "logistic" if each_its_own else "softmax"
+            return self._checked(reader, "identity" if said == "scores" else "logistic" if each_its_own else "softmax")
         some = getattr(reader, "units", None) is not None
         found = _last_activation(self.layers, some) if self.layers else "identity"
         if found is None and reader.kind in NEED_TO_KNOW:
@@ -108,7 +110,22 @@ class Model(Section):
                 f"{reader.where}: {reader.kind} of {what}: say `outputs: scores`, or `outputs: probabilities` where "
                 "they come through softmax or logistic"
             )
-        return found or "identity"
+        return self._checked(reader, found or "identity")
+
+    def _checked(self, reader: Options, activation: str) -> str:
+        """The activation; an ExperimentError where a cost would take the logarithm of dropped probabilities."""
+        drops = any(layer.kind == "dropout" for layer in _behind_activation(self.layers or []))
+        if drops and activation in ("softmax", "logistic") and reader.kind in COSTS_OF_PROBABILITIES:
+            raise ExperimentError(
+                f"{reader.where}: {reader.kind} behind {activation} and dropout: dropout sets probabilities to 0, "
+                "which have no logarithm. Put dropout before the last layer with weights"
+            )
+        return activation
+
+
+def _behind_activation(layers: Sequence[Options]) -> Iterator[Options]:
+    """The last layers, from the end, as long as they leave values as they are."""
+    return takewhile(lambda layer: layer.kind in KEEP_VALUES, reversed(list(_one_by_one(layers))))
 
 
 def _last_activation(layers: Sequence[Options], of_some_units: bool = False) -> str | None:
@@ -175,6 +192,12 @@ class Experiment(Section):
         if isinstance(metrics, dict) and metrics:
             return metrics
         return {"": list(metrics or [])}
+
+    def readers(self) -> list[tuple[Options, str]]:
+        """All costs and metrics, each with the activation of the units that it reads."""
+        model = self.the_model()
+        some = (*model.costs, *(metric for metrics in self.the_metrics().values() for metric in metrics))
+        return [(reader, model.activation_of(reader)) for reader in some]
 
     def the_parallel(self) -> Parallel:
         return self.parallel or Parallel(mode=None)

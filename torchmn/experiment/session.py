@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -21,6 +22,7 @@ from torchmn.experiment.optimizers import own_rules, parameter_groups
 from torchmn.experiment.parallel import Placed, place
 from torchmn.experiment.randomness import begin_step
 from torchmn.experiment.schema import Experiment
+from torchmn.experiment.scores import Outputs, Source, with_scores
 
 
 @dataclass
@@ -68,7 +70,7 @@ class Session:
             targets = data.take(rows[mine], dtype)[0]  # whole, as outputs are
         return inputs.to(device), targets.to(device)
 
-    def losses(self, outputs: Tensor, targets: Tensor, data: Arrays, rows: np.ndarray) -> Tensor:
+    def losses(self, outputs: Outputs, targets: Tensor, data: Arrays, rows: np.ndarray) -> Tensor:
         """The loss of each of this rank's samples at `rows`; `targets` are those that `batch` gave."""
         own = self.experiment.the_model().target
         other = "inputs" if own == "labels" else "labels"
@@ -100,12 +102,13 @@ def open_session(experiment: Experiment, comm: Communicator, data_folder: str | 
     """The experiment on this rank; every rank must call it, with the same experiment."""
     splits = on_every_rank(comm, experiment.the_dataset().kind, lambda: load_data(experiment, data_folder), look_of)
     train = splits["train"]
-    model = build_model(experiment, train).to(comm.device)
+    model, sources = with_scores(build_model(experiment, train), train.shape, experiment.readers())
+    model = model.to(comm.device)
     rules, after_steps = own_rules(model), after_steps_of(model)
     placed = place(model, comm, experiment, train.shape)
     optimizer = experiment.the_optimizer().build(parameter_groups(placed.model, rules))
     spec = experiment.the_model()
-    terms = [Term.of(cost, spec.activation_of(cost), spec.target) for cost in spec.costs]
+    terms = [Term.of(cost, spec.activation_of(cost), spec.target, sources.get(id(cost))) for cost in spec.costs]
     return Session(
         experiment,
         comm,
@@ -113,14 +116,14 @@ def open_session(experiment: Experiment, comm: Communicator, data_folder: str | 
         placed,
         placed.optimizer(optimizer),
         Objective(terms, placed.replicas),
-        measures_of(experiment, splits),
+        measures_of(experiment, splits, sources),
         Batches(len(train), experiment.batch_size, experiment.seed, experiment.shuffle, experiment.drop_last),
         after_steps,
     )
 
 
-def measures_of(experiment: Experiment, splits: Splits) -> dict[str, dict[str, Measure]]:
-    """The measures of each split that is looked at after an epoch."""
+def measures_of(experiment: Experiment, splits: Splits, sources: Mapping[int, Source]) -> dict[str, dict[str, Measure]]:
+    """The measures of each split that is looked at after an epoch; `sources` of `with_scores`."""
     found = {}
     for split, metrics in experiment.the_metrics().items():
         split = split or next(name for name in ("test", "train") if name in splits)
@@ -131,7 +134,10 @@ def measures_of(experiment: Experiment, splits: Splits) -> dict[str, dict[str, M
                 f"{', '.join(splits)}.{way_out}"
             )
         activation = experiment.the_model().activation_of
-        found[split] = {name: measure_of(metric, activation(metric)) for name, metric in labelled(metrics).items()}
+        found[split] = {
+            name: measure_of(metric, activation(metric), sources.get(id(metric)))
+            for name, metric in labelled(metrics).items()
+        }
     return found
 
 

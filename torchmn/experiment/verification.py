@@ -123,7 +123,7 @@ def _run(session: Session, steps: int) -> Numbers:
     model.eval()
     with torch.no_grad():
         inputs, targets = session.batch(session.splits["train"], batches.rows(batches.order(0), 0))
-        outputs, _ = whole(session, [(session.placed.forward(inputs), targets)])
+        outputs, _ = whole(session, [(session.placed.forward(inputs).values, targets)])
     return Numbers(losses, outputs.cpu(), gradients, {k: v.detach().clone() for k, v in full_state_dict(model).items()})
 
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
+import math
+from typing import Annotated, Any
 
 import torch
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema, model_validator
 from torch import Tensor, nn
 
-from torchmn.experiment.fields import ActivationField, InitializerField, NotNegative
+from torchmn.experiment.fields import ActivationField, InitializerField, NotNegative, problem, refuse
 from torchmn.experiment.momentum import Momentum, Ramp
 from torchmn.experiment.registry import Layer
 
@@ -32,6 +33,22 @@ class OwnRule(BaseModel):
         return rule
 
 
+def _bias_init(value: Any) -> Any:
+    number = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    if value is None or value == "init":
+        return value
+    if not number:
+        raise refuse("a number, or `init` for what `init` says")
+    return float(value)
+
+
+BiasInit = Annotated[
+    Any,
+    BeforeValidator(_bias_init),
+    WithJsonSchema({"anyOf": [{"type": "number"}, {"const": "init"}, {"type": "null"}]}),
+]
+
+
 class Weighted(Layer):
     """A layer with weights: `build` makes it with torch's own initial values, `begin` gives it those of the file."""
 
@@ -39,15 +56,23 @@ class Weighted(Layer):
     batch_norm: bool = Field(False, description="normalise over the batch before the activation")
     bias: bool = True
     init: InitializerField = Field(None, description="how the weights begin, as {name: gaussian, std: 0.01}")
-    bias_init: float | None = Field(None, description="with what the bias begins")
+    bias_init: BiasInit = Field(None, description="with what the bias begins: a number, or `init` for what `init` says")
     optimizer: OwnRule | None = Field(None, description="where this layer learns otherwise, as {lr: 0.001}")
+
+    @model_validator(mode="after")
+    def _bias_has_values(self) -> Weighted:
+        if self.bias_init == "init" and self.init is None:
+            raise problem("has bias_init: init, which needs an init, as {name: gaussian, std: 0.01}")
+        return self
 
     @torch.no_grad()
     def begin(self, module: nn.Module) -> None:
         """Set the module's weights as the file says; nothing said, nothing changed."""
         for name, parameter in module.named_parameters():
             if "bias" in name:
-                if self.bias_init is not None:
+                if self.bias_init == "init":
+                    Weighted.fill(self, parameter)
+                elif self.bias_init is not None:
                     parameter.fill_(self.bias_init)
             elif self.init is not None:
                 self.fill(parameter)

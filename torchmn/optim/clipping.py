@@ -34,6 +34,7 @@ class Clipping:
     function: str
     factor: Tensor
     versions: dict[int, tuple[Tensor, int]]
+    parameters: frozenset[int] = frozenset()  # ids of those whose gradients they are, valid during `note_clipping`
 
     def concerns(self, gradients: Iterable[Tensor | None]) -> bool:
         """Whether one of these was clipped, and nobody has changed it since."""
@@ -138,5 +139,6 @@ def _tell(parameters: list[Tensor], function: str, factor: Tensor) -> None:
     with _lock:
         listeners = list(_listeners)
     versions = {id(x): (x, x._version) for x in _dense_gradients(parameters)}
+    clipping = Clipping(function, factor, versions, frozenset(map(id, parameters)))
     for listener in listeners:
-        listener.note_clipping(Clipping(function, factor, versions))
+        listener.note_clipping(clipping)

@@ -196,6 +196,9 @@ class MultiNodeOptimizer(WrappedOptimizer):
 
     def note_clipping(self, clipping: Clipping) -> None:
         """Called when gradients were clipped, of any parameters: until `synchronize`, they are this rank's own."""
+        # Those of another optimizer may be in use by another thread, and torch does not lock them: leave them alone.
+        if not any(id(p) in clipping.parameters for group in self.param_groups for p in group["params"]):
+            return
         grads = self._gradients()
         if not clipping.concerns(grad.value for grad in grads):
             return

@@ -28,7 +28,7 @@ def launcher_variables(environ: Mapping[str, str] = os.environ) -> Finding:
         return fail(rung, str(error), "unset the variables named, or start your script with its launcher")
     if launch == NO_LAUNCHER:
         return ok(rung, "none set: `python script.py` is a world of one")
-    place = f"rank {launch.rank} of {launch.size}, as {launch.name} says"
+    place = f"rank {launch.rank} of {launch.size or 'a number that MPI has'}, as {launch.name} says"
     if launch.size == 1:
         return ok(rung, place)
     return warn(

@@ -13,14 +13,14 @@ from pathlib import Path
 
 from torchmn.cli.launch import rank_process
 from torchmn.cli.launch.mpi_installation import Installation, library_environment
-from torchmn.communicators.launchers import RUN_MARKER, cleared
+from torchmn.communicators.launchers import RUN_MARKER, STORE_VARIABLE, cleared
 
 
 @dataclass(frozen=True)
 class Job:
     """`size` ranks of `command`. Each of `starts` is a program's arguments and environment.
 
-    `held` is to be kept open while the job runs.
+    `held` is to be kept open while the job runs. `meets_in` is the variable that names the file where the ranks meet.
     """
 
     size: int
@@ -28,6 +28,7 @@ class Job:
     command: Sequence[str]
     starts: Sequence[tuple[Sequence[str], Mapping[str, str]]]
     held: AbstractContextManager = field(default_factory=nullcontext)
+    meets_in: str | None = None
 
     def commands(self, directory: Path) -> list[tuple[list[str], dict[str, str]]]:
         """What to start, so that in every rank `rank_process` runs our command with the pipes in `directory`."""
@@ -35,7 +36,9 @@ class Job:
         (directory / "command").write_text(text, encoding="utf-8", errors="surrogateescape")
         # -I -S: the wrapper loads nothing of the user's; his own interpreter follows, with all of it.
         wrapper = [sys.executable, "-I", "-S", rank_process.__file__, str(directory), self.rank_variable]
-        return [([*start, *wrapper], dict(environment)) for start, environment in self.starts]
+        # In a directory that only this user may enter, and that is removed with the pipes.
+        meeting = {self.meets_in: str(directory / "store")} if self.meets_in else {}
+        return [([*start, *wrapper], {**environment, **meeting}) for start, environment in self.starts]
 
 
 def rank_environment(size: int, threads: int | None, environ: Mapping[str, str] = os.environ) -> dict[str, str]:
@@ -84,7 +87,11 @@ def allow_root() -> dict[str, str]:
 
 
 def gloo_job(size: int, command: Sequence[str], environment: Mapping[str, str]) -> Job:
-    """A job of which each rank is a process of ours, with the variables that torchrun sets and our marker."""
+    """A job of which each rank is a process of ours, with the variables that torchrun sets and our marker.
+
+    MASTER_ADDR and MASTER_PORT are for the script's own use of torch.distributed: torch's store there listens on all
+    interfaces, to everybody, so our ranks meet in a file.
+    """
     reservation = reserved_port()
     shared = {
         **environment,
@@ -99,7 +106,7 @@ def gloo_job(size: int, command: Sequence[str], environment: Mapping[str, str]) 
         # gloo would take the address of the host's name, which in a container may be no address of ours.
         shared["GLOO_SOCKET_IFNAME"] = loopback
     starts = [([], {**shared, "RANK": str(rank), "LOCAL_RANK": str(rank)}) for rank in range(size)]
-    return Job(size, "RANK", command, starts, held=reservation)
+    return Job(size, "RANK", command, starts, held=reservation, meets_in=STORE_VARIABLE)
 
 
 def reserved_port() -> socket.socket:

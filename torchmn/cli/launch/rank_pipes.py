@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from torchmn.cli.launch.rank_output import RankStream, RawStream, Screen
+from torchmn.cli.launch.rank_process import ENDING
 
 CHUNK = 2**16
 PIPEFULL = 16  # chunks, the most that Linux gives a pipe
@@ -80,6 +81,10 @@ class RankPipes:
     def ignore_launcher(self) -> None:
         """Drops what mpiexec itself says from now on."""
         self._launcher_is_heard = False
+
+    def hold_ended_ranks(self) -> None:
+        """Makes the process around each rank stay when the rank has ended, so that mpiexec does not end the others."""
+        (self.directory / ENDING).touch()
 
     def close(self) -> None:
         """Passes on the last output, and removes the pipes."""

@@ -16,9 +16,12 @@ import json
 import os
 import signal
 import sys
+import time
 from contextlib import suppress
 
+ENDING = "ending"  # a file that the launcher makes in DIRECTORY before it signals all ranks to end
 SET_DEATH_SIGNAL = 1  # PR_SET_PDEATHSIG, see prctl(2)
+ONE_REQUEST = 1.0  # seconds: a batch system sends SIGTERM twice, and to every process; it is one request to end
 
 
 def prctl(option: int, value: int) -> bool:
@@ -48,7 +51,17 @@ def main() -> None:
     status = run(command, lambda pid: os.write(events, f"start {rank} {pid}\n".encode()))
     # Reported before we end: only then can mpiexec notice, and end ranks that did not fail.
     os.write(events, f"end {rank} {status}\n".encode())
+    if os.path.exists(f"{directory}/{ENDING}"):
+        wait_to_be_ended(status)
     os._exit(status)
+
+
+def wait_to_be_ended(status: int) -> None:
+    """Stays until the launcher ends this process: mpiexec would end the ranks that still clean up when we ended."""
+    for signum in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        signal.signal(signum, lambda *_: os._exit(status))
+    while True:
+        signal.pause()
 
 
 def open_pipe(path: str) -> int:
@@ -71,13 +84,19 @@ def run(command: list[str], started) -> int:
             os.write(2, f"{command[0]}: {error.strerror}\n".encode())
         os._exit(127)
     told_to_stop = []
+    last = {}
 
     def pass_on(signum, frame):
-        told_to_stop.append(signum)
+        now = time.monotonic()
+        if now - last.get(signum, -ONE_REQUEST) < ONE_REQUEST:
+            return
+        last[signum] = now
+        if signum != signal.SIGUSR1:  # a rank may go on after that
+            told_to_stop.append(signum)
         with suppress(ProcessLookupError):  # it may just have ended
             os.kill(pid, signum)
 
-    for signum in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+    for signum in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1):
         signal.signal(signum, pass_on)
     started(pid)
     status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])

@@ -14,7 +14,7 @@ from torchmn.cli.launch.job import Job
 from torchmn.cli.launch.process_tree import adopt_orphans, kill_descendants, send
 from torchmn.cli.launch.rank_output import Screen
 from torchmn.cli.launch.rank_pipes import RankPipes, rank_pipes
-from torchmn.cli.launch.rank_process import die_with
+from torchmn.cli.launch.rank_process import ONE_REQUEST, die_with
 
 # Seconds. After a failure they stay below 5 in sum, after a signal below 4.
 OTHERS_MAY_FAIL_TOO = 2.0  # most failures have an echo on the other ranks, which says more: let it be printed
@@ -25,7 +25,7 @@ OTHERS_FOLLOW = 10.0  # ranks that were told to end save together: when one has 
 TICK = 0.05
 FOREVER = float("inf")
 
-ENDING_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+ENDING_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
 
 
 class Interrupted(BaseException):
@@ -54,7 +54,8 @@ def supervise(
 ) -> int:
     """The exit status of `job` when it is over: 0, or its first failing rank's (128 + n after signal n).
 
-    SIGINT, SIGTERM and SIGHUP are passed to the ranks; after `patience` + 1 s, or the second signal, all are killed.
+    SIGINT, SIGTERM, SIGHUP and SIGUSR1 are passed to the ranks, once; after `patience` + 1 s, or a second signal that
+    comes more than a second later, all are killed.
     `explained` is a status with which ranks have said themselves what was wrong: nothing is added then.
     """
     screen = Screen()
@@ -161,6 +162,7 @@ class Supervisor:
         """Ends every rank with `signum`, and what started them if that was not enough within `patience`."""
         self.ending = signum
         self.pipes.ignore_launcher()
+        self.pipes.hold_ended_ranks()
         for pid in self.running.values():
             send(pid, signum)
         # Before its ranks have begun, a launcher is told itself.
@@ -168,7 +170,7 @@ class Supervisor:
             asked, deadline = len(self.running), time.monotonic() + patience
             self._wait(patience, lambda: self._all_ended() or len(self.running) < asked)
             # Who lost a rank saves nothing any more: it may wait for that rank in the middle of its start.
-            self._wait(min(deadline - time.monotonic(), OTHERS_FOLLOW), self._all_ended)
+            self._wait(min(deadline - time.monotonic(), OTHERS_FOLLOW), lambda: self._all_ended() or not self.running)
         for process in self.processes:
             if process.poll() is None:
                 process.terminate()
@@ -196,10 +198,15 @@ def as_shells_count(status: int) -> int:
 def ending_signals() -> Iterator[None]:
     """Inside, a signal that would end this process raises Interrupted; afterwards such signals are ignored.
 
-    A signal that we were started to ignore (nohup) stays ignored.
+    Signals within ONE_REQUEST of the first are part of it. What we were started to ignore (nohup) stays ignored.
     """
+    first: float | None = None
 
     def interrupt(signum: int, frame: object) -> None:
+        nonlocal first
+        if first is not None and time.monotonic() - first < ONE_REQUEST:
+            return
+        first = first or time.monotonic()
         raise Interrupted(signum)
 
     heard = [signum for signum in ENDING_SIGNALS if signal.getsignal(signum) is not signal.SIG_IGN]

@@ -13,12 +13,15 @@ from torchmn.experiment.document import Document
 from torchmn.experiment.neon.autoencoder import convert_autoencoder
 from torchmn.experiment.neon.balance import convert_balance
 from torchmn.experiment.neon.data import convert_dataset
+from torchmn.experiment.neon.keys import check_keys
 from torchmn.experiment.neon.layers import Chain, convert_layers
-from torchmn.experiment.neon.said import OBJECT, Said, as_document, at, plain, read_nodes
+from torchmn.experiment.neon.ranks import batch_size_of, mode_of
+from torchmn.experiment.neon.rules import momentum
+from torchmn.experiment.neon.said import OBJECT, Said, as_document, at, number_of, plain, read_nodes
+from torchmn.experiment.neon.shapes import of_data
+from torchmn.experiment.neon.tables import BACKENDS, EXPERIMENTS, HOLDERS, KEYS, MODELS
 from torchmn.experiment.neon.values import METRICS, cost_of, one_of
 
-EXPERIMENTS = ("FitExperiment", "FitPredictErrorExperiment", "GenOutputExperiment", "WriteErrorToFile")
-MODELS = ("MLP", "MLPB", "Convnet", "GB", "Autoencoder", "Balance")
 # What neon had and is not read: where its users find the same.
 ELSEWHERE = {
     "RNN": "it carries its state from batch to batch. Here a sample is a sequence: in our format, `dataset: {name: "
@@ -28,10 +31,8 @@ ELSEWHERE = {
     "DBN": "it ends without labels. In our format, several `- rbm: {units: 500, pretraining: {epochs: 1, lr: 0.1}}` "
     "stand before a last `- linear: 10`",
 }
-MODES = {"halopar": "halopar", "vecpar": "modelpar", "datapar": "datapar", "halodatapar": "halodatapar"}
-# Of the experiment, the data set and the model: what had to do with neon's own machinery.
-MACHINERY = ("backend", "logging", "diagnostics", "live", "return_item", "timing_plots", "step_print", "accumulate",
-             "overwrite_list", "serialize_schedule", "save_checkpoints", "make_plots")  # fmt: skip
+# What neon measured where a file says nothing.
+DEFAULT_METRIC = {"train": ["misclassified_percentage"], "test": ["misclassified_percentage"]}
 
 
 @dataclass(frozen=True)
@@ -72,9 +73,6 @@ def _convert(name: str, said: Said) -> Converted:
         raise ExperimentError(
             f"{said.where}: the experiment {said.kind} is not supported. {nearest(said.name, EXPERIMENTS)}"
         )
-    notes = [
-        f"{value.where}: {key} has no meaning today, and is ignored" for key, value in said.items() if key in MACHINERY
-    ]
     model = said.get("model")
     if model is None:
         raise ExperimentError(f"{said.where}: the experiment must have the key 'model'")
@@ -87,46 +85,39 @@ def _convert(name: str, said: Said) -> Converted:
     layers = model.get("layers")
     if layers is None:
         raise ExperimentError(f"{model.where}: {model.kind} needs the key 'layers'")
+    notes = check_keys(said, KEYS, HOLDERS)
     source, units = _dataset_of(said), None
+    dataset = convert_dataset(source, notes)
+    mode = mode_of(said, source, model, notes)
+    size = _needed(model, "batch_size")
+    shape = of_data(dataset)
     if model.name == "GB":
-        autoencoder, optimizer = convert_autoencoder(model)
-        ours_model: dict[str, Any] = {"autoencoder": autoencoder, "cost": "binary_cross_entropy"}
-        notes += _notes_of_model(model)
+        autoencoder, cost, optimizer = convert_autoencoder(model, shape, notes)
+        ours_model: dict[str, Any] = {"autoencoder": autoencoder, "cost": cost}
     else:
-        size = _needed(model, "batch_size")
+        chain = Chain(batch_size=size, default_rule=_rule_of_model(model), shape=shape)
         if model.name == "Balance":
-            chain, costs, units = convert_balance(model, size)
+            costs, units = convert_balance(model, chain)
             ours_model = {"layers": chain.layers, "cost": costs}
         else:
-            chain = convert_layers(layers, batch_size=size)
-            ours_model = {"layers": chain.layers, "cost": _cost(said, model, chain), "target": chain.target}
-        notes += [*_notes_of_model(model), *chain.notes]
-        optimizer = _optimizer(model, chain)
-    dataset = convert_dataset(source, notes)
+            convert_layers(layers, chain)
+            ours_model = {"layers": chain.layers, "cost": _cost(model, chain), "target": chain.target}
+        optimizer = _optimizer(chain)
+        notes += [*chain.notes, *_unused_rule(model, chain)]
     ours: dict[str, Any] = {
         "dataset": dataset,
         "model": ours_model,
         "optimizer": optimizer,
         "epochs": _needed(model, "num_epochs"),
-        "batch_size": _batch_size(said, model, source, notes),
+        "batch_size": batch_size_of(source, size, mode, notes),
         "seed": _seed(said),
-        "metrics": _metrics(said, model, dataset, units, notes),
-        "parallel": _parallel(said),
+        "metrics": _metrics(said, model, dataset, units, notes) or _default_metrics(said, ours_model, dataset, units),
+        "parallel": None if mode is None else at(mode.where, {"mode": mode}),
         "shuffle": False,
         "drop_last": True,
-        "predictions": _predictions(said, dataset),
+        "predictions": _predictions(said, dataset, notes),
     }
     return Converted(as_document(name, at(said.where, ours)), notes)
-
-
-def _notes_of_model(model: Said) -> list[str]:
-    notes = [
-        f"{value.where}: {key} has no meaning today, and is ignored" for key, value in model.items() if key in MACHINERY
-    ]
-    for key in ("serialized_path", "deserialized_path"):
-        if (path := model.get(key)) is not None:
-            notes.append(f"{path.where}: {key}: --out keeps checkpoints, for any number of ranks, and --resume goes on")
-    return notes
 
 
 def _needed(said: Said, key: str) -> Said:
@@ -137,7 +128,10 @@ def _needed(said: Said, key: str) -> Said:
 
 
 def _dataset_of(said: Said) -> Said:
-    found = said.get("dataset") or said.get("datasets")
+    found, several = said.get("dataset"), said.get("datasets")
+    if found is not None and several is not None:
+        raise ExperimentError(f"{several.where}: the experiment has both dataset and datasets: expected one of them")
+    found = found or several
     if found is not None and isinstance(found.value, list) and len(found.value) == 1:
         found = found.value[0]
     if found is None:
@@ -145,22 +139,44 @@ def _dataset_of(said: Said) -> Said:
     return found
 
 
-def _cost(said: Said, model: Said, chain: Chain) -> Said:
+def _cost(model: Said, chain: Chain) -> Said:
+    found = model.get("cost")
     if chain.cost is not None:
+        if found is not None:
+            chain.notes.append(
+                f"{found.where}: cost has no meaning today: there is a CostLayer, and neon takes its cost"
+            )
         return chain.cost
-    found = model.get("cost") or said.get("cost")
     if found is None:
         raise ExperimentError(f"{model.where}: there is neither a CostLayer nor a cost")
     return cost_of(found, chain.batch_size)
 
 
-def _optimizer(model: Said, chain: Chain) -> Said:
+def _rule_of_model(model: Said) -> Said | None:
+    """The rule of all layers that have none, which models had in 2014."""
+    rate = model.get("learning_rate")
+    if rate is None:
+        return None
+    found = model.get("momentum") or model.get("momentum_params")
+    more = momentum(found) if found is not None else {}
+    return at(rate.where, {"name": "sgd", "lr": number_of(rate), **more})
+
+
+def _unused_rule(model: Said, chain: Chain) -> list[str]:
+    """Lines for the rule of a model where it is no layer's."""
+    if chain.default_rule is not None and any(rule is chain.default_rule for _, rule in chain.rules):
+        return []
+    why = "each layer has a rule of its own" if model.get("learning_rate") is not None else "there is no learning_rate"
+    keys = ("learning_rate", "momentum", "momentum_params")
+    return [
+        f"{found.where}: {key} has no meaning today: {why}" for key in keys if (found := model.get(key)) is not None
+    ]
+
+
+def _optimizer(chain: Chain) -> Said:
     """The rule that most layers have; the others get theirs written to them."""
     if not chain.rules:
-        rate = model.get("learning_rate")
-        if rate is not None:
-            return at(rate.where, {"name": "sgd", "lr": Said(float(rate.value), rate.where)})
-        raise ExperimentError(f"{model.where}: no layer has a learning rule (lrule_init)")
+        raise ExperimentError(f"{chain.layers[0].where}: no layer has weights to be learnt")
     texts = [repr(plain(rule)) for _, rule in chain.rules]
     common = chain.rules[texts.index(Counter(texts).most_common(1)[0][0])][1]
     for (place, rule), text in zip(chain.rules, texts, strict=True):
@@ -169,7 +185,7 @@ def _optimizer(model: Said, chain: Chain) -> Said:
         theirs, ours = plain(rule), plain(common)
         apart = {key for key in theirs.keys() | ours.keys() if theirs.get(key) != ours.get(key)}
         own = {key: value for key, value in theirs.items() if key in apart}
-        if place < 0 or apart - {"lr", "momentum", "weight_decay"} or isinstance(own.get("momentum", 0.0), dict):
+        if place < 0 or apart - {"lr", "momentum", "weight_decay"}:
             raise ExperimentError(
                 f"{rule.where}: layers learn by rules that differ in {', '.join(sorted(apart))}; only lr, momentum and "
                 "weight_decay may differ between layers"
@@ -180,19 +196,12 @@ def _optimizer(model: Said, chain: Chain) -> Said:
     return common
 
 
-def _batch_size(said: Said, model: Said, source: Said, notes: list[str]) -> Said:
-    own, whole = _needed(model, "batch_size"), source.get("batch_size")
-    if said.plain("dist_mode") == "datapar" and whole is not None and whole.value != own.value:
-        notes.append(
-            f"{own.where}: batch_size {own.value} was that of one rank: {whole.value}, of all ranks together, is used"
-        )
-        return whole
-    return own
-
-
 def _seed(said: Said) -> Said | None:
     backend = said.get("backend")
-    return backend.get("rng_seed") if backend is not None else None
+    if backend is None:
+        return None
+    one_of(BACKENDS, backend, "the back end")
+    return backend.get("rng_seed")
 
 
 def _splits(dataset: Said) -> tuple[str, ...]:
@@ -204,7 +213,8 @@ def _metrics(
 ) -> dict[str, list[Said]] | None:
     """The metrics of each split: those of the end and those of each epoch are the same here."""
     ours: dict[str, dict[str, Said]] = {}
-    for found in (said.get("metrics"), model.get("epoch_metrics")):
+    at_end = None if said.name == "FitExperiment" else said.get("metrics")
+    for found in (at_end, model.get("epoch_metrics")):
         for split, group in found.items() if found is not None else ():
             if split not in _splits(dataset):
                 notes.append(f"{group.where}: metrics of {split}: there are no such samples here, and they are ignored")
@@ -220,22 +230,27 @@ def _metrics(
     return {split: list(metrics.values()) for split, metrics in ours.items()} or None
 
 
-def _predictions(said: Said, dataset: Said) -> list[str] | None:
-    found = said.get("predictions")
-    asked = [] if found is None else plain(found)
-    asked = [asked] if isinstance(asked, str) else asked
-    if found is not None and not isinstance(asked, list):
-        raise ExperimentError(f"{found.where}: expected predictions to be a list of splits, got {str(asked)[:60]!r}")
-    return [split for split in asked if split in _splits(dataset)] or None
-
-
-def _parallel(said: Said) -> Said | None:
-    mode = said.get("dist_mode")
-    if mode is None or not said.plain("dist_flag", False):
+def _default_metrics(
+    said: Said, model: dict[str, Any], dataset: Said, units: tuple[int, int] | None
+) -> dict[str, list[Any]] | None:
+    """neon's FitPredictErrorExperiment counts the wrong classes; there are none where numbers are reproduced."""
+    given = said.get("metrics") is not None or said.name == "FitExperiment"
+    if given or model.get("target") == "inputs" or dataset.plain("name") in ("housing", "sparsenet"):
         return None
-    said.word("dist_mode")
-    if mode.value not in MODES:
-        raise ExperimentError(
-            f"{mode.where}: the dist_mode {mode.value!r} is not supported. {nearest(mode.value, MODES)}"
-        )
-    return at(mode.where, {"mode": MODES[mode.value]})
+    return {
+        split: [{"name": name, "units": list(units)} if units else name for name in names]
+        for split, names in DEFAULT_METRIC.items()
+    }
+
+
+def _predictions(said: Said, dataset: Said, notes: list[str]) -> list[str] | None:
+    found = said.get("predictions")
+    if found is None or said.name == "FitExperiment":
+        return None
+    asked = [plain(found)] if isinstance(plain(found), str) else plain(found)
+    if not isinstance(asked, list):
+        raise ExperimentError(f"{found.where}: expected predictions to be a list of splits, got {str(asked)[:60]!r}")
+    missing = [split for split in asked if split not in _splits(dataset)]
+    if missing:
+        notes.append(f"{found.where}: predictions of {missing[0]}: there are no such samples here")
+    return [split for split in asked if split not in missing] or None

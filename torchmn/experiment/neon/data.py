@@ -10,33 +10,25 @@ from torchmn.experiment.neon.said import Range, Said, at
 from torchmn.experiment.neon.values import one_of
 
 DATASETS = {
-    "MNIST": "mnist", "CIFAR10": "cifar10", "CIFAR100": "cifar100", "Iris": "iris", "ToyImages": "toy_images",
+    "MNIST": "mnist", "CIFAR10": "cifar10", "CIFAR100": "cifar100", "Iris": "iris", "ToyImages": "ellipses",
     "UniformRandom": "random", "Housing": "housing", "MOBYDICK": "text", "SPARSENET": "sparsenet",
     "Imageset": "images",
 }  # fmt: skip
-WITHOUT_FILES = ("iris", "toy_images", "random")
+WITHOUT_FILES = ("iris", "ellipses", "random")
 
 
 def convert_dataset(said: Said, notes: list[str]) -> Said:
     """Our data set; what has no meaning today goes to `notes`."""
     ours: dict[str, Any] = {"name": one_of(DATASETS, said, "the data set")}
-    for key, name in (("sample_pct", "sample"), ("validation_pct", "validation"), ("test_pct", "test")):
-        share = said.get(key)
-        if share is not None and share.value not in (0, 100) and (name != "test" or ours["name"] == "housing"):
-            ours[name] = share if isinstance(share.value, Range) else Said(f"{share.value}%", share.where)
+    _shares(said, ours, notes)
     _path(said, ours, notes)
-    if (path := said.get("serialized_path")) is not None:
-        notes.append(f"{path.where}: serialized_path: data is cached by its content, and each rank reads only its part")
-    if (found := said.get("num_test_sample")) is not None:
-        notes.append(f"{found.where}: num_test_sample is ignored: all test samples are used, at any number of ranks")
+    if said.plain("coarse_labels"):
+        ours["coarse"] = True
     if ours["name"] == "random":
-        sides = [said.plain(key) for key in ("nin", "nout", "ntrain", "ntest")]
-        ours |= {
-            "shape": [sides[0] or 10],
-            "classes": sides[1] or 10,
-            "train": sides[2] or 100,
-            "test": sides[3] or 100,
-        }
+        for key, name in (("nin", "shape"), ("nout", "classes"), ("ntrain", "train"), ("ntest", "test")):
+            if (found := said.get(key)) is None:
+                raise ExperimentError(f"{said.where}: {said.kind} needs the key {key!r}")
+            ours[name] = at(found.where, [found]) if name == "shape" else found
     elif ours["name"] == "images":
         _images(said, ours, notes)
     elif ours["name"] == "text":
@@ -44,19 +36,36 @@ def convert_dataset(said: Said, notes: list[str]) -> Said:
     return at(said.where, ours)
 
 
+def _shares(said: Said, ours: dict[str, Any], notes: list[str]) -> None:
+    """sample_pct, validation_pct and test_pct: in percent, of the training samples, of them, and of the data."""
+    for key, name in (("sample_pct", "train_sample"), ("validation_pct", "validation"), ("test_pct", "test")):
+        share = said.get(key)
+        if share is None or said.name == "Imageset" or (key == "sample_pct" and said.name == "UniformRandom"):
+            continue  # which do not look at them
+        if share.value == (100 if key == "sample_pct" else 0):
+            continue
+        ours[name] = share
+        if not isinstance(share.value, Range):
+            percent = said.number(key)
+            of_one = said.name == "SPARSENET" and key == "sample_pct" and percent <= 1
+            ours[name] = Said(f"{percent * 100 if of_one else percent:g}%", share.where)
+    if said.name == "Housing" and not said.plain("test_pct"):
+        notes.append(f"{said.where}: Housing without test_pct: 10% are held out to test on, and neon trained on all")
+
+
 def _path(said: Said, ours: dict[str, Any], notes: list[str]) -> None:
     path = said.get("repo_path")
-    if path is None:
+    if path is None or ours["name"] in WITHOUT_FILES:
         return
     folder = Path(str(path.value)).expanduser()
     inside = next((folder / n for n in (said.name, said.name.lower()) if (folder / n).is_dir()), folder)
-    if inside.is_dir() and ours["name"] not in WITHOUT_FILES:
+    if inside.is_dir():
         ours["path"] = Said(str(inside), path.where)
-    elif ours["name"] in (*WITHOUT_FILES, "mnist"):
-        what = "the sample that comes with TorchMN" if ours["name"] == "mnist" else "what comes with TorchMN"
-        notes.append(
-            f"{path.where}: repo_path {str(path.value)!r} is not there or not needed: {what} is used, or --data DIR"
-        )
+    elif ours["name"] == "mnist":
+        what = "the sample that comes with TorchMN"
+        notes.append(f"{path.where}: repo_path {str(path.value)!r} is not there: {what} is used, or --data DIR")
+    else:
+        notes.append(f"{path.where}: repo_path {str(path.value)!r} is not there: say --data DIR")
 
 
 def _images(said: Said, ours: dict[str, Any], notes: list[str]) -> None:
@@ -68,15 +77,14 @@ def _images(said: Said, ours: dict[str, Any], notes: list[str]) -> None:
         )
     if (folder := said.get("image_dir")) is not None:
         ours["path"] = folder
+    elif (folder := said.get("imageset")) is not None and "path" in ours:
+        ours["path"] = Said(str(Path(ours["path"].value) / str(folder.value)), folder.where)
     side = said.get("cropped_image_size") or said.get("output_image_size")
     if side is None:
         raise ExperimentError(f"{said.where}: {said.kind} needs the key 'cropped_image_size'")
     ours |= {"size": [side, side], "channels": said.plain("num_channels", 3)}
     ours.setdefault("validation", "20%")
-    if "sample" in ours:
-        del ours["sample"]
-        notes.append(f"{said.where}: Imageset knew no sample_pct: it is ignored")
     notes.append(
-        f"{said.where}: Imageset: images are scaled to cropped_image_size, and neither cropped nor mirrored at random; "
-        "macro batches, mean_norm and unit_norm have no meaning today, values are between 0 and 1"
+        f"{said.where}: Imageset: images are scaled to cropped_image_size, not to output_image_size, and neither "
+        "cropped nor mirrored at random; values are between 0 and 1"
     )

@@ -1,22 +1,22 @@
-"""neon's layers, in our words. Shapes that files computed by hand are left out: they follow from layer to layer."""
+"""neon's layers, in our words. Shapes follow from layer to layer: those that files computed by hand are checked."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
 from torchmn.errors import ExperimentError, nearest
-from torchmn.experiment.neon.said import Said, at
-from torchmn.experiment.neon.values import activation, cost_of, initializer, learning_rule, one_of
+from torchmn.experiment.neon import shapes
+from torchmn.experiment.neon.keys import rule_type
+from torchmn.experiment.neon.rules import DEFAULT, learning_rule
+from torchmn.experiment.neon.said import Said, at, number_of, plain
+from torchmn.experiment.neon.shapes import Shape, check_inputs, check_outputs, whole
+from torchmn.experiment.neon.values import DEFAULT_INITIALIZER, activation, cost_of, initializer, one_of
 
-# What follows from the layer before, or said something about neon itself.
-INFERRED = (
-    "name", "backend", "batch_size", "pos", "nin", "ifmshape", "nifm", "ofmshape", "dtype", "weight_dtype",
-    "output_dtype", "backend_type", "is_local", "prev_layer", "dist_mode", "dist_flag", "prev_names", "lcn_layer_flag",
-)  # fmt: skip
 RULE_KEYS = ("learning_rule", "lrule_init")
-WEIGHT_KEYS = ("weight_init", *RULE_KEYS, "brule_init", "activation", "batch_norm")
+NOT_DRAWN_FOR_A_BIAS = ("glorot", "auto_uniform", "sparse_eigen", "orthonormal")
 
 
 @dataclass
@@ -29,48 +29,95 @@ class Chain:
     target: str = "labels"
     notes: list[str] = field(default_factory=list)
     batch_size: Said | None = None
+    default_rule: Said | None = None
+    shape: Shape | None = None
+    pretrained: bool = False
 
 
-def convert_layers(said: Said, inner: bool = False, batch_size: Said | None = None) -> Chain:
-    """The layers of a model, or of a branch of it."""
-    chain = Chain(batch_size=batch_size)
+def convert_layers(said: Said, chain: Chain, inner: bool = False) -> Chain:
+    """The layers of a model, or of a branch of it, added to an empty chain that has the shape of their inputs."""
     if not isinstance(said.value, list):
         raise ExperimentError(f"{said.where}: expected layers to be a list")
     for layer in said.value:
-        one_of(LAYERS, layer, "the layer")(layer, chain)
+        convert = one_of(LAYERS, layer, "the layer")
+        check_batch_size(layer, chain)
+        convert(layer, chain)
     if not inner and not chain.layers:
         raise ExperimentError(f"{said.where}: there are no layers between data and cost")
     return chain
 
 
-def _checked(said: Said, *known: str) -> None:
-    for key, value in said.items():
-        if key not in (*INFERRED, *known):
-            raise ExperimentError(
-                f"{value.where}: {said.kind} has no key {key!r} that is known here. {nearest(key, known or INFERRED)}"
-            )
+def check_batch_size(layer: Said, chain: Chain) -> None:
+    """Refuses a layer with another batch size than the model has."""
+    own, whole_model = layer.get("batch_size"), chain.batch_size
+    if own is not None and whole_model is not None and plain(own) != plain(whole_model):
+        raise ExperimentError(
+            f"{own.where}: {layer.kind}: expected batch_size to be that of the model, {plain(whole_model)}, got "
+            f"{plain(own)}"
+        )
 
 
 def _add(chain: Chain, said: Said, kind: str, options: dict[str, Any]) -> None:
     chain.layers.append(at(said.where, {kind: at(said.where, options)}))
 
 
-def _weights(said: Said, chain: Chain) -> dict[str, Any]:
-    """What layers with weights have in common."""
-    options: dict[str, Any] = {"bias": False}
+def rule_of(said: Said) -> Said | None:
+    """The learning rule of a layer, as the file has it."""
+    found = [rule for key in RULE_KEYS if (rule := said.get(key)) is not None]
+    if len(found) == 2:
+        raise ExperimentError(
+            f"{found[1].where}: {said.kind} has both learning_rule and lrule_init: expected one of them"
+        )
+    return found[0] if found else None
+
+
+Counts = tuple[int | None, int | None]
+
+
+def _known(counts: Counts) -> tuple[int, int] | None:
+    first, second = counts
+    return None if first is None or second is None else (first, second)
+
+
+def _weights(said: Said, chain: Chain, matrix: Counts, fans: Counts, bias: bool = False) -> dict[str, Any]:
+    """What layers with weights have in common.
+
+    matrix, fans: as `initializer` takes them; bias: whether neon counts a bias among the inputs
+    """
+    options: dict[str, Any] = {"bias": bias}
+    begins: float | None = None
     if (found := said.get("weight_init")) is not None:
-        options["init"], bias = initializer(found)
-        if bias is not None:
-            options |= {"bias": True, "bias_init": bias}
+        options["init"], begins = initializer(found, _known(matrix), _known(fans))
+    else:
+        options["init"] = at(said.where, DEFAULT_INITIALIZER)
+    if begins is not None:
+        options |= {"bias": True, "bias_init": begins}
+    elif bias:  # it was one more column of the weights
+        name = options["init"].plain("name")
+        if name in NOT_DRAWN_FOR_A_BIAS:
+            raise ExperimentError(
+                f"{said.where}: {said.kind}: nin counts neon's bias, and its first values as {name} are not supported: "
+                "say bias_init in weight_init"
+            )
+        options["bias_init"] = "init"
     if (found := said.get("activation")) is not None:
         options["activation"] = activation(found)
-    if said.plain("batch_norm"):
+    if said.plain("batch_norm") and said.name != "CrossMapPoolingLayer":
         options["batch_norm"] = True
-    rule = next((found for key in RULE_KEYS if (found := said.get(key)) is not None), None)
-    if rule is not None:
-        chain.rules.append((len(chain.layers), learning_rule(rule)))
-    if (own := said.get("brule_init")) is not None and own is not rule:
-        chain.notes.append(f"{own.where}: brule_init: biases learn as the weights of their layer do")
+    rule = rule_of(said)
+    if rule is not None and rule_type(rule) == "gradient_descent_pretrain" and not chain.pretrained:
+        where = (rule.get("lr_params") or rule).where
+        chain.notes.append(f"{where}: pretrain_learning_rate has no meaning today: only the model GB is pretrained")
+    ours = learning_rule(rule) if rule is not None else chain.default_rule or at(said.where, DEFAULT)
+    chain.rules.append((len(chain.layers), ours))
+    if (own := said.get("brule_init")) is not None and said.name not in ("CrossMapPoolingLayer", "LocalFilteringLayer"):
+        if not options["bias"]:
+            chain.notes.append(f"{own.where}: brule_init has no meaning today: without bias_init there is no bias")
+        elif plain(learning_rule(own)) != plain(ours):
+            raise ExperimentError(
+                f"{own.where}: {said.kind}: a brule_init that differs from the rule of the weights is not supported: "
+                "the biases of a layer learn as its weights do"
+            )
     return options
 
 
@@ -83,45 +130,115 @@ def _window(said: Said) -> dict[str, Any]:
     return {"kernel": at(shape.where, sides[0] if square else sides), "stride": said.get("stride") or 1}
 
 
+def _images(said: Said, chain: Chain) -> None:
+    """What a local layer gets: a vector becomes a square image of one map, as neon had it."""
+    if chain.shape is not None and len(chain.shape) == 1:
+        image = shapes.square(chain.shape)
+        if image is None:
+            raise ExperimentError(
+                f"{said.where}: {said.kind} needs images, and gets vectors of {chain.shape[0]} values, of which neon "
+                "makes a square image of one map: say is_local, nofm and ofmshape in DataLayer"
+            )
+        _add(chain, said, "reshape", {"shape": list(image)})
+        chain.shape = image
+    check_inputs(said, chain.shape)
+
+
+def _maps(chain: Chain) -> int | None:
+    return None if chain.shape is None else chain.shape[0]
+
+
 def _data(said: Said, chain: Chain) -> None:
-    _checked(said, "nout", "nofm", "ofmshape", "has_labels")
+    chain.shape, reshaped = shapes.check_data_layer(said, chain.shape)
+    if reshaped and chain.shape is not None:
+        _add(chain, said, "reshape", {"shape": list(chain.shape)})
 
 
 def _cost(said: Said, chain: Chain) -> None:
-    _checked(said, "ref_layer", "ref_label", "raw_label", "category_label", "cost")
     found = said.get("cost")
     if found is None:
         raise ExperimentError(f"{said.where}: CostLayer needs the key 'cost'")
-    chain.cost = cost_of(found, chain.batch_size)
-    chain.target = "inputs" if said.plain("ref_label", "targets") == "output" else "labels"
+    check_inputs(said, chain.shape)
+    chain.cost, chain.target = cost_of(found, chain.batch_size), cost_target(said)
+
+
+def cost_target(said: Said) -> str:
+    """Against what a CostLayer compares: labels, or the inputs that its DataLayer put out."""
+    reference = said.get("ref_layer")
+    if reference is not None and reference.name not in ("DataLayer", "ImageDataLayer"):
+        raise ExperimentError(
+            f"{reference.where}: CostLayer: expected ref_layer to be the DataLayer, got {reference.kind or 'no layer'}"
+        )
+    label = said.word("ref_label", "targets")
+    targets = {"targets": "labels", "labels": "labels", "output": "inputs"}
+    if label not in targets:
+        where = said.get("ref_label")
+        raise ExperimentError(
+            f"{(where or said).where}: CostLayer: the ref_label {label!r} is not supported. {nearest(label, targets)}"
+        )
+    return targets[label]
 
 
 def _fully_connected(said: Said, chain: Chain) -> None:
-    _checked(said, "nout", *WEIGHT_KEYS)
-    _add(chain, said, "linear", {"units": said.get("nout"), **_weights(said, chain)})
+    bias = check_inputs(said, chain.shape, bias=said.name == "Layer")
+    units, inputs = whole(said.get("nout")), None if chain.shape is None else math.prod(chain.shape)
+    columns = None if inputs is None else inputs + bias
+    options = _weights(said, chain, (units, columns), (inputs, units), bias)
+    _add(chain, said, "linear", {"units": said.get("nout"), **options})
+    chain.shape = None if units is None else (units,)
 
 
 def _convolution(said: Said, chain: Chain) -> None:
-    _checked(said, "nofm", "fshape", "stride", "pad", "local_conv", "shared_bias", *WEIGHT_KEYS)
+    _images(said, chain)
     kind = "local" if said.plain("local_conv") else "conv"
-    _add(
-        chain,
-        said,
-        kind,
-        {"maps": said.get("nofm"), **_window(said), "padding": said.get("pad"), **_weights(said, chain)},
-    )
+    maps, window = whole(said.get("nofm")), {**_window(said), "padding": said.get("pad")}
+    shape = shapes.after_window(chain.shape, window, maps)
+    fans = _window_fans(chain.shape, window, maps)
+    inputs = fans[0]
+    rows = None if inputs is None or shape is None else inputs * (math.prod(shape[1:]) if kind == "local" else 1)
+    options = _weights(said, chain, (rows, maps), fans)
+    shared, found = bool(said.plain("shared_bias", True)), said.get("shared_bias")
+    if options["bias"] and shared == (kind == "local"):
+        raise ExperimentError(
+            f"{(found or said).where}: {said.kind}: shared_bias: {shared} is not supported with local_conv: "
+            f"{kind == 'local'}: a convolution has a bias for each map, and local filters one for each pixel"
+        )
+    if found is not None and not options["bias"]:
+        chain.notes.append(f"{found.where}: shared_bias has no meaning today: without bias_init there is no bias")
+    _add(chain, said, kind, {"maps": said.get("nofm"), **window, **options})
+    chain.shape = shape
+
+
+def _window_fans(shape: Shape | None, window: dict[str, Any], maps: int | None) -> Counts:
+    kernel = plain(window["kernel"])
+    sides = kernel if isinstance(kernel, list) else [kernel] * (len(shape or ()) - 1)
+    if shape is None or not all(isinstance(side, int) for side in sides):
+        return None, None
+    return shape[0] * math.prod(sides), None if maps is None else maps * math.prod(sides)
 
 
 def _local_filter(said: Said, chain: Chain) -> None:
-    _checked(said, "nofm", "fshape", "stride", "sparsity", "tied_weights", "pretraining", *WEIGHT_KEYS)
-    options = _weights(said, chain) | {"unit_norm": True}
-    _add(chain, said, "local", {"maps": said.get("nofm"), **_window(said), **options})
+    _images(said, chain)
+    for key in ("sparsity", "tied_weights"):
+        if (found := said.get(key)) is not None and not chain.pretrained:
+            chain.notes.append(f"{found.where}: {key} has no meaning today: only the model GB is pretrained")
+    maps, window = whole(said.get("nofm")), _window(said)
+    shape = shapes.after_window(chain.shape, window, maps)
+    fans = _window_fans(chain.shape, window, maps)
+    options = _weights(said, chain, (None if shape is None else math.prod(shape), fans[0]), fans)
+    if options["bias"]:
+        raise ExperimentError(f"{said.where}: {said.kind} has no bias: leave bias_init out of its weight_init")
+    _add(chain, said, "local", {"maps": said.get("nofm"), **window, **options, "unit_norm": True})
+    chain.shape = shape
 
 
 def _pool(kind: str) -> Callable[[Said, Chain], None]:
     def add(said: Said, chain: Chain) -> None:
-        _checked(said, "fshape", "stride", "nfm", "nofm", "op", "pad", "activation")
-        _add(chain, said, kind, {**_window(said), "padding": said.get("pad")})
+        _images(said, chain)
+        check_outputs(said, "nofm", _maps(chain))
+        window = {**_window(said), "padding": said.get("pad")}
+        _add(chain, said, kind, window)
+        chain.shape = shapes.after_window(chain.shape, window, _maps(chain))
 
     return add
 
@@ -137,58 +254,48 @@ def _pooling(said: Said, chain: Chain) -> None:
 
 
 def _contrast(said: Said, chain: Chain) -> None:
-    """Before the release by a Gaussian window, afterwards by the strength of responses."""
-    _checked(said, "ksize", "alpha", "beta", "fshape", "stride", "nfm", "nofm", "activation", *WEIGHT_KEYS)
-    if said.get("ksize") is not None:
-        _add(
-            chain,
-            said,
-            "lcn",
-            {
-                "kernel": said.get("ksize"),
-                "method": "response",
-                "alpha": _number(said, "alpha"),
-                "beta": _number(said, "beta"),
-            },
-        )
-    else:
+    """Before the release by a Gaussian window (LCNLayer), afterwards by the strength of responses."""
+    _images(said, chain)
+    check_outputs(said, "nofm", _maps(chain))
+    if said.name == "LCNLayer":
         _add(chain, said, "lcn", {"kernel": _window(said)["kernel"]})
+    else:
+        strength = {"alpha": _number(said, "alpha"), "beta": _number(said, "beta")}
+        _add(chain, said, "lcn", {"kernel": said.get("ksize"), "method": "response", **strength})
 
 
 def _response(said: Said, chain: Chain) -> None:
-    _checked(said, "ksize", "alpha", "beta", *WEIGHT_KEYS)
-    _add(
-        chain,
-        said,
-        "response_norm",
-        {"size": said.get("ksize"), "alpha": _number(said, "alpha"), "beta": _number(said, "beta")},
-    )
+    _images(said, chain)
+    options = {"size": said.get("ksize"), "alpha": _number(said, "alpha"), "beta": _number(said, "beta")}
+    _add(chain, said, "response_norm", options)
 
 
-def _number(said: Said, key: str) -> Said | None:
+def _number(said: Said, key: str) -> Said:
     found = said.get(key)
-    return (
-        None
-        if found is None
-        else Said(float(found.value) if isinstance(found.value, int) else found.value, found.where)
-    )
+    if found is None:
+        raise ExperimentError(f"{said.where}: {said.kind} needs the key {key!r}")
+    return number_of(found)
 
 
 def _cross_map_pool(said: Said, chain: Chain) -> None:
-    _checked(said, "nofm", *WEIGHT_KEYS)
-    rule = next((found for key in RULE_KEYS if (found := said.get(key)) is not None), None)
-    if rule is not None:
-        chain.rules.append((len(chain.layers), learning_rule(rule)))
-    _add(chain, said, "cross_map_pool", {"maps": said.get("nofm")})
+    """A convolution of one pixel, which is what neon 0.9 calls it; its weights may become negative."""
+    _images(said, chain)
+    maps, inputs = whole(said.get("nofm")), _maps(chain)
+    options = _weights(said, chain, (inputs, maps), (inputs, maps))
+    if options["bias"]:
+        raise ExperimentError(f"{said.where}: {said.kind} has no bias: leave bias_init out of its weight_init")
+    _add(chain, said, "conv", {"maps": said.get("nofm"), "kernel": 1, **options})
+    chain.shape = None if chain.shape is None or maps is None else (maps, *chain.shape[1:])
 
 
 def _dropout(said: Said, chain: Chain) -> None:
-    _checked(said, "keep")
-    _add(chain, said, "dropout", {"keep": said.get("keep") or 0.5})
+    check_inputs(said, chain.shape)
+    keep = said.get("keep")
+    _add(chain, said, "dropout", {"keep": 0.5 if keep is None else number_of(keep)})
 
 
 def _activation(said: Said, chain: Chain) -> None:
-    _checked(said, "activation")
+    check_inputs(said, chain.shape)
     found = said.get("activation")
     ours = activation(found) if found is not None else None
     if ours is not None:
@@ -198,43 +305,58 @@ def _activation(said: Said, chain: Chain) -> None:
 
 
 def _slice(said: Said, chain: Chain) -> None:
-    _checked(said, "end_idx", "activation")
+    check_inputs(said, chain.shape)
     if said.get("end_idx") is None:
         raise ExperimentError(f"{said.where}: {said.kind} needs the key 'end_idx'")
     _add(chain, said, "slice", {"last": said.get("end_idx")})
-    if said.get("activation") is not None:
-        _activation(at(said.where, {"activation": said.get("activation")}), chain)
-
-
-def _recurrent(said: Said, chain: Chain) -> None:
-    raise ExperimentError(
-        f"{said.where}: {said.kind} is not supported: it carries its state from batch to batch. Here a sample is a "
-        "sequence: in our format, `dataset: {name: text, length: 20}`, `- lstm: {units: 64}` (or rnn, gru) and "
-        "`- linear: 96` predict the next character"
-    )
-
-
-def _boltzmann(said: Said, chain: Chain) -> None:
-    raise ExperimentError(
-        f"{said.where}: {said.kind} is not supported in the models of neon, which end there. In our format, layers "
-        "`- rbm: {units: 500, pretraining: {epochs: 1, lr: 0.1}}` stand before a last `- linear: 10`"
-    )
+    last = whole(said.get("end_idx"))
+    chain.shape = None if chain.shape is None or last is None else (last, *chain.shape[1:])
 
 
 def _nested(kind: str) -> Callable[[Said, Chain], None]:
     def add(said: Said, chain: Chain) -> None:
-        _checked(said, "sublayers", *WEIGHT_KEYS)
         found = said.get("sublayers")
         if found is None:
             raise ExperimentError(f"{said.where}: {said.kind} needs the key 'sublayers'")
-        inner = convert_layers(found, inner=True)
+        if not isinstance(found.value, list):
+            raise ExperimentError(f"{found.where}: expected sublayers to be a list")
+        inner = Chain(batch_size=chain.batch_size, default_rule=chain.default_rule, shape=chain.shape)
+        ends: list[Shape | None] = []
+        for layer in found.value:
+            if kind == "branch":  # each gets the same input
+                inner.shape = chain.shape
+            convert_layers(at(layer.where, [layer]), inner, inner=True)
+            ends.append(inner.shape)
         chain.rules += [(-1, rule) for _, rule in inner.rules]
         chain.notes += inner.notes
         _add(chain, said, kind, {"layers": inner.layers})
+        chain.shape = _joined(ends) if kind == "branch" else inner.shape
 
     return add
 
 
+def _joined(ends: list[Shape | None]) -> Shape | None:
+    known = [end for end in ends if end is not None]
+    if len(known) < len(ends) or len({end[1:] for end in known}) != 1:
+        return None
+    return (sum(end[0] for end in known), *known[0][1:])
+
+
+def _elsewhere(why: str) -> Callable[[Said, Chain], None]:
+    def refuse(said: Said, chain: Chain) -> None:
+        raise ExperimentError(f"{said.where}: {said.kind} is not supported{why}")
+
+    return refuse
+
+
+_RECURRENT = _elsewhere(
+    ": it carries its state from batch to batch. Here a sample is a sequence: in our format, `dataset: {name: text, "
+    "length: 20}`, `- lstm: {units: 64}` (or rnn, gru) and `- linear: 96` predict the next character"
+)
+_BOLTZMANN = _elsewhere(
+    " in the models of neon, which end there. In our format, layers `- rbm: {units: 500, pretraining: {epochs: 1, lr: "
+    "0.1}}` stand before a last `- linear: 10`"
+)
 LAYERS: dict[str, Callable[[Said, Chain], None]] = {
     "DataLayer": _data, "ImageDataLayer": _data, "CostLayer": _cost,
     "FCLayer": _fully_connected, "Layer": _fully_connected, "LayerWithNoBias": _fully_connected,
@@ -242,7 +364,7 @@ LAYERS: dict[str, Callable[[Said, Chain], None]] = {
     "PoolingLayer": _pooling, "MaxPoolingLayer": _pool("max_pool"), "L2PoolingLayer": _pool("l2_pool"),
     "AveragePoolingLayer": _pool("avg_pool"), "LCNLayer": _contrast, "LocalContrastNormLayer": _contrast,
     "CrossMapResponseNormLayer": _response, "CrossMapPoolingLayer": _cross_map_pool, "DropOutLayer": _dropout,
-    "RecurrentHiddenLayer": _recurrent, "RecurrentLSTMLayer": _recurrent, "RecurrentOutputLayer": _recurrent,
-    "RecurrentCostLayer": _recurrent, "RecurrentLayer": _recurrent, "RBMLayer": _boltzmann, "SliceLayer": _slice,
+    "RecurrentHiddenLayer": _RECURRENT, "RecurrentLSTMLayer": _RECURRENT, "RecurrentOutputLayer": _RECURRENT,
+    "RecurrentCostLayer": _RECURRENT, "RecurrentLayer": _RECURRENT, "RBMLayer": _BOLTZMANN, "SliceLayer": _slice,
     "ActivationLayer": _activation, "BranchLayer": _nested("branch"), "ListLayer": _nested("list"),
 }  # fmt: skip

@@ -98,6 +98,12 @@ def plain(said: Said) -> Any:
     return said.value
 
 
+def number_of(said: Said) -> Said:
+    """A whole number as the float that our options take; anything else as it is."""
+    whole = isinstance(said.value, int) and not isinstance(said.value, bool)
+    return Said(float(said.value), said.where) if whole else said
+
+
 def at(where: str, value: Any) -> Said:
     """A value that we say, in the name of a place in the old file."""
     if isinstance(value, Said):
@@ -126,7 +132,8 @@ def as_document(name: str, said: Said) -> Document:
 
 
 def read_nodes(name: str, root: Node) -> Said:
-    """The tree of a file. A key may stand twice, which neon's files use to hold anchors: the last one counts."""
+    """The tree of a file. A key of the experiment itself may stand twice, which neon's files use to hold anchors: the
+    last one counts."""
     read: dict[int, Said] = {}
     count = 0
 
@@ -143,6 +150,8 @@ def read_nodes(name: str, root: Node) -> Said:
         inside = (*inside, id(node))
         kind = node.tag[len(OBJECT) :].rpartition(".")[2] if node.tag.startswith(OBJECT) else None
         if isinstance(node, MappingNode):
+            if node is not root:
+                _refuse_twice(name, node)
             value: Any = {_key(name, key): walk(item, inside) for key, item in node.value}
         elif isinstance(node, SequenceNode):
             value = [walk(item, inside) for item in node.value]
@@ -165,6 +174,15 @@ def read_nodes(name: str, root: Node) -> Said:
         return walk(root, ())
     except RecursionError:
         raise ExperimentError(f"{name}:1:1: lists or mappings are nested too deeply") from None
+
+
+def _refuse_twice(name: str, node: MappingNode) -> None:
+    seen: set[str] = set()
+    for key, item in node.value:
+        text = _key(name, key)
+        if text in seen:
+            raise ExperimentError(f"{place(name, item)}: the key {text!r} stands here twice: neon took the last one")
+        seen.add(text)
 
 
 def _key(name: str, node: Node) -> str:

@@ -1,0 +1,252 @@
+"""What single keys of neon's files mean in numbers: modes, batches, inputs and biases, defaults, initial weights."""
+
+# ruff: noqa: E501  (a message is one line)
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+from tests.experiment.neon_experiments import Node, experiment, gb, layer, rule, uniform, written
+from tests.experiment.test_neon_keys import converted, refusal
+from torchmn.experiment.load import read
+from torchmn.experiment.model import build_model, load_data
+
+
+def layers_of(found: Node) -> list:
+    return converted(found)[0]["model"]["layers"]
+
+
+def built(found: Node) -> torch.nn.Module:
+    chosen = read("old.yaml", written(found))
+    return build_model(chosen, load_data(chosen, None)["train"])
+
+
+@pytest.mark.parametrize("place", ["dataset", "model"])
+def test_the_mode_of_a_data_set_or_a_model_is_the_mode_of_the_run(place):
+    found = experiment(dist_flag=True)
+    found[place]["dist_mode"] = "halopar"
+    assert converted(found)[0]["parallel"] == {"mode": "halopar"}
+    found[place]["dist_flag"] = False
+    assert "dist_flag is True in FitPredictErrorExperiment, and False in" in refusal(found)
+    del found["dist_flag"]
+    ours, notes = converted(found)
+    assert "parallel" not in ours and any(
+        "dist_mode has no meaning today: dist_flag is False" in note for note in notes
+    )
+
+
+def test_modes_that_contradict_each_other_are_refused():
+    found = experiment(dist_flag=True, dist_mode="vecpar")
+    found["dataset"]["dist_mode"] = "halopar"
+    assert "dist_mode is vecpar in FitPredictErrorExperiment, and halopar in MNIST: they must be the same" in refusal(
+        found
+    )
+    assert "dist_flag: True needs a dist_mode in the data set" in refusal(experiment(dist_flag=True))
+
+
+def test_in_datapar_the_batch_is_that_of_the_data_set():
+    found = experiment(dist_flag=True)
+    found["dataset"] |= {"dist_mode": "datapar", "batch_size": 300}
+    ours, notes = converted(found)
+    assert ours["batch_size"] == 300 and any("300, of all ranks together, is used" in note for note in notes)
+    del found["dataset"]["batch_size"]
+    assert "batch_size 100 is that of one rank in datapar: the data set needs a batch_size" in refusal(found)
+    found["dataset"] |= {"dist_mode": "halopar", "batch_size": 300}
+    ours, notes = converted(found)
+    assert ours["batch_size"] == 100 and any("neon reads it in datapar only" in note for note in notes)
+
+
+def test_one_input_more_is_a_bias_that_begins_as_the_weights():
+    found = experiment(layer("Layer", nin=785, nout=200))
+    assert layers_of(found)[0]["linear"] == {
+        "units": 200, "bias": True, "init": {"name": "uniform", "low": -0.1, "high": 0.1}, "bias_init": "init",
+    }  # fmt: skip
+    bias = built(found).get_submodule("linear1").bias
+    assert isinstance(bias, torch.Tensor) and 0.09 < bias.abs().max() <= 0.1 and bias.min() < 0 < bias.max()
+    assert layers_of(experiment(layer("Layer", nin=784, nout=200)))[0]["linear"]["bias"] is False
+    with_number = Node("Layer", nin=785, nout=200, weight_init=uniform(bias_init=0.5))
+    assert layers_of(experiment(with_number))[0]["linear"]["bias_init"] == 0.5
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        (layer("Layer", nin=786, nout=20), "Layer: expected nin to be 784, or 785 with neon's bias, got 786: its inputs have shape 1 x 28 x 28"),
+        (layer("LayerWithNoBias", nin=785, nout=20), "LayerWithNoBias: expected nin to be 784, got 785"),
+        (layer("FCLayer", nin=785, nout=20), "FCLayer: expected nin to be 784, got 785"),
+        (layer("ConvLayer", nifm=3, nofm=2, fshape="[3, 3]"), "ConvLayer: expected nifm to be 1, got 3"),
+        (layer("ConvLayer", ifmshape="[32, 32]", nofm=2, fshape="[3, 3]"), "ConvLayer: expected ifmshape to be [28, 28], got [32, 32]"),
+        (Node("DataLayer", nout=700), "DataLayer: expected nout to be 1 x 28 x 28, as a sample of the data has 784 values, got 700"),
+    ],
+)  # fmt: skip
+def test_inputs_that_are_not_there_are_refused_with_what_was_expected(wrong, message):
+    assert message in refusal(experiment(wrong))
+
+
+def test_inputs_are_those_of_the_layer_before():
+    conv, pool = (
+        layer("ConvLayer", nofm=4, fshape="[5, 5]", stride=2),
+        Node("PoolingLayer", op="max", fshape="[2, 2]", stride=2),
+    )
+    right = [conv, pool, Node("DropOutLayer", keep=0.5, nin=144), layer("FCLayer", nin=144, nout=5)]
+    ours = experiment(*right)
+    ours["model"]["layers"][-2]["nin"] = 5
+    assert built(ours)
+    ours["model"]["layers"][-2]["nin"] = 7
+    assert "expected nin to be 5, got 7: its inputs have shape 5" in refusal(ours)
+    of_branch = Node("BranchLayer", sublayers=[Node("FCLayer", nout=3), Node("FCLayer", nout=4)])
+    joined = experiment(of_branch)
+    joined["model"]["layers"][-2]["nin"] = 8
+    assert "expected nin to be 7, got 8" in refusal(joined)
+
+
+def test_a_vector_becomes_a_square_image_of_one_map():
+    found = experiment(layer("FCLayer", nout=36), layer("ConvLayer", nofm=2, fshape="[3, 3]"))
+    assert layers_of(found)[1] == {"reshape": {"shape": [1, 6, 6]}}
+    assert built(found)
+    found["model"]["layers"][1]["nout"] = 35
+    assert "ConvLayer needs images, and gets vectors of 35 values" in refusal(found)
+
+
+def test_what_neon_takes_where_layers_say_nothing():
+    found = experiment(Node("FCLayer", nout=20))
+    found["model"]["layers"][2].pop("lrule_init")
+    ours = converted(found)[0]
+    assert ours["optimizer"] == {"name": "sgd", "lr": 0.1, "momentum": 0.9}
+    assert ours["model"]["layers"][0]["linear"]["init"] == {"name": "gaussian", "std": 0.01}
+    assert ours["metrics"] == {split: ["misclassified_percentage"] for split in ("train", "test")}
+    weight = built(found).get_submodule("linear1").weight
+    assert isinstance(weight, torch.Tensor) and float(weight.detach().std()) == pytest.approx(0.01, rel=0.05)
+    found["model"] |= {"learning_rate": 0.3, "momentum": Node(type="constant", coef=0.5)}
+    assert converted(found)[0]["optimizer"] == {"name": "sgd", "lr": 0.3, "momentum": 0.5}
+
+
+def test_pooling_across_maps_has_its_weights_and_its_activation():
+    conv = layer("ConvLayer", nofm=6, fshape="[5, 5]")
+    across = Node(
+        "CrossMapPoolingLayer",
+        nofm=3,
+        weight_init=Node("GaussianValGen", scale=0.3),
+        activation=Node("Tanh"),
+        lrule_init=rule(0.02),
+    )
+    ours = layers_of(experiment(conv, across))[1]
+    assert ours == {
+        "conv": {
+            "maps": 3,
+            "kernel": 1,
+            "bias": False,
+            "init": {"name": "gaussian", "std": 0.3},
+            "activation": "tanh",
+            "optimizer": {"lr": 0.02},
+        }
+    }
+    across["weight_init"]["bias_init"] = 0.0
+    assert "CrossMapPoolingLayer has no bias: leave bias_init out" in refusal(experiment(conv, across))
+
+
+def test_initial_weights_follow_the_matrix_that_neon_had():
+    def init(kind: str, **options: object) -> dict:
+        return layers_of(experiment(Node(kind, **options)))[0][{"FCLayer": "linear", "ConvLayer": "conv"}[kind]]["init"]
+
+    auto, glorot = Node("AutoUniformValGen"), Node("NodeNormalizedValGen", scale=2.0)
+    window = {"nofm": 16, "fshape": "[3, 3]"}
+    assert init("FCLayer", nout=25, weight_init=auto) == {"name": "auto_uniform"}
+    assert init("FCLayer", nout=25, weight_init=glorot) == {"name": "glorot", "scale": 2.0}
+    assert init("ConvLayer", weight_init=Node("AutoUniformValGen", islocal=True), **window) == {"name": "auto_uniform"}
+    assert init("ConvLayer", weight_init=auto, **window) == {"name": "uniform", "low": -0.25, "high": 0.25}
+    bound = 2 * math.sqrt(6 / (9 + 16))
+    assert init("ConvLayer", weight_init=glorot, **window) == {"name": "uniform", "low": -bound, "high": bound}
+
+
+@pytest.mark.parametrize(
+    ("params", "momentum"),
+    [
+        ({"initial_coef": 0.99, "saturated_coef": 0.9, "start_epoch": 5, "saturate_epoch": 5}, {"from": 0.99, "to": 0.9, "start": 4, "end": 5}),
+        ({"initial_coef": 0.99, "saturated_coef": 0.9, "start_epoch": 0, "saturate_epoch": 0}, 0.9),
+        ({"initial_coef": 0.5, "coef": 0.7, "start_epoch": 1, "saturate_epoch": 3}, {"from": 0.5, "to": 0.7, "start": 1, "end": 3}),
+        ({"initial_coef": 0.5, "saturated_coef": 0.9, "saturate_epoch": 3}, 0.5),
+    ],
+)  # fmt: skip
+def test_a_momentum_that_changes_is_neons_in_every_epoch(params, momentum):
+    found = experiment()
+    found["model"]["layers"][1]["lrule_init"] = Node(
+        type="gradient_descent_momentum",
+        lr_params=Node(learning_rate=0.1, momentum_params=Node(type="linear_monotone", **params)),
+    )
+    assert converted(found)[0]["optimizer"]["momentum"] == momentum
+
+
+def test_only_what_a_rule_applies_is_converted():
+    found = experiment()
+    params = Node(learning_rate=0.1, weight_decay=0.01)
+    found["model"]["layers"][1]["lrule_init"] = Node(type="gradient_descent_momentum", lr_params=params)
+    ours, notes = converted(found)
+    assert ours["optimizer"] == {"name": "sgd", "lr": 0.1}
+    assert any(
+        "weight_decay has no meaning today: neon's gradient_descent_momentum does not apply it" in n for n in notes
+    )
+    found["model"]["layers"][1]["lrule_init"] = Node(type="adadelta", lr_params=Node(learning_rate=0.1))
+    assert converted(found)[0]["optimizer"] == {"rho": 0.95, "eps": 1e-6, "name": "adadelta"}
+
+
+def test_biases_that_learn_otherwise_are_refused():
+    found = experiment(
+        Node("FCLayer", nout=5, weight_init=uniform(bias_init=0.0), lrule_init=rule(), brule_init=rule(0.2))
+    )
+    assert "FCLayer: a brule_init that differs from the rule of the weights is not supported" in refusal(found)
+
+
+def test_a_derivative_without_the_shortcut_is_refused():
+    found = experiment()
+    found["model"]["layers"][-1]["cost"]["shortcut_deriv"] = False
+    assert "CrossEntropy: shortcut_deriv is supported as True only, got False: the derivative" in refusal(found)
+
+
+@pytest.mark.parametrize(
+    ("place", "key", "value", "message"),
+    [
+        (0, "weight_init", Node("GaussianValGen"), "LocalFilteringLayer: expected weight_init to be uniform with low = -high"),
+        (0, "activation", Node("Tanh"), "LocalFilteringLayer: its activation must be Linear in GB"),
+        (0, "ifmshape", "[27, 27]", "LocalFilteringLayer: expected ifmshape to be [28, 28], got [27, 27]"),
+        (3, "nin", 1000, "LayerWithNoBias: expected nin to be 1058, got 1000: its inputs have shape 2 x 23 x 23"),
+        (3, "activation", Node("Tanh"), "the classifier of GB is supported with activation: logistic, got tanh"),
+        (3, "weight_init", Node("GaussianValGen"), "the classifier of GB is supported with init:"),
+    ],
+)  # fmt: skip
+def test_what_the_sparse_autoencoder_does_not_do_is_refused(place, key, value, message):
+    found = gb()
+    converted(found)
+    found["model"]["layers"][place][key] = value
+    assert message in refusal(found)
+
+
+def test_a_key_of_an_experiment_is_known_or_holds_anchors_that_are_used():
+    held = (
+        written(experiment())
+        .replace("dataset: ", "held: [&bs 100], dataset: ", 1)
+        .replace("batch_size: 100", "batch_size: *bs")
+    )
+    assert read("old.yaml", held).batch_size == 100
+    assert (
+        "FitPredictErrorExperiment has no key 'metrcs' that is known here, and nothing in it is referred to. Did you mean 'metrics'?"
+        in refusal(experiment(metrcs=Node(test=[])))
+    )
+    unused = converted(experiment(lrule=rule()))[1]
+    assert [note for note in unused if "lrule has no meaning today: nothing refers to what it holds" in note]
+
+
+def test_a_key_that_another_replaced_has_no_meaning_beside_that():
+    found = experiment(inference_sets="[train]", metrics=Node(test=[Node("AUC")]))
+    ours, notes = converted(found)
+    assert ours["metrics"] == {"test": ["auc"]}
+    assert any("inference_sets has no meaning today: there is metrics, which took its place" in note for note in notes)
+
+
+def test_a_key_that_stands_twice_is_refused():
+    found = experiment()
+    found["model"]["layers"][1]["nout"] = "10, nout: 11"
+    assert "the key 'nout' stands here twice: neon took the last one" in refusal(found)
