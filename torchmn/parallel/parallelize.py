@@ -32,6 +32,7 @@ from torchmn.parallel.own_functions import refuse_scripts
 from torchmn.parallel.replacing import LayersOfTheirOwn, replace_module
 from torchmn.parallel.running import Parallelism
 from torchmn.parallel.splitting import LinearUse, LinearWatch, choose_splits, swap_linears
+from torchmn.parallel.summary import warn_of_whole_modules
 
 MODES = ("datapar", "modelpar", "halopar", "halodatapar")
 ALIASES = {"vecpar": "modelpar"}
@@ -84,6 +85,7 @@ def parallelize(
         keep_inside(copied)
     if grid.sizes["data"] > 1 and _has_batch_norm(copied):
         copied.gradients_cross_ranks = True  # type: ignore[assignment]
+    warn_of_whole_modules(copied)
     return copied
 
 
