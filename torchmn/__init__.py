@@ -32,7 +32,13 @@ if TYPE_CHECKING:
     from torchmn.graph import MultiNodeChainList, describe, draw
     from torchmn.nn import create_mnbn_model
     from torchmn.optim import create_multi_node_optimizer
-    from torchmn.parallel import clip_grad_norm_, full_state_dict, load_full_state_dict, parallelize
+    from torchmn.parallel import (
+        clip_grad_norm_,
+        full_state_dict,
+        load_full_state_dict,
+        parallel_summary,
+        parallelize,
+    )
     from torchmn.training import create_multi_node_evaluator
     from torchmn.training.checkpoint import create_multi_node_checkpointer
 
@@ -79,6 +85,7 @@ __all__ = [
     "models",
     "nn",
     "optim",
+    "parallel_summary",
     "parallelize",
     "run_threads",
     "scatter_dataset",
@@ -121,6 +128,7 @@ _HOMES = {
     "clip_grad_norm_": "parallel",
     "full_state_dict": "parallel",
     "load_full_state_dict": "parallel",
+    "parallel_summary": "parallel",
     "parallelize": "parallel",
     "create_multi_node_evaluator": "training",
     "create_multi_node_checkpointer": "training.checkpoint",

@@ -1,10 +1,9 @@
 """Who gets which items: checked against sets of integers."""
 
-import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from torchmn.data.partition import Window, drawn_seed, permutation
+from torchmn.data.partition import Window, permutation
 
 totals, sizes = st.integers(0, 200), st.integers(1, 40)
 
@@ -55,14 +54,3 @@ def test_a_permutation_follows_from_its_seed():
     first, again, other = permutation(50, 1), permutation(50, 1), permutation(50, 2)
     assert sorted(first.tolist()) == list(range(50))
     assert first.tolist() == again.tolist() != other.tolist()
-
-
-def test_a_drawn_seed_follows_from_the_random_state_and_leaves_it_alone():
-    with torch.random.fork_rng():
-        torch.manual_seed(3)
-        before = torch.get_rng_state()
-        seed = drawn_seed()
-        assert torch.equal(torch.get_rng_state(), before)
-        assert drawn_seed() == seed
-        torch.rand(1)
-        assert drawn_seed() != seed

@@ -130,7 +130,7 @@ def test_micro_batches_together_are_the_serial_batches(comm, batch_size, drop_la
 def test_any_sampler_s_batches_are_dealt_out_anew_in_each_epoch(comm):
     images, labels = images_and_labels()
     grid = ProcessGrid(comm, data=2, height=2)
-    tiles = scatter_regions((images, labels), grid)
+    tiles = scatter_regions((images, labels), grid, replicated=True)
 
     def serial_sampler():
         order = RandomSampler(labels, generator=torch.Generator().manual_seed(7))
@@ -247,10 +247,10 @@ def test_a_slice_is_a_list_of_items(comm):
 
 @ranks(2, on="threads")
 def test_volumes_and_signals(comm):
-    volumes = torch.rand(2, 1, 4, 3, 5)
+    volumes = torch.arange(120.0).view(2, 1, 4, 3, 5)
     tiles = scatter_regions(volumes, ProcessGrid(comm, depth=2))
     assert torch.equal(tiles[1], volumes[1][:, 2 * comm.rank : 2 * comm.rank + 2])
-    signals = torch.rand(2, 3, 9)
+    signals = torch.arange(54.0).view(2, 3, 9)
     tiles = scatter_regions(signals, ProcessGrid(comm, width=2), dims=1)
     assert torch.equal(tiles[-1], signals[1][:, slice(0, 5) if comm.rank == 0 else slice(5, 9)])
     with pytest.raises(IndexError):
@@ -281,7 +281,8 @@ def test_of_a_memory_mapped_array_only_the_tiles_asked_for_are_touched(tmp_path)
     whole = np.array(images)
     Recorded.asked = []
     tiles = run_threads(lambda comm: scatter_regions(images, ProcessGrid(comm, height=2)), 2, timeout=30)
-    assert Recorded.asked == []
+    assert all(asked == (asked[0], 3, slice(0, 5)) for asked in Recorded.asked), "ranks compare a line of an image"
+    Recorded.asked = []
     tile = tiles[1][3]
     assert np.array_equal(tile, whole[3, 3:6]) and not np.shares_memory(tile, images)
     assert Recorded.asked == [(3, slice(3, 6), slice(0, 5))]
@@ -305,7 +306,8 @@ def test_an_array_in_a_file_is_read_slice_by_slice(comm):
 
     images = InFile()
     tiles = scatter_regions((images, np.arange(4)), ProcessGrid(comm, width=2))
-    assert images.asked == []
+    assert images.asked == [(place, 1, slice(0, 6)) for place in range(4)], "ranks compare a line of an image"
+    images.asked = []
     mine = slice(0, 3) if comm.rank == 0 else slice(3, 6)
     tile, label = tiles[2]
     assert np.array_equal(tile, images.array[2][:, mine]) and label == 2
@@ -317,12 +319,14 @@ def test_what_can_not_be_is_refused_on_every_rank(comm):
     grid = ProcessGrid(comm, height=4)
     with pytest.raises(HaloError, match=r"\(1, 3, 8\) have 3 along 'height', too few for 4 ranks.*at most 3"):
         scatter_regions(torch.zeros(2, 1, 3, 8), grid)
-    with pytest.raises(MismatchError, match="ranks disagree in scatter_regions"):
+    with pytest.raises(MismatchError, match=r"not have the same data; nothing was sent:\n.*2 items.*\n.*1: 3 items"):
         scatter_regions(torch.zeros(2 + (comm.rank == 1), 1, 8, 8), grid)
     with pytest.raises(
-        ArgumentError, match=r"rank 2 of 4: scatter_regions: expected a map-style data set, .* got None"
+        ArgumentError, match=r"rank 0 of 4: scatter_regions: expected a map-style data set, .* got None"
     ):
-        scatter_regions(None if comm.rank == 2 else torch.zeros(2, 1, 8, 8), grid)
+        scatter_regions(None if comm.rank == 0 else torch.zeros(2, 1, 8, 8), grid)
+    with pytest.raises(ArgumentError, match=r"expected either batch_size, .* or replicated=True, got both"):
+        scatter_regions(torch.zeros(8, 1, 8, 8), grid, 4, replicated=True)
     with pytest.raises(ArgumentError, match=r"places 0\.\.1 of an item, got \(2,\)"):
         scatter_regions((torch.zeros(2, 1, 8, 8), torch.zeros(2)), grid, cut=(2,))
     replicas = ProcessGrid(comm, data=4)
@@ -338,3 +342,5 @@ def test_a_seed_that_nobody_gave_is_the_same_on_all_ranks(comm):
     tiles = scatter_regions(torch.zeros(30, 1, 8, 8), ProcessGrid(comm, height=2), shuffle=True)
     orders = comm.allgather(tiles.indices)
     assert torch.equal(orders[0], orders[1]) and sorted(orders[0].tolist()) == list(range(30))
+    again = scatter_regions(torch.zeros(30, 1, 8, 8), ProcessGrid(comm, height=2), shuffle=True)
+    assert not torch.equal(tiles.indices, again.indices), "each call draws an order"

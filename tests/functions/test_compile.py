@@ -23,6 +23,13 @@ def through_a_ring(comm, x, weight):
     return F.recv(comm, (comm.rank - 1) % comm.size, delegate_variable=sent).square().sum() + hidden.sum()
 
 
+def through_a_joined_ring(comm, x, weight):
+    hidden = torch.tanh(x @ weight)
+    sent = F.send(hidden, comm, (comm.rank + 1) % comm.size)
+    received = F.recv(comm, (comm.rank - 1) % comm.size)
+    return F.pseudo_connect(sent, received * 2).square().sum() + hidden.sum()
+
+
 def steps(comm, function):
     """Values and gradients of a few calls, with batches of other sizes: these made torch.compile look once more."""
     found = []
@@ -34,7 +41,7 @@ def steps(comm, function):
     return found
 
 
-@pytest.mark.parametrize("function", [through_collectives, through_a_ring])
+@pytest.mark.parametrize("function", [through_collectives, through_a_ring, through_a_joined_ring])
 @ranks(2, on="threads")
 def test_a_compiled_program_that_communicates_has_the_numbers_of_the_plain_one(comm, function):
     expected = steps(comm, function)

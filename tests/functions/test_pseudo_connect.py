@@ -1,5 +1,8 @@
 """pseudo_connect: values as they were, and a backward that also visits the delegate."""
 
+import pickle
+import re
+
 import pytest
 import torch
 
@@ -60,8 +63,38 @@ def test_what_was_joined_may_be_changed_in_place():
 @pytest.mark.parametrize("phi", [None, torch.zeros(())])
 def test_without_a_delegate_to_visit_the_values_are_returned_as_they_are(phi):
     x = torch.randn(2)
-    assert F.pseudo_connect(phi, x) is x
+    assert torch.equal(F.pseudo_connect(phi, x), x) and F.pseudo_connect(phi, x).data_ptr() == x.data_ptr()
     assert not F.pseudo_connect(phi, x, x)[0].requires_grad
+
+
+@pytest.mark.parametrize("phi", [None, torch.zeros(()), torch.zeros((), requires_grad=True)])
+@pytest.mark.parametrize("shape", [(), (1,), (1, 3), (2, 3)], ids=str)
+def test_the_result_for_one_variable_is_not_unpacked_as_chainermn_s_tuple(phi, shape):
+    """`x, = pseudo_connect(phi, x)` would lose the first dim of a batch of one."""
+    for x in (torch.ones(shape), torch.ones(shape, requires_grad=True), torch.nn.Parameter(torch.ones(shape))):
+        with pytest.raises(torchmn.ArgumentError, match=r"write x = pseudo_connect\(phi, x\)"):
+            (_,) = F.pseudo_connect(phi, x)
+        with pytest.raises(torchmn.ArgumentError, match=r"x\.unbind"):
+            print(*F.pseudo_connect(F.pseudo_connect(phi, x), x))
+        with torch.inference_mode(), pytest.raises(torchmn.ArgumentError, match=f"of shape {re.escape(str(shape))}"):
+            list(F.pseudo_connect(phi, x))
+
+
+def test_what_is_computed_from_the_result_is_a_plain_tensor():
+    x = torch.arange(6.0).view(2, 3).requires_grad_()
+    joined = F.pseudo_connect(torch.zeros((), requires_grad=True), x)
+    results = [joined + 1, joined[0], joined.detach(), joined.view(3, 2), torch.cat([joined, joined]), joined.sum()]
+    assert {type(result) for result in results} == {torch.Tensor}
+    assert [row.tolist() for row in joined.unbind()] == x.tolist() and isinstance(joined, torch.Tensor)
+    assert pickle.loads(pickle.dumps(joined.detach())).tolist() == x.tolist()
+
+
+@ranks(2)
+def test_the_result_travels_as_any_tensor_does(comm):
+    joined = F.pseudo_connect(torch.zeros((), requires_grad=True), torch.full((1, 2), comm.rank + 1.0))
+    assert comm.allreduce(joined).tolist() == [[3.0, 3.0]]
+    assert F.allgather(comm, joined)[1].tolist() == [[2.0, 2.0]]
+    assert [x.tolist() for x in comm.allgather_obj(joined.detach())] == [[[1.0, 1.0]], [[2.0, 2.0]]]
 
 
 def test_a_delegate_needs_something_that_can_carry_it():

@@ -125,14 +125,16 @@ def test_what_was_not_shuffled_stays_unshuffled(comm):
 
 
 @ranks(3, on=ACROSS)
-def test_the_global_random_state_is_left_alone_and_decides_on_rank_0(comm):
+def test_rank_0s_random_state_decides_and_each_iterator_draws_an_order(comm):
     def drawn(seed):
         with torch.random.fork_rng():
             torch.manual_seed(seed + comm.rank)
-            before = torch.get_rng_state()
             iterator = create_synchronized_iterator(DataLoader(range(30), batch_size=4, shuffle=True), comm)  # type: ignore[arg-type]
+            following = torch.get_rng_state()
             epochs = [epoch_of(iterator), epoch_of(iterator)]
-            assert torch.equal(torch.get_rng_state(), before)
+            assert torch.equal(torch.get_rng_state(), following), "an epoch draws from a generator of its own"
+            another = create_synchronized_iterator(DataLoader(range(30), batch_size=4, shuffle=True), comm)  # type: ignore[arg-type]
+            assert epoch_of(another) not in epochs
         assert comm.allgather_obj(epochs) == [epochs] * comm.size
         return epochs
 

@@ -40,7 +40,8 @@ def loss_of_tiles(comm, plain, sizes, seed_of):
     mode = "halodatapar" if "data" in sizes else "halopar"
     model = parallelize(plain, grid, mode, input_shape=(1, 8, 8))
     order = torch.Generator().manual_seed(seed_of(grid))
-    x, t = next(iter(DataLoader(scatter_regions((IMAGES, LABELS), grid), 6, shuffle=True, generator=order)))
+    tiles = scatter_regions((IMAGES, LABELS), grid, replicated=True)
+    x, t = next(iter(DataLoader(tiles, 6, shuffle=True, generator=order)))
     return F.cross_entropy(model(x), t)
 
 

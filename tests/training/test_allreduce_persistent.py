@@ -69,6 +69,21 @@ def test_a_weight_says_how_much_a_rank_saw(comm, number):
     assert all(torch.equal(x, y) for x, y in zip(layer.buffers(), before, strict=True)), "equal ones stay as they are"
 
 
+@ranks(1, 2, 3, on="threads")
+@ranks(2, on="mpi")
+@pytest.mark.parametrize("weight", [None, 0])
+def test_statistics_that_no_rank_has_tracked_become_equal_too(comm, weight):
+    layer = nn.BatchNorm1d(1, dtype=torch.float64)  # its statistics come from elsewhere: a converted model, say
+    layer.running_mean.fill_(4.0 * comm.rank)
+    layer.running_var.fill_(1.0 + comm.rank)
+    layer.num_batches_tracked.fill_(0 if weight is None else 5)
+    AllreducePersistent(layer, comm)(weight)
+    means, variances = 4.0 * np.arange(comm.size), 1.0 + np.arange(comm.size)
+    assert layer.running_mean.item() == pytest.approx(means.mean(), rel=1e-12)
+    assert layer.running_var.item() == pytest.approx((variances + (means - means.mean()) ** 2).mean(), rel=1e-12)
+    assert len({tuple(x.item() for x in buffers) for buffers in comm.allgather_obj(list(layer.buffers()))}) == 1
+
+
 @ranks(3, on="threads")
 def test_other_buffers_are_averaged_where_they_are_floats_and_stay_otherwise(comm):
     model = Buffers(comm.rank)

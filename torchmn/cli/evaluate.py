@@ -19,6 +19,9 @@ if TYPE_CHECKING:
 EXPLANATION = """\
 The metrics are those of the whole data, at any number of ranks and in any mode: the same as on one.
 --json prints them as one line of JSON, for scripts.
+
+FILE is the file that was trained, or DIR/experiment.yaml. Its `imports:` and `module:` run the Python code that they
+name; those of a file in DIR are not run, unless it is FILE.
 """
 
 

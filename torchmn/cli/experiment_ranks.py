@@ -13,6 +13,7 @@ from torchmn.cli.launch.memory import check_memory
 from torchmn.cli.launch.supervisor import RANKS_MAY_CLEAN_UP, supervise
 from torchmn.cli.parser import Parser
 from torchmn.cli.run import job_for
+from torchmn.cli.start import START
 from torchmn.communicators.launchers import Launch, detect
 
 SECONDS_TO_SAVE = 60.0
@@ -45,7 +46,7 @@ def started_elsewhere(
     check_memory(ranks, options.anyway)
     check()
     environment = rank_environment(ranks, options.threads)
-    command = [sys.executable, "-m", "torchmn.cli.main", name, *arguments]
+    command = [sys.executable, START, name, *arguments]
     job = job_for(options.transport, ranks, command, environment)
     patience = SECONDS_TO_SAVE if name == "train" else RANKS_MAY_CLEAN_UP
     return supervise(job, raw=True, patience=patience, explained=2)

@@ -68,4 +68,6 @@ def _parser() -> Parser:
 
 
 if __name__ == "__main__":
+    if sys.path[0] == os.getcwd():  # `python -m torchmn.cli.main`: files here must not replace Python's modules
+        sys.path.append(sys.path.pop(0))
     sys.exit(main())

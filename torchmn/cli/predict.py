@@ -20,6 +20,9 @@ if TYPE_CHECKING:
 EXPLANATION = """\
 Writes an .npz file with `outputs` (one row for each sample, in the order of the data), `predicted` (the best class of
 each; -1 where an output is NaN) and `targets`.
+
+FILE is the file that was trained, or DIR/experiment.yaml. Its `imports:` and `module:` run the Python code that they
+name; those of a file in DIR are not run, unless it is FILE.
 """
 
 

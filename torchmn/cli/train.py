@@ -23,6 +23,8 @@ the samples (--datapar).
 --out gets log.jsonl, checkpoints, the resolved experiment and report.html; without it, a new directory under runs/.
 Ctrl-C or SIGTERM saves a checkpoint; --resume goes on exactly from there, at any number of ranks.
 
+FILE's `imports:` and `module:` run the Python code that they name: train files that you trust.
+
 `torchmn new mnist-cnn` writes a file to start from. Files of neon 0.x are read as they are.
 """
 

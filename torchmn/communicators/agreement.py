@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import sys
 import traceback
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -263,3 +263,25 @@ def failure_text(failure: Exception) -> str:
         return str(failure)
     last = traceback.extract_tb(failure.__traceback__)[-1]
     return f"{type(failure).__name__}: {failure}  (at {last.filename}:{last.lineno} in {last.name})"
+
+
+def attempt(
+    comm: Communicator, operation: str, work: Callable[[], Any], root: int | None, raises: type[TorchMNError]
+) -> list[Any]:
+    """See `Communicator.attempt`."""
+    result, failure = None, None
+    if root is None or comm.rank == root:
+        try:
+            result = work()
+        except Exception as error:  # whatever it is, the other ranks must raise, too
+            failure = error
+    problem = None if failure is None else failure_text(failure)
+    with comm.agreed(operation):
+        problems = {rank: text for rank, text in enumerate(comm._allgather_plain(problem)) if text is not None}
+        if problems:
+            if isinstance(failure, raises) and len(problems) == (comm.size if root is None else 1):
+                raise failure  # all that worked failed, and this rank's own words are enough
+            raise raises("\n".join(by_rank(f"of {comm.size}: {operation}", problems))) from failure
+        if root is not None:
+            return [comm.bcast_obj(result, root)]
+        return comm.allgather_obj(result)  # type: ignore[return-value]

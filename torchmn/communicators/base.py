@@ -14,8 +14,8 @@ from weakref import ref
 import torch
 from torch import Tensor, nn
 
-from torchmn.communicators import checks, forks, models, ownership, reductions, wire  # noqa: F401
-from torchmn.communicators.agreement import Agreement, Noted, Operation, by_rank, failure_text
+from torchmn.communicators import agreement, checks, forks, models, ownership, reductions, wire  # noqa: F401
+from torchmn.communicators.agreement import Agreement, Noted, Operation
 from torchmn.communicators.buffers import BLOCK_BYTES, Buffers, StartedExchange
 from torchmn.communicators.edges import EdgeBook
 from torchmn.communicators.objects import ObjectOperations
@@ -411,22 +411,7 @@ class Communicator(ObjectOperations, Buffers, OldNames):
             raises: what ranks raise, naming the ranks that failed; but where `work` raised such an error on all ranks
                 that worked, these raise their own.
         """
-        result, failure = None, None
-        if root is None or self.rank == root:
-            try:
-                result = work()
-            except Exception as error:  # whatever it is, the other ranks must raise, too
-                failure = error
-        problem = None if failure is None else failure_text(failure)
-        with self.agreed(operation):
-            problems = {rank: text for rank, text in enumerate(self._allgather_plain(problem)) if text is not None}
-            if problems:
-                if isinstance(failure, raises) and len(problems) == (self.size if root is None else 1):
-                    raise failure  # all that worked failed, and this rank's own words are enough
-                raise raises("\n".join(by_rank(f"of {self.size}: {operation}", problems))) from failure
-            if root is not None:
-                return [self.bcast_obj(result, root)]
-            return self.allgather_obj(result)  # type: ignore[return-value]
+        return agreement.attempt(self, operation, work, root, raises)
 
     def exchange(
         self,

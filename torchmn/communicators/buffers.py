@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
+from torch.autograd.graph import increment_version
 
 from torchmn.communicators import plain, reductions, staging, wire
 from torchmn.communicators.transport import Exchange, Transport
@@ -82,6 +83,8 @@ class Buffers(Transport):
             return self._arrived(total if dtype == wide else total.to(dtype), x)
         if total.data_ptr() != x.data_ptr():
             x.detach().copy_(total)
+        else:
+            increment_version(x)  # a transport writes to memory, and autograd must learn that a graph's value is gone
         return x
 
     def _reduce_(self, source: Tensor, x: Tensor, op: str, scale: float) -> None:
@@ -107,6 +110,7 @@ class Buffers(Transport):
         """The contiguous tensor of `root`: one message where header and payload fit a block, else two.
 
         into: a tensor like it that may be overwritten; what is returned is this one, if the transport can write there.
+        Its version counter is raised.
         """
         if x is not None:
             layout = wire.Layout.of((wire.TensorSpec(x.dtype, x.shape, on_gpu),))
@@ -124,6 +128,8 @@ class Buffers(Transport):
         else:
             received = self._room(spec.shape, spec) if into is None or spec.on_gpu or not _is_plain(into) else into
             self._bcast_flat(received.view(-1), root)
+            if received is into:
+                increment_version(received)
         return received.to(self.device) if spec.on_gpu else received
 
     def _bcast_bytes(self, data: Any, root: int) -> bytes:

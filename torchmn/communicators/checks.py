@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from hashlib import blake2b
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -11,8 +12,13 @@ from torch.autograd import forward_ad
 from torch.nn.parameter import is_lazy
 
 from torchmn.communicators import wire
+from torchmn.communicators.bounded_cache import BoundedCache
 
-_fingerprints: dict[tuple, int] = {}
+# Bounded by the letters of what they know, which take about four bytes each: values that never repeat (a learning rate
+# that changes at every step) must not fill the memory.
+_fingerprints: BoundedCache[int] = BoundedCache(256 << 10)
+_digests: BoundedCache[str] = BoundedCache(1 << 20)  # of long tuples: the shapes of a model are kept once
+_LONG = 16
 
 
 def enabled_by_default() -> bool:
@@ -24,10 +30,27 @@ def fingerprint(key: tuple) -> int:
     """A positive 56-bit number that is the same on every rank for the same `key` (unlike `hash`)."""
     known = _fingerprints.get(key)
     if known is None:
-        if len(_fingerprints) > 10_000:
-            _fingerprints.clear()  # shapes that never repeat must not fill the memory
-        known = int.from_bytes(blake2b(repr(key).encode(), digest_size=7).digest(), "little")
-        _fingerprints[key] = known
+        short = _shortened(key)
+        if short is not key:
+            return fingerprint(short)
+        text = repr(key).encode()
+        known = int.from_bytes(blake2b(text, digest_size=7).digest(), "little")
+        _fingerprints.keep(key, known, len(text))
+    return known
+
+
+def _shortened(value: Any) -> Any:
+    """`value` with digests in the place of long tuples; `value` itself if there is none in it."""
+    if type(value) is not tuple:
+        return value
+    if len(value) <= _LONG:
+        parts = tuple([_shortened(part) for part in value])
+        return value if all(part is own for part, own in zip(parts, value, strict=True)) else parts
+    known = _digests.get(value)
+    if known is None:
+        text = repr(value).encode()
+        known = blake2b(text, digest_size=16).hexdigest()
+        _digests.keep(value, known, len(text))
     return known
 
 

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
-from torch.autograd.graph import increment_version
 from torch.nn.parameter import is_lazy
 
 from torchmn.communicators import checks
@@ -39,11 +38,7 @@ def bcast_tensors(comm: Communicator, named: Sequence[tuple[str, Tensor]], opera
         for x in tensors:
             if x.nbytes >= LARGE_BYTES:  # sent and received in place: a copy would double the memory of large models
                 received = comm._bcast_tensor(comm._outgoing(x) if comm.rank == 0 else None, x.is_cuda, 0, into=x)
-                if comm.rank == 0:
-                    continue
-                if received is x:
-                    increment_version(x)  # autograd did not see the writing
-                else:
+                if comm.rank != 0 and received is not x:
                     x.copy_(received)
         for bucket in buckets(x for x in tensors if x.nbytes < LARGE_BYTES):
             flat = torch.cat([x.reshape(-1) for x in bucket]) if comm.rank == 0 else None

@@ -157,23 +157,28 @@ class ProcessGroupCommunicator(Communicator):
         self._watch.pinned.add(self)  # a communicator that its user has dropped must deliver what was sent, too
 
     def _take(self, source: int, tag: int) -> Message:
-        box, changed = self._boxes[source, tag], self._arrived_in_box
+        boxes, changed = self._boxes, self._arrived_in_box
         while True:
             with changed:
-                changed.wait_for(lambda: box or source not in self._reading)
+                changed.wait_for(lambda: boxes.get((source, tag)) or source not in self._reading)
+                box = boxes.get((source, tag))
                 if box:
-                    return box.popleft()
+                    message = box.popleft()
+                    if not box:
+                        del boxes[source, tag]  # tags that never repeat must not fill the memory
+                    return message
                 self._reading.add(source)
             try:
                 arrived_tag, message = self._next_message(source)
-                self._boxes[source, arrived_tag].append(message)
+                with changed:
+                    boxes[source, arrived_tag].append(message)
             finally:
                 with changed:
                     self._reading.discard(source)
                     changed.notify_all()
 
     def _has_arrived(self, source: int, tag: int) -> bool:
-        return bool(self._boxes[source, tag])
+        return bool(self._boxes.get((source, tag)))
 
     def _next_message(self, source: int) -> tuple[int, Message]:
         """The next message of the stream from `source`, and its tag."""

@@ -20,7 +20,7 @@ from torchmn.communicators.shared_memory import share
 
 CHUNK_BYTES = 1 << 20
 """The size of a stage. Half as much costs a large sum a fifth of its speed; the stages count in every rank's memory."""
-_KEPT_VIEWS = 1000
+_KEPT_VIEWS = 4000  # tensors, of which an entry has one per rank, or one per rank and part; or at least 8 entries
 DTYPES = {
     *(torch.float32, torch.float64, torch.complex64, torch.complex128),
     *(torch.int8, torch.int16, torch.int32, torch.int64, torch.uint8),
@@ -99,7 +99,7 @@ class SharedSum:
         key = (self._turn, x.dtype, x.shape)
         views = self._whole.get(key)
         if views is None:
-            if len(self._whole) >= _KEPT_VIEWS:
+            if len(self._whole) >= max(8, _KEPT_VIEWS // len(self._stages)):
                 self._whole.clear()
             start = self._turn * CHUNK_BYTES
             with torch.inference_mode(False):
@@ -139,7 +139,7 @@ class SharedSum:
         """All ranks' stages whose turn it is."""
         views = self._parts.get((self._turn, dtype, length))
         if views is None:
-            if len(self._parts) >= _KEPT_VIEWS:
+            if len(self._parts) >= max(8, _KEPT_VIEWS // len(self._stages) ** 2):
                 self._parts.clear()
             start, size = self._turn * CHUNK_BYTES, len(self._stages)
             end = start + length * dtype.itemsize

@@ -149,7 +149,7 @@ class ThreadCommunicator(Communicator):
 
     def _has_arrived(self, source: int, tag: int) -> bool:
         with self._meeting.world.changed:
-            return bool(self._meeting.mail[self.rank, source, tag])
+            return bool(self._meeting.mail.get((self.rank, source, tag)))
 
     def _put(self, dest: int, tag: int, item: Any) -> None:
         with self._meeting.world.changed:
@@ -159,9 +159,12 @@ class ThreadCommunicator(Communicator):
     def _get(self, source: int, tag: int) -> Any:
         world = self._meeting.world
         with world.changed:
-            box = self._meeting.mail[self.rank, source, tag]
-            world.wait_until(lambda: bool(box), lambda: [self._world_ranks[source]], self._watch.rank)
-            return box.popleft()
+            mail, key = self._meeting.mail, (self.rank, source, tag)
+            world.wait_until(lambda: bool(mail.get(key)), lambda: [self._world_ranks[source]], self._watch.rank)
+            item = mail[key].popleft()
+            if not mail[key]:
+                del mail[key]  # tags that never repeat must not fill the memory
+            return item
 
     def _exchange(self, outgoing: Mapping[int, Tensor], incoming: Mapping[int, Tensor]) -> None:
         self._start_exchange(outgoing, incoming).wait()
@@ -229,7 +232,6 @@ class _Arrivals:
     def wait(self) -> None:
         for (peer, ticket), x in self._incoming.items():
             x.copy_(self._comm._get(peer, ticket))
-            del self._comm._meeting.mail[self._comm.rank, peer, ticket]  # it will not be asked for again
 
     def wait_received(self) -> None:
         self.wait()

@@ -108,30 +108,12 @@ class Layout(NamedTuple):
     alike: bytes  # what follows the edge in the header of a `Kind.TENSOR` that comes with its payload
 
     @staticmethod
-    @lru_cache(maxsize=4096)
     def of(specs: tuple[TensorSpec, ...]) -> Layout:
-        sizes = tuple(spec.nbytes for spec in specs)
-        on_gpu = tuple(spec.on_gpu for spec in specs)
-        words = []
-        for dtype, shape, gpu, wants_gradient in specs:
-            words += (DTYPE_CODES[dtype] | gpu << 8 | wants_gradient << 9, len(shape), *shape)
-        encoded = struct.pack(f"<{len(words)}q", *words)
-        alike = REST.pack(4 + len(words), Kind.TENSOR, 0) + encoded
-        gradients = tuple(spec.wants_gradient for spec in specs)
-        return Layout(specs, sizes, sum(sizes), gradients, on_gpu if any(on_gpu) else (), encoded, alike)
+        return _layout_of_few(specs) if len(specs) <= _FEW else _layout_of(specs)
 
     @staticmethod
-    @lru_cache(maxsize=4096)
     def read(encoded: bytes) -> Layout:
-        words = struct.unpack(f"<{len(encoded) // 8}q", encoded)
-        specs, at = [], 0
-        while at < len(words):
-            flags, end = words[at], at + 2 + words[at + 1]
-            dtype = DTYPES[flags & 0xFF]
-            assert dtype is not None, "a dtype that this torch does not have"
-            specs.append(TensorSpec(dtype, words[at + 2 : end], *_FLAGS[flags >> 8]))
-            at = end
-        return Layout.of(tuple(specs))
+        return _read_few(encoded) if len(encoded) <= _FEW * 32 else _read(encoded)
 
     def message_in(self, buffer: bytes | bytearray, start: int, kind: Kind, edge: int) -> Message:
         """The message of this layout whose payload lies in `buffer`, from byte `start` on: a copy, for small ones."""
@@ -143,6 +125,35 @@ class Layout(NamedTuple):
                 tensors.append(tensor_in(buffer, start, nbytes, spec))
                 start += nbytes
         return Message(kind, tuple(tensors), edge, self.wants_gradient, self.on_gpu)
+
+
+def _layout_of(specs: tuple[TensorSpec, ...]) -> Layout:
+    sizes = tuple(spec.nbytes for spec in specs)
+    on_gpu = tuple(spec.on_gpu for spec in specs)
+    words = []
+    for dtype, shape, gpu, wants_gradient in specs:
+        words += (DTYPE_CODES[dtype] | gpu << 8 | wants_gradient << 9, len(shape), *shape)
+    encoded = struct.pack(f"<{len(words)}q", *words)
+    alike = REST.pack(4 + len(words), Kind.TENSOR, 0) + encoded
+    gradients = tuple(spec.wants_gradient for spec in specs)
+    return Layout(specs, sizes, sum(sizes), gradients, on_gpu if any(on_gpu) else (), encoded, alike)
+
+
+def _read(encoded: bytes) -> Layout:
+    words = struct.unpack(f"<{len(encoded) // 8}q", encoded)
+    specs, at = [], 0
+    while at < len(words):
+        flags, end = words[at], at + 2 + words[at + 1]
+        dtype = DTYPES[flags & 0xFF]
+        assert dtype is not None, "a dtype that this torch does not have"
+        specs.append(TensorSpec(dtype, words[at + 2 : end], *_FLAGS[flags >> 8]))
+        at = end
+    return Layout.of(tuple(specs))
+
+
+# Of messages of many tensors, whose shapes may never repeat, nothing is remembered: their number would be no bound.
+_layout_of_few, _read_few = lru_cache(maxsize=4096)(_layout_of), lru_cache(maxsize=4096)(_read)
+_FEW = 16  # tensors of some dims, in a layout that is remembered
 
 
 class Header(NamedTuple):

@@ -14,7 +14,6 @@ from torch import Tensor
 
 from torchmn.communicators.base import Communicator
 from torchmn.communicators.wire import TensorSpec
-from torchmn.data.meeting import meet
 from torchmn.data.parcel import pack, unpack
 from torchmn.data.rows import Table, dataset_of_rows, table_of
 from torchmn.errors import TorchMNError
@@ -29,26 +28,41 @@ class UndeliverableItem(TorchMNError):
     """An item that the data set can not give, or that does not pickle."""
 
 
-def deliver(dataset: Any, parts: Sequence[Tensor], comm: Communicator, root: int) -> Any:
-    """A data set, in memory, of the items of root's `dataset` that are this rank's; other ranks pass anything.
+def deliver(datasets: Sequence[Any], parts: Sequence[Tensor], comm: Communicator, root: int, operation: str) -> Any:
+    """A data set, in memory, of the items that are this rank's.
 
+    datasets: on root, for each rank the data set that its items come from: all of one kind, maybe one and the same;
+        other ranks pass anything
     parts: for each rank the indices of its items, the same on all ranks
+    operation: its name for messages
     """
-    table = table_of(dataset) if comm.rank == root else None
-    if comm.bcast_obj(table is not None, root):
-        return _deliver_rows(table, parts, comm, root)
-    return _deliver_items(dataset, parts, comm, root)
+    tables = [table_of(dataset) for dataset in datasets] if comm.rank == root else []
+    known = [table for table in tables if table is not None]
+    plans = None
+    if known and len(known) == len(tables):
+        empty = torch.empty(0, dtype=torch.int64)
+        columns = [table.take(empty) for table in known]
+        plans = [
+            (table.kind, table.name, [TensorSpec(x.dtype, tuple(x.shape[1:]), x.is_cuda) for x in its_columns])
+            for table, its_columns in zip(known, columns, strict=True)
+        ]
+    plans = comm.bcast_obj(plans, root)
+    if plans is not None:
+        return _deliver_rows(known, plans, parts, comm, root)
+    return _deliver_items(datasets, parts, comm, root, operation)
 
 
-def _deliver_rows(table: Table | None, parts: Sequence[Tensor], comm: Communicator, root: int) -> Any:
+def _deliver_rows(
+    tables: Sequence[Table],
+    plans: Sequence[tuple[str, str, list[TensorSpec]]],
+    parts: Sequence[Tensor],
+    comm: Communicator,
+    root: int,
+) -> Any:
     """Rows of tensors, as tensors of the same dtype: nothing is pickled."""
-    plan = None
-    if table is not None:
-        columns = table.take(parts[root][:0])
-        plan = table.kind, table.name, [TensorSpec(x.dtype, tuple(x.shape[1:]), x.is_cuda) for x in columns]
-    kind, name, row = comm.bcast_obj(plan, root)
-    receivers = sum(len(part) > 0 for part in parts)
-    step = max(1, ROUND_BYTES // max(1, receivers * sum(spec.nbytes for spec in row)))
+    kind, name, row = plans[comm.rank]
+    row_bytes = sum(spec.nbytes for part, plan in zip(parts, plans, strict=True) if len(part) for spec in plan[2])
+    step = max(1, ROUND_BYTES // max(1, row_bytes))
     mine = [
         torch.empty(
             (len(parts[comm.rank]), *spec.shape), dtype=spec.dtype, device=comm.device if spec.on_gpu else "cpu"
@@ -56,20 +70,22 @@ def _deliver_rows(table: Table | None, parts: Sequence[Tensor], comm: Communicat
         for spec in row
     ]
     for start in range(0, max(map(len, parts)), step):
-        rows = [table.take(part[start : start + step]) for part in parts] if table is not None else []
+        rows = [table.take(part[start : start + step]) for table, part in zip(tables, parts, strict=False)]
         for number, column in enumerate(mine):
             arrived = comm.scatter([columns[number] for columns in rows] if rows else None, root)
             column[start : start + len(arrived)] = arrived
     return dataset_of_rows(kind, name, mine)
 
 
-def _deliver_items(dataset: Any, parts: Sequence[Tensor], comm: Communicator, root: int) -> list[Any]:
+def _deliver_items(
+    datasets: Sequence[Any], parts: Sequence[Tensor], comm: Communicator, root: int, operation: str
+) -> list[Any]:
     """Items of any kind, several in a parcel."""
     mine: list[Any] = []
     done, count = 0, 1
     while done < max(map(len, parts)):
         count = comm.bcast_obj(count, root)
-        parcels = _parcels(dataset, [part[done : done + count] for part in parts], comm, root)
+        parcels = _parcels(datasets, [part[done : done + count] for part in parts], comm, root, operation)
         mine += unpack(comm.scatter(parcels, root), comm.device)
         done += count
         if parcels is not None:
@@ -78,16 +94,18 @@ def _deliver_items(dataset: Any, parts: Sequence[Tensor], comm: Communicator, ro
     return mine
 
 
-def _parcels(dataset: Any, parts: Sequence[Tensor], comm: Communicator, root: int) -> list[Tensor] | None:
+def _parcels(
+    datasets: Sequence[Any], parts: Sequence[Tensor], comm: Communicator, root: int, operation: str
+) -> list[Tensor] | None:
     """On root, a parcel of items for each rank; an item that can not be packed raises on all ranks."""
     parcels = None
     try:
         if comm.rank == root:
-            parcels = [_parcel(dataset, part) for part in parts]
+            parcels = [_parcel(dataset, part) for dataset, part in zip(datasets, parts, strict=True)]
     except UndeliverableItem as error:
-        meet(comm, "scatter_dataset", str(error))
+        comm.agree(operation, str(error))
     else:
-        meet(comm, "scatter_dataset")
+        comm.agree(operation)
     return parcels
 
 

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from hashlib import blake2b
+from typing import Any
 
 from torchmn.communicators.base import Communicator
 from torchmn.communicators.process_grid import ProcessGrid, checked_grid
-from torchmn.data.meeting import meet
+from torchmn.data.regions import RegionDataset
 from torchmn.geometry import owned
 
 
@@ -19,6 +20,7 @@ class MicroBatches:
     grid: replica d along `data` gets the d-th part of each batch, balanced, larger parts first; all tiles of an image
         are then in the same micro-batch
 
+        tiles = scatter_regions(images, grid, replicated=True)
         order = RandomSampler(tiles, generator=torch.Generator().manual_seed(0))
         loader = DataLoader(tiles, batch_sampler=MicroBatches(BatchSampler(order, 64, drop_last=True), grid))
 
@@ -37,13 +39,27 @@ class MicroBatches:
         replicas, replica = self.grid.sizes["data"], self.grid.place["data"]
         epoch = [[int(index) for index in batch] for batch in self.batches]
         small = [number for number, batch in enumerate(epoch) if len(batch) < replicas]
-        problem = None
+        problem = _dealt_problem(self.batches)
         if small:
             problem = (
                 f"batch {small[0]} has {len(epoch[small[0]])} items, too few for {replicas} ranks along 'data'. Use "
                 "drop_last=True or another batch size"
             )
         order = blake2b(repr(epoch).encode(), digest_size=8).hexdigest()
-        meet(self.grid.comm, "MicroBatches", problem, {"order of the items": order})
+        self.grid.comm.agree("MicroBatches", problem, **{"order of the items": order})
         for batch in epoch:
             yield batch[owned(len(batch), replicas, replica).as_slice()]
+
+
+def _dealt_problem(batches: Any) -> str | None:
+    """Why a sampler's indices are not those of all samples, or None: they would be dealt out a second time."""
+    sampler = batches
+    while hasattr(sampler, "sampler"):
+        sampler = sampler.sampler
+    source = getattr(sampler, "data_source", None)
+    if isinstance(source, RegionDataset) and len(source.indices) < source.global_length:
+        return (
+            f"expected a sampler over all samples, got one over {source}, which has only those of this rank along "
+            "'data'. Use scatter_regions(..., replicated=True)"
+        )
+    return None

@@ -43,13 +43,3 @@ def permutation(total: int, seed: int | None) -> Tensor:
     if seed is None:
         return torch.arange(total)
     return torch.randperm(total, generator=torch.Generator().manual_seed(seed))
-
-
-def drawn_seed() -> int:
-    """A seed that follows from torch's random state, which stays as it is.
-
-    So `torch.manual_seed` makes a run repeatable, and drawing on one rank does not part it from the others.
-    """
-    generator = torch.Generator()
-    generator.set_state(torch.get_rng_state())
-    return int(torch.randint(1 << 62, (), generator=generator))

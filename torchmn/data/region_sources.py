@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -20,7 +20,12 @@ from torchmn.errors import ArgumentError, HaloError
 from torchmn.geometry import Interval, all_owned
 
 Cut = tuple[int | str, ...]
-Tiles = Callable[[int], Any]  # item i, its images cut
+
+
+class Tiles(Protocol):
+    """Items whose images are cut."""
+
+    def __getitem__(self, place: int, /) -> Any: ...
 
 
 @dataclass(frozen=True)
@@ -67,16 +72,45 @@ class Columns:
     def tiles(self, region: Region, rows: Tensor | None) -> Tiles:
         """The items of `rows` (None: all), cut. What lay in memory can then be freed."""
         taken = [_taken(x, region if i in self.cut else None, rows) for i, x in enumerate(self.columns)]
-        return _Row(tuple(taken), self.build)
+        return Row(tuple(taken), self.build)
+
+    def probes(self) -> dict[str, Any]:
+        """What ranks compare of an item: a line of each image, so that of files only lines are read; all in memory."""
+        lines = [_Line(x) if i in self.cut else x for i, x in enumerate(self.columns)]
+        probes: dict[str, Any] = {" (a line of it)": Row(tuple(lines), list)}
+        if all(_lies_in_memory(x) for x in self.columns):
+            probes[""] = Row(tuple(self.columns), self.build)
+        return probes
+
+    def column_views(self, region: Region) -> list[Any]:
+        """The columns, those with images cut: views of what lies in memory, and what reads a file row by row."""
+        views = []
+        for place, x in enumerate(self.columns):
+            index = region.index(x.shape[1:]) if place in self.cut else (slice(None),) * (len(x.shape) - 1)
+            views.append(x[(slice(None), *index)] if _lies_in_memory(x) else _InFile(x, index, None))
+        return views
 
 
 @dataclass(frozen=True)
-class _Row:
-    taken: tuple[Tiles, ...]
+class Row:
+    """Item i is made of row i of each column."""
+
+    columns: tuple[Any, ...]
     build: Callable[[list[Any]], Any]
 
-    def __call__(self, place: int) -> Any:
-        return self.build([take(place) for take in self.taken])
+    def __getitem__(self, place: int) -> Any:
+        return self.build([column[place] for column in self.columns])
+
+
+@dataclass(frozen=True)
+class _Line:
+    """The line along the last dim in the middle of each image."""
+
+    images: Any
+
+    def __getitem__(self, place: int) -> Any:
+        extents = tuple(self.images.shape)[1:]
+        return self.images[(place, *(extent // 2 for extent in extents[:-1]), *[slice(0, extents[-1])] * bool(extents))]
 
 
 class Items:
@@ -98,6 +132,10 @@ class Items:
         """The items of `rows` (None: all), cut."""
         return _Item(self.dataset, self.cut, region, rows)
 
+    def probes(self) -> dict[str, Any]:
+        """What ranks compare of an item."""
+        return {"": self.dataset}
+
 
 @dataclass(frozen=True)
 class _Item:
@@ -106,7 +144,10 @@ class _Item:
     region: Region
     rows: Tensor | None
 
-    def __call__(self, place: int) -> Any:
+    def __len__(self) -> int:
+        return len(self.dataset) if self.rows is None else len(self.rows)
+
+    def __getitem__(self, place: int) -> Any:
         item = self.dataset[place if self.rows is None else int(self.rows[place])]
         if isinstance(item, dict):
             return {**item, **{key: self._tile(_of(item, key)) for key in self.cut}}
@@ -168,18 +209,10 @@ def _taken(x: Any, region: Region | None, rows: Tensor | None) -> Tiles:
     # Slice first, then take rows: so no more than the tile is ever read.
     if isinstance(x, Tensor):
         tiles = x.detach()[index]
-        return _Kept(tiles.clone(memory_format=torch.contiguous_format) if rows is None else tiles[rows])
-    if type(x) is np.ndarray and not _is_mapped(x):
-        return _Kept(x[index].copy() if rows is None else x[index][rows.numpy()])
+        return tiles.clone(memory_format=torch.contiguous_format) if rows is None else tiles[rows]
+    if _lies_in_memory(x):
+        return x[index].copy() if rows is None else x[index][rows.numpy()]
     return _InFile(x, index[1:], rows)
-
-
-@dataclass(frozen=True)
-class _Kept:
-    rows: Any
-
-    def __call__(self, place: int) -> Any:
-        return self.rows[place]
 
 
 @dataclass(frozen=True)
@@ -188,9 +221,16 @@ class _InFile:
     index: tuple[slice, ...]
     rows: Tensor | None
 
-    def __call__(self, place: int) -> Any:
+    def __len__(self) -> int:
+        return len(self.array) if self.rows is None else len(self.rows)
+
+    def __getitem__(self, place: int) -> Any:
         row = self.array[(place if self.rows is None else int(self.rows[place]), *self.index)]
         return np.array(row) if isinstance(row, np.ndarray) else row
+
+
+def _lies_in_memory(x: Any) -> bool:
+    return isinstance(x, Tensor) or (type(x) is np.ndarray and not _is_mapped(x))
 
 
 def _is_mapped(x: np.ndarray) -> bool:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from operator import index as as_int
 from typing import Any
 
@@ -10,12 +9,12 @@ from torch.utils.data import IterableDataset
 
 from torchmn.communicators import checks
 from torchmn.communicators.base import Communicator
-from torchmn.communicators.watchdog import ranks_text
+from torchmn.data import same_data
 from torchmn.data.delivery import deliver
-from torchmn.data.meeting import meet
-from torchmn.data.partition import Window, drawn_seed, permutation
+from torchmn.data.partition import Window, permutation
+from torchmn.data.same_data import compare_facts, has_items, selection
 from torchmn.data.scattered import ScatteredDataset
-from torchmn.data.selection import selection
+from torchmn.data.seeds import drawn_seed
 from torchmn.errors import ArgumentError, MismatchError
 
 
@@ -26,22 +25,35 @@ def scatter_dataset(
     shuffle: bool = False,
     seed: int | None = None,
     force_equal_length: bool = True,
+    *,
+    compare_items: bool = True,
 ) -> ScatteredDataset:
-    """This rank's part of root's data set, itself a map-style data set; every rank calls it.
+    """Returns this rank's part of root's data set, itself a map-style data set; every rank calls it.
 
-    A rank that passes None is sent its items, and only those; root then keeps a copy of its own ones, so that the
-    whole can be freed. A rank that passes a data set reads its items from that, and only indices are dealt out: it
-    must be the same data set, in the same order, as root's.
+    A rank that passes None, or an empty data set, is sent its items, and only those; root then keeps a copy of its own
+    ones, so that the whole can be freed. A rank that passes a data set reads its items from that, and only indices are
+    dealt out: it must be the same data set, in the same order, as root's. Ranks compare its length and eight of its
+    items, which are read with the global generators of torch, NumPy and Python seeded alike, and restored afterwards.
+    A list or tuple of names or numbers is compared as a whole.
 
-    dataset: map-style: anything with `len` and `[]`. Tensors, arrays and `TensorDataset`s travel as they are;
-        the items of others must pickle.
-    shuffle: deal the items out in the order of `seed`; without a seed, one that follows from root's
-        `torch.manual_seed`. The order does not depend on the number of ranks.
-    force_equal_length: all parts get ceil(n / size) items, as data-parallel training wants, and at most one item
-        of each part, its last, is another rank's too (`ScatteredDataset.repeated`). False: every item is on
-        exactly one rank, and lengths differ by at most one.
+    Args:
+        dataset: map-style: anything with `len` and `[]`. Tensors, arrays and `TensorDataset`s travel as they are;
+            the items of others must pickle.
+        comm: communicator whose ranks get the parts.
+        root: the rank whose data set is dealt out.
+        shuffle: deal the items out in the order of `seed`. Without a seed, each call draws a new one from root's
+            random state, so that `torch.manual_seed` makes it repeatable; every rank draws, so that random states that
+            were equal stay equal. The order does not depend on the number of ranks.
+        seed: of the order, an int >= 0.
+        force_equal_length: all parts get ceil(n / size) items, as data-parallel training wants, and at most one item
+            of each part, its last, is another rank's too (`ScatteredDataset.repeated`). False: every item is on
+            exactly one rank, and lengths differ by at most one.
+        compare_items: False where ranks have the same data set although its items do not look so: their random
+            numbers come from a generator of their own, or they name files of one host. Then lengths alone are compared.
 
-    A wrong argument, data sets of different lengths, or an item that can not travel raise on every rank.
+    Raises:
+        ArgumentError: on every rank, for a wrong argument, or an item that cannot travel.
+        MismatchError: on every rank, if ranks pass other arguments, or data sets that are not the same.
     """
     if not isinstance(comm, Communicator):
         raise ArgumentError(f"scatter_dataset: expected comm to be a communicator, got {checks.describe(comm)}")
@@ -55,26 +67,31 @@ def scatter_dataset(
         "shuffle": bool(shuffle),
         "seed": seed,
         "force_equal_length": bool(force_equal_length),
+        "compare_items": bool(compare_items),
     }
     chosen = None if problem else selection(dataset)
-    told = meet(comm, "scatter_dataset", problem, agreed, may_differ=(length, chosen))
-    lengths = [number for number, _ in told]
-    total = _agreed_number("scatter_dataset", "items", lengths, comm, root)
-    _check_selections(comm, {number for its_length, number in told if its_length is not None})
+    told = comm.agree("scatter_dataset", problem, differ=(length, chosen), **agreed)
+    total = told[root][0]
+    owners = [rank for rank, (its_length, _) in enumerate(told) if has_items(its_length, rank, root)]
+    compare_facts(comm, "scatter_dataset", {rank: (f"{told[rank][0]} items",) for rank in owners}, root)
+    _check_selections(comm, {told[rank][1] for rank in owners})
+    if len(owners) > 1:
+        mine = {"": dataset} if comm.rank in owners else None
+        same_data.compare_items(comm, "scatter_dataset", mine, total, root, wanted=compare_items)
     if shuffle and seed is None:
-        seed = comm.bcast_obj(drawn_seed() if comm.rank == root else None, root)
+        seed = drawn_seed(comm, root)
     order = permutation(total, seed if shuffle else None)
     windows = [Window.of(total, comm.size, rank, force_equal_length) for rank in range(comm.size)]
-    mine = windows[comm.rank]
-    indices = order[mine.places()]
-    if None not in lengths:
-        return ScatteredDataset(dataset, indices, mine.repeated, total, places=indices)
-    receives = [rank == root or lengths[rank] is None for rank in range(comm.size)]
+    window = windows[comm.rank]
+    indices = order[window.places()]
+    if len(owners) == comm.size:
+        return ScatteredDataset(dataset, indices, window.repeated, total, places=indices)
+    receives = [rank == root or rank not in owners for rank in range(comm.size)]
     sent = [order[w.places()] if wanted else order[:0] for w, wanted in zip(windows, receives, strict=True)]
-    part = deliver(dataset, sent, comm, root)
+    part = deliver([dataset] * comm.size, sent, comm, root, "scatter_dataset")
     if receives[comm.rank]:
-        return ScatteredDataset(part, indices, mine.repeated, total)
-    return ScatteredDataset(dataset, indices, mine.repeated, total, places=indices)
+        return ScatteredDataset(part, indices, window.repeated, total)
+    return ScatteredDataset(dataset, indices, window.repeated, total, places=indices)
 
 
 def scatter_index(
@@ -83,7 +100,8 @@ def scatter_index(
     """`(begin, end)`: this rank's share of `range(n)`, for ranks that load their own data; every rank calls it.
 
     Ranks other than `root` may pass None. With `force_equal_length` all shares have ceil(n / size) numbers, and
-    the first of a share may be the last of the share before it, too.
+    the first of a share may be the last of the share before it, too: an evaluation that must count every item once
+    wants False. Only numbers are dealt out: that number i is the same item on every rank is up to the caller.
     """
     problem = checks.rank_problem(root, comm.size, "root")
     if problem is None:
@@ -91,8 +109,10 @@ def scatter_index(
     if problem is None and n is None and comm.rank == root:
         problem = "expected n to be an int, got None on the root"
     agreed = {"root": root, "force_equal_length": bool(force_equal_length)}
-    numbers = [told for (told,) in meet(comm, "scatter_index", problem, agreed, may_differ=(n,))]
-    total = _agreed_number("scatter_index", "n", numbers, comm, root)
+    told = comm.agree("scatter_index", problem, differ=(n,), **agreed)
+    facts = {rank: (f"{number} n",) for rank, (number,) in enumerate(told) if number is not None}
+    compare_facts(comm, "scatter_index", facts, root)
+    total = told[root][0]
     window = Window.of(total, comm.size, comm.rank, force_equal_length)
     return window.begin, window.end
 
@@ -136,18 +156,3 @@ def _integer(value: Any, name: str, least: int, below: int | None = None) -> tup
     if below is not None and number >= below:
         return None, f"expected {name} < {below}, got {number}"
     return number, None
-
-
-def _agreed_number(operation: str, what: str, told: Sequence[int | None], comm: Communicator, root: int) -> int:
-    """Root's number; raises on every rank if another one says another number. None says nothing."""
-    expected = told[root]
-    assert expected is not None
-    others = {number: [r for r, t in enumerate(told) if t == number] for number in told if number is not None}
-    if len(others) > 1:
-        lines = [f"  rank {ranks_text(ranks)}: {number} {what}" for number, ranks in others.items()]
-        raise MismatchError(
-            f"rank {comm.rank} of {comm.size}: {operation}: ranks do not have the same data; nothing was sent:\n"
-            + "\n".join(lines)
-            + f"\nPass the same on every rank, or None on all ranks but the root (rank {root})."
-        )
-    return expected

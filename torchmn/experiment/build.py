@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import traceback
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -10,11 +11,13 @@ from contextlib import contextmanager
 import torch
 from torch import nn
 
-from torchmn.errors import ExperimentError
+from torchmn.errors import ExperimentError, TorchMNError
 from torchmn.experiment.registry import Layer
 from torchmn.experiment.weighted import Shape, Weighted, batch_norm_for, text
 
 _building = threading.RLock()
+USUAL = (ValueError, RuntimeError, TypeError, IndexError, NotImplementedError, AttributeError, TorchMNError, OSError)
+"""Errors of layers that do not fit, whose text is enough; of others, users need the kind and the line too."""
 
 
 @contextmanager
@@ -39,15 +42,32 @@ def chain(layers: Sequence[Layer], shape: Shape) -> nn.Sequential:
     for layer in layers:
         counts[layer.kind] += 1
         name = f"{layer.kind}{counts[layer.kind]}"
-        try:
+        with naming(layer.where, name, shape):
             for part, module in _modules_of(layer, name, shape):
                 modules.add_module(part, module)
                 shape = output_shape(module, shape)
-        except (ValueError, RuntimeError, TypeError, IndexError, NotImplementedError, AttributeError) as error:
-            reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-            got = "" if isinstance(error, ValueError) else f" (its input has shape {text(shape)})"
-            raise ExperimentError(f"{layer.where}: {name}: {reason}{got}") from error
     return modules
+
+
+@contextmanager
+def naming(where: str, name: str, shape: Shape | None = None) -> Iterator[None]:
+    """Turns every error inside into an ExperimentError: place in the file, what was built there, reason, input's shape.
+
+    An error that is one already has named a place of its own: that of a layer inside of a layer.
+    """
+    try:
+        yield
+    except ExperimentError:
+        raise
+    except (Exception, SystemExit) as error:  # a word of a user's own may raise anything
+        lines = str(error).splitlines()
+        reason = lines[0] if lines else type(error).__name__
+        about = [] if shape is None or isinstance(error, ValueError) else [f"its input has shape {text(shape)}"]
+        if not isinstance(error, USUAL):
+            reason = f"{type(error).__name__}: {reason}" if lines else reason
+            last = traceback.extract_tb(error.__traceback__)[-1]
+            about.insert(0, f"raised at {last.filename}:{last.lineno}")
+        raise ExperimentError(f"{where}: {name}: {reason}" + (f" ({', '.join(about)})" if about else "")) from error
 
 
 def _modules_of(layer: Layer, name: str, shape: Shape) -> Iterator[tuple[str, nn.Module]]:

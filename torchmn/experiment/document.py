@@ -17,14 +17,44 @@ KeyPath = tuple[str | int, ...]
 """Where a value stands: ("model", "layers", 2, "conv")."""
 
 YAML_TAG = "tag:yaml.org,2002:"
+MOST_CHARACTERS = 1_000_000
 MOST_VALUES = 100_000
-"""A file of a few lines can stand for billions of values, by aliases of aliases."""
+"""With those that aliases and `<<` stand for: a file of a few lines can stand for billions of them."""
+MOST_LEVELS = 100
+LONGEST_NUMBER = 100
+"""Characters. Reading a longer one, or writing it into a message, can take Python minutes."""
+
+
+class _TooMuch(Exception):
+    """A text with more in it than any experiment has; `mark` is where that shows."""
+
+    def __init__(self, reason: str, mark: yaml.Mark):
+        super().__init__(reason)
+        self.mark = mark
 
 
 class _Loader(yaml.SafeLoader):
-    """Composes nodes. Which words are numbers is YAML 1.2's choice: 1e-3 is one, 1:30 and `yes` are text."""
+    """Composes nodes, of a bounded number. Which words are numbers is YAML 1.2's choice: 1e-3 is, 1:30 is text."""
 
     yaml_implicit_resolvers: dict = {}  # noqa: RUF012  (declared so by PyYAML)
+
+    def __init__(self, stream: str):
+        super().__init__(stream)
+        self._levels = self._nodes = 0
+
+    def compose_node(self, parent: Node | None, index: int) -> Node | None:
+        self._nodes += 1
+        self._levels += 1
+        if self._nodes > MOST_VALUES:
+            raise _TooMuch(f"expected at most {MOST_VALUES} values, and there are more", self.peek_event().start_mark)
+        if self._levels > MOST_LEVELS:
+            raise _TooMuch(_TOO_DEEP, self.peek_event().start_mark)
+        node = super().compose_node(parent, index)  # type: ignore[arg-type]
+        self._levels -= 1
+        return node
+
+
+_TOO_DEEP = f"lists or mappings are nested too deeply: expected at most {MOST_LEVELS} levels"
 
 
 class Dumper(yaml.SafeDumper):
@@ -60,17 +90,26 @@ class Document:
             path = path[:-1]
         return self.places.get(path, self.name)
 
-    def also_at(self, path: KeyPath, other: KeyPath) -> None:
-        """Let what stands under `path` be found under `other`, too: a short form under its long form's path."""
+    def also_at(self, path: KeyPath, other: KeyPath, value: Any) -> None:
+        """Let `value`, which stands under `path`, be found under `other`, too: a short form under its long form's."""
+        below = list(_paths(value))  # not all of `places`: there may be many short forms
         for places in (self.places, self.key_places):
-            known = [(*other, *place[len(path) :]) for place in places if place[: len(path)] == path]
-            places.update({new: places[(*path, *new[len(other) :])] for new in known})
+            places.update({(*other, *rest): places[(*path, *rest)] for rest in below if (*path, *rest) in places})
+
+
+def _paths(value: Any) -> Iterator[KeyPath]:
+    """Where each part of a value stands in it, and () for itself."""
+    yield ()
+    if isinstance(value, dict | list):
+        for key, item in value.items() if isinstance(value, dict) else enumerate(value):
+            yield from ((key, *rest) for rest in _paths(item))
 
 
 def read_text(path: Path) -> str:
-    """What a file holds; an ExperimentError if it can not be read."""
+    """What a file holds; an ExperimentError if it can not be read, or is larger than any experiment."""
     try:
-        return path.read_text(encoding="utf-8")
+        with path.open(encoding="utf-8") as file:
+            text = file.read(MOST_CHARACTERS + 1)
     except FileNotFoundError:
         beside = [p.name for p in path.parent.glob("*.y*ml")] if path.parent.is_dir() else []
         hint = nearest(path.name, beside) if beside else "`torchmn new mnist-cnn` writes one to start from."
@@ -81,10 +120,25 @@ def read_text(path: Path) -> str:
         ) from None
     except (OSError, ValueError) as error:
         raise ExperimentError(f"{path}: can not be read ({getattr(error, 'strerror', error)})") from None
+    _check_length(str(path), text)
+    return text
+
+
+def _check_length(name: str, text: str) -> None:
+    if len(text) > MOST_CHARACTERS:
+        raise ExperimentError(f"{name}: expected at most {MOST_CHARACTERS} characters: this is no experiment")
 
 
 def compose(name: str, text: str) -> Node:
-    """The nodes of a text, with their tags and marks; an ExperimentError where it is not YAML."""
+    """The nodes of a text, with their tags and marks.
+
+    All YAML is read through here: whoever walks over the nodes meets at most MOST_VALUES of them, also through
+    aliases and `<<`, at most MOST_LEVELS deep, and comes to an end.
+
+    Raises:
+        ExperimentError: where the text is not YAML, or stands for more than that.
+    """
+    _check_length(name, text)
     try:
         node = yaml.compose(text, Loader=_Loader)
     except yaml.MarkedYAMLError as error:
@@ -96,23 +150,55 @@ def compose(name: str, text: str) -> Node:
         line = text.count("\n", 0, error.position) + 1
         column = error.position - text.rfind("\n", 0, error.position)
         raise ExperimentError(f"{name}:{line}:{column}: this is not YAML: {error.reason}") from None
-    except RecursionError:
-        raise ExperimentError(f"{name}:1:1: lists or mappings are nested too deeply") from None
+    except _TooMuch as error:
+        raise ExperimentError(f"{name}:{error.mark.line + 1}:{error.mark.column + 1}: {error}") from None
     if node is None:
         raise ExperimentError(
             f"{name}:1:1: the file is empty: expected at least dataset, model, optimizer, epochs and batch_size"
         )
+    _Bounds(name).of(node, 1)
     return node
 
 
+class _Bounds:
+    """How many values each node stands for, with its aliases in place of what they stand for, and how deep it is.
+
+    Each node is looked at once, so that this is as fast as the text is short.
+    """
+
+    def __init__(self, name: str):
+        self.name = name
+        self.known: dict[int, tuple[int, int]] = {}
+        self.open: set[int] = set()
+
+    def of(self, node: Node, level: int) -> tuple[int, int]:
+        """Values and levels of a node; an ExperimentError where they are too many, or contain the node itself."""
+        if id(node) in self.open:
+            raise ExperimentError(f"{place(self.name, node)}: this alias stands inside of what it stands for")
+        if id(node) not in self.known:
+            self.open.add(id(node))
+            inner = [self.of(child, level + 1) for child in children(node)]
+            self.open.remove(id(node))
+            self.known[id(node)] = 1 + sum(values for values, _ in inner), 1 + max((n for _, n in inner), default=0)
+        values, levels = self.known[id(node)]
+        if values > MOST_VALUES:
+            raise ExperimentError(f"{self.name}: more than {MOST_VALUES} values; are there aliases of aliases?")
+        if level + levels - 1 > MOST_LEVELS:
+            raise ExperimentError(f"{place(self.name, node)}: {_TOO_DEEP}")
+        return values, levels
+
+
+def children(node: Node) -> list[Node]:
+    """The nodes that stand in a node: items, or keys and values."""
+    if isinstance(node, MappingNode):
+        return [child for pair in node.value for child in pair]
+    return node.value if isinstance(node, SequenceNode) else []
+
+
 def document(name: str, root: Node) -> Document:
-    """The values under a node; an ExperimentError for a tag, a key twice, or an alias of itself."""
+    """The values under a node that `compose` gave; an ExperimentError for a tag, or a key twice."""
     reader = _Reader(name)
-    try:
-        values = reader.value(root, (), ())
-    except RecursionError:
-        raise ExperimentError(f"{name}:1:1: lists or mappings are nested too deeply") from None
-    return Document(name, values, reader.places, reader.key_places)
+    return Document(name, reader.value(root, ()), reader.places, reader.key_places)
 
 
 class _Reader:
@@ -123,27 +209,23 @@ class _Reader:
         self.places: dict[KeyPath, str] = {}
         self.key_places: dict[KeyPath, str] = {}
 
-    def value(self, node: Node, path: KeyPath, inside: tuple[Node, ...]) -> Any:
+    def value(self, node: Node, path: KeyPath) -> Any:
         self.places[path] = place(self.name, node)
-        if len(self.places) > MOST_VALUES:
-            raise ExperimentError(f"{self.name}: more than {MOST_VALUES} values; are there aliases of aliases?")
-        if node in inside:
-            raise ExperimentError(f"{self.places[path]}: this alias stands inside of what it stands for")
         if isinstance(node, ScalarNode):
             return scalar(self.name, node)
         plain = "map" if isinstance(node, MappingNode) else "seq"
         if node.tag != YAML_TAG + plain:
             raise ExperimentError(f"{self.places[path]}: {_no_tags(node.tag)}")
         if isinstance(node, SequenceNode):
-            return [self.value(item, (*path, i), (*inside, node)) for i, item in enumerate(node.value)]
+            return [self.value(item, (*path, i)) for i, item in enumerate(node.value)]
         result = {}
-        for key, key_node, value_node in pairs(self.name, node, inside):
+        for key, key_node, value_node in pairs(self.name, node):
             self.key_places[(*path, key)] = place(self.name, key_node)
-            result[key] = self.value(value_node, (*path, key), (*inside, node))
+            result[key] = self.value(value_node, (*path, key))
         return result
 
 
-def pairs(name: str, node: Node, inside: tuple[Node, ...] = ()) -> Iterator[tuple[str | int, Node, Node]]:
+def pairs(name: str, node: Node) -> Iterator[tuple[str | int, Node, Node]]:
     """Key, its node and the value's node, of each entry of a mapping; what `<<` merges in comes last."""
     assert isinstance(node, MappingNode)
     merged: list[Node] = []
@@ -161,9 +243,9 @@ def pairs(name: str, node: Node, inside: tuple[Node, ...] = ()) -> Iterator[tupl
         found[key] = key_node
         yield key, key_node, value_node
     for other in merged:
-        if not isinstance(other, MappingNode) or other in inside or other is node:
+        if not isinstance(other, MappingNode):
             raise ExperimentError(f"{place(name, other)}: `<<` merges mappings, got {shown(other)}")
-        for key, key_node, value_node in pairs(name, other, (*inside, node)):
+        for key, key_node, value_node in pairs(name, other):
             if key not in found:
                 found[key] = key_node
                 yield key, key_node, value_node
@@ -173,6 +255,8 @@ def scalar(name: str, node: ScalarNode) -> Any:
     """The text, number, truth value or nothing that a node says."""
     text, kind = node.value, node.tag.removeprefix(YAML_TAG)
     try:
+        if kind in ("int", "float") and len(text) > LONGEST_NUMBER:
+            raise ValueError
         if kind == "str":
             return text
         if kind == "null":

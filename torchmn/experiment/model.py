@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torchmn.datasets import Arrays, DatasetError
 from torchmn.errors import ExperimentError
 from torchmn.experiment.boltzmann import Boltzmann, machines
-from torchmn.experiment.build import chain, output_shape, random_numbers_from
+from torchmn.experiment.build import chain, naming, output_shape, random_numbers_from
 from torchmn.experiment.datasets import Splits
 from torchmn.experiment.registry import Options
 from torchmn.experiment.schema import Experiment
@@ -32,13 +32,13 @@ def build_model(experiment: Experiment, data: Arrays) -> nn.Module:
         else:
             built = spec.module or spec.autoencoder
             where = built.where
-            try:
+            with naming(where, "module" if spec.module else "autoencoder", data.shape):
                 model = built.build(data.shape)
                 output_shape(model, data.shape)
-            except (ValueError, RuntimeError, TypeError) as error:
-                raise ExperimentError(f"{where}: {_first_line(error)}{_input(error, data)}") from error
-        model.to(experiment.torch_dtype())
-        _check_outputs(experiment, output_shape(model, data.shape), data, where)
+        with naming(where, f"the model in {experiment.dtype}", data.shape):
+            model.to(experiment.torch_dtype())
+            shape = output_shape(model, data.shape)
+        _check_outputs(experiment, shape, data, where)
         _check_batch_norms(experiment, model, data, where)
     if len(machines(model)) < sum(isinstance(module, Boltzmann) for module in model.modules()):
         raise ExperimentError(f"{where}: rbm must stand in the model's own list of layers, not inside of another layer")
@@ -164,6 +164,9 @@ def load_data(experiment: Experiment, folder: str | None) -> Splits:
         raise ExperimentError(f"{where}: {options.kind}: {error}") from error
     except MemoryError as error:
         raise ExperimentError(f"{where}: {options.kind} does not fit into memory: {error}") from error
+    except (Exception, SystemExit) as error:  # of a data set of a user's own
+        with naming(where, options.kind):
+            raise error
 
 
 def _check_splits(splits: Splits) -> None:
@@ -179,11 +182,3 @@ def _check_splits(splits: Splits) -> None:
         if train.targets.dtype.kind == "i" and not train.classes and other.targets.max() > train.targets.max():
             most, known = other.targets.max(), train.targets.max()
             raise DatasetError(f"the {name} samples have the label {most}, and the training samples only 0 to {known}")
-
-
-def _input(error: Exception, data: Arrays) -> str:
-    return "" if isinstance(error, ValueError) else f" (its input has shape {text(data.shape)})"
-
-
-def _first_line(error: Exception) -> str:
-    return str(error).splitlines()[0] if str(error) else type(error).__name__

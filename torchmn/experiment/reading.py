@@ -163,8 +163,8 @@ class Reading:
         if value is None:
             value = {}
         elif not isinstance(value, dict) and cls.shorthand is not None:
+            self.document.also_at(kind_path, (*kind_path, cls.shorthand), value)
             value = {cls.shorthand: value}
-            self.document.also_at(kind_path, (*kind_path, cls.shorthand))
         return self.options(cls, value, kind_path)
 
     def _explain(self, cls: type[BaseModel], detail: ErrorDetails, path: KeyPath) -> None:

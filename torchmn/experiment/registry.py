@@ -20,9 +20,10 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterator
-from typing import Any, ClassVar, TypeVar, get_type_hints
+from types import UnionType
+from typing import Any, ClassVar, TypeVar, Union, get_args, get_origin, get_type_hints
 
-from pydantic import BaseModel, ConfigDict, PrivateAttr, create_model
+from pydantic import BaseModel, ConfigDict, PrivateAttr, create_model, model_validator
 
 from torchmn.errors import ArgumentError, nearest
 
@@ -48,6 +49,22 @@ class Options(BaseModel):
     def build(self, *args: Any) -> Any:
         """What these options describe; each kind says what it takes and gives."""
         raise NotImplementedError(f"{type(self).__name__} has no build")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _tuples(cls, given: Any) -> Any:
+        """A file has lists only: let them stand for tuples, where options of a user's own are tuples."""
+        if not isinstance(given, dict):
+            return given
+        wanted = {info.alias or name for name, info in cls.model_fields.items() if _is_tuple(info.annotation)}
+        return {key: tuple(item) if key in wanted and isinstance(item, list) else item for key, item in given.items()}
+
+
+def _is_tuple(annotation: Any) -> bool:
+    """Whether a type takes tuples and no lists: `tuple[int, int]`, or that or nothing."""
+    parts = [annotation, *get_args(annotation)] if get_origin(annotation) in (Union, UnionType) else [annotation]
+    kinds = {get_origin(part) or part for part in parts}
+    return tuple in kinds and list not in kinds
 
 
 class Layer(Options):
@@ -81,6 +98,11 @@ class Registry:
                     f"a function with keyword arguments, got {given!r}"
                 )
             options: type[Options] = given if is_class else self._from_function(given)  # type: ignore[assignment, arg-type]
+            if "name" in options.model_fields and not issubclass(self.base, Layer):
+                raise ArgumentError(
+                    f"register_{self.noun}: expected {names[0]} to have no option `name`: in a file that is the key of "
+                    f"the word {names[0]!r} itself"
+                )
             options.kind = names[0]
             self.entries.update(dict.fromkeys(names, options))
             return given

@@ -15,6 +15,7 @@ from torchmn.errors import ExperimentError
 from torchmn.experiment.agreement import on_rank_0
 from torchmn.experiment.clock import RankTime
 from torchmn.experiment.evaluation import predict
+from torchmn.experiment.load import check_readable
 from torchmn.experiment.objective import chosen
 from torchmn.experiment.pretraining import pretrainer_of
 from torchmn.experiment.report import write_report
@@ -56,6 +57,7 @@ class Outcome:
 
 def train(experiment: Experiment, comm: Communicator, request: Request) -> Outcome:
     """Train to the end, or to where the user stops it; every rank must call it."""
+    check_readable(experiment)
     session = open_session(experiment, comm, request.data)
     absent = [split for split in experiment.predictions if split not in session.splits]
     if absent:

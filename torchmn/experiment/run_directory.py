@@ -12,10 +12,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import yaml
-
 from torchmn.errors import ExperimentError
-from torchmn.experiment.load import dump, load, plain
+from torchmn.experiment.document import Document, compose, document, read_text
+from torchmn.experiment.load import dump, model_in, plain
 from torchmn.experiment.schema import Experiment
 
 EXPERIMENT, LOG, CHECKPOINTS, REPORT = "experiment.yaml", "log.jsonl", "checkpoints", "report.html"
@@ -79,14 +78,9 @@ class RunDirectory:
 
     def go_on(self, experiment: Experiment) -> None:
         """Check that this is the run to go on with; an ExperimentError if it is another experiment's."""
-        try:
-            before = yaml.safe_load((self.path / EXPERIMENT).read_text(encoding="utf-8"))
-        except FileNotFoundError:
-            raise ExperimentError(f"--resume: there is no run in {self.path}") from None
-        except (OSError, ValueError, yaml.YAMLError) as error:
-            raise ExperimentError(f"--resume: {self.path / EXPERIMENT} can not be read ({_short(error)})") from error
-        if not isinstance(before, dict):
-            raise ExperimentError(f"--resume: {self.path / EXPERIMENT} holds no experiment: was it cut off?")
+        if not (self.path / EXPERIMENT).is_file():
+            raise ExperimentError(f"--resume: there is no run in {self.path}")
+        before = self._recorded("--resume").values
         now = plain(experiment)
         for key in [key for key in now if key not in MAY_CHANGE]:
             other = difference(_plainer(before.get(key)), _plainer(now[key]), key)
@@ -97,17 +91,41 @@ class RunDirectory:
                 )
 
     def check_trained(self, experiment: Experiment) -> None:
-        """An ExperimentError if another model than the experiment's was trained here: of the same shapes, maybe."""
+        """An ExperimentError if another model than the experiment's was trained here: of the same shapes, maybe.
+
+        The imports of the file that lies here are not run: it may be somebody else's, and nobody named it.
+        """
         file = self.path / EXPERIMENT
-        if not file.exists():  # checkpoints that were taken elsewhere
+        if not file.is_file():  # checkpoints that were taken elsewhere
             return
-        trained, asked = (_layers_of(plain(each)["model"]) for each in (load(file), experiment))
+        recorded = self._recorded(f"--checkpoint {self.path}")
+        try:
+            model = model_in(recorded)
+        except ExperimentError as error:
+            imports = recorded.values.get("imports")
+            unrun = (
+                f"\nThe `imports: {imports}` of {file} are not run: only those of the file on the command line are. If "
+                f"you trust it, name it there: torchmn evaluate {file} --checkpoint {self.path}"
+            )
+            raise ExperimentError(f"--checkpoint {self.path}: {error}{unrun if imports else ''}") from error
+        trained, asked = (_layers_of(plain(each)) for each in (model, experiment.the_model()))
         other = difference(trained, asked, "model")
         if other is not None:
             raise ExperimentError(
                 f"--checkpoint {self.path}: what was trained there had another {other}. The weights belong to "
                 f"{file}: name that file, or change yours back."
             )
+
+    def _recorded(self, flag: str) -> Document:
+        """What the run wrote down about itself, as values alone; `flag` begins what is said if it is damaged."""
+        file = self.path / EXPERIMENT
+        try:
+            found = document(EXPERIMENT, compose(EXPERIMENT, read_text(file)))
+        except ExperimentError as error:
+            raise ExperimentError(f"{flag}: {file} can not be read ({error})") from error
+        if not isinstance(found.values, dict):
+            raise ExperimentError(f"{flag}: {file} holds no experiment: was it cut off?")
+        return found
 
     def cut_log(self, step: int, pretraining_step: int = 0) -> None:
         """Remove from the log what happened after these steps: it will happen again."""
@@ -191,8 +209,8 @@ def _step_of(line: str, counter: str = "step") -> int:
     try:
         values = json.loads(line)
         return int(values.get(counter, 0) if counter == PRETRAINING else values[counter])
-    except (ValueError, KeyError, TypeError):
-        return 1 << 62  # a line that was cut off
+    except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError):
+        return 1 << 62  # a line that was cut off, or that no run has written
 
 
 def _plainer(value: Any) -> Any:

@@ -75,7 +75,7 @@ class Model(Section):
 
     layers: LayersField = Field(None, description="a list of layers")
     module: Annotated[Any, Nested(OwnModule), named_schema("OwnModule")] = Field(
-        None, description="a module of your own, as my_package.MyNet"
+        None, description="a module of your own, as my_package.MyNet; its code is run"
     )
     autoencoder: Annotated[Any, Nested(Autoencoder), named_schema("Autoencoder")] = Field(
         None, description="the sparse autoencoder, as {maps: 8, kernels: [4, 3, 3]}"
@@ -154,7 +154,9 @@ def _one_by_one(layers: Sequence[Options]) -> Iterator[Options]:
 class Experiment(Section):
     """An experiment: what is learnt from what, and how."""
 
-    imports: list[str] = Field(default_factory=list, description="Python modules that register names of your own")
+    imports: list[str] = Field(
+        default_factory=list, description="Python modules that register names of your own; their code is run"
+    )
     dataset: DatasetField = Field(description="as mnist, or {name: mnist, sample: 10%}")
     model: Annotated[Any, Nested(Model), named_schema("Model")] = Field(description="layers and cost")
     optimizer: OptimizerField = Field(description="as {name: sgd, lr: 0.01}")

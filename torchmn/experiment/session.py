@@ -14,6 +14,7 @@ from torchmn.datasets import Arrays
 from torchmn.errors import ExperimentError
 from torchmn.experiment.agreement import look_of, on_every_rank
 from torchmn.experiment.batches import Batches, share
+from torchmn.experiment.build import naming
 from torchmn.experiment.datasets import Splits
 from torchmn.experiment.metrics import Measure, labelled, measure_of
 from torchmn.experiment.model import build_model, load_data
@@ -23,6 +24,7 @@ from torchmn.experiment.parallel import Placed, place
 from torchmn.experiment.randomness import begin_step
 from torchmn.experiment.schema import Experiment
 from torchmn.experiment.scores import Outputs, Source, with_scores
+from torchmn.experiment.weighted import text
 
 
 @dataclass
@@ -102,19 +104,26 @@ def open_session(experiment: Experiment, comm: Communicator, data_folder: str | 
     """The experiment on this rank; every rank must call it, with the same experiment."""
     splits = on_every_rank(comm, experiment.the_dataset().kind, lambda: load_data(experiment, data_folder), look_of)
     train = splits["train"]
-    model, sources = with_scores(build_model(experiment, train), train.shape, experiment.readers())
+
+    def build() -> tuple[nn.Module, dict[int, Source]]:
+        return with_scores(build_model(experiment, train), train.shape, experiment.readers())
+
+    model, sources = on_every_rank(comm, "model", build, lambda built: _shapes_of(built[0]))
     model = model.to(comm.device)
     rules, after_steps = own_rules(model), after_steps_of(model)
     placed = place(model, comm, experiment, train.shape)
-    optimizer = experiment.the_optimizer().build(parameter_groups(placed.model, rules))
-    spec = experiment.the_model()
-    terms = [Term.of(cost, spec.activation_of(cost), spec.target, sources.get(id(cost))) for cost in spec.costs]
+    optimizer, spec, terms = experiment.the_optimizer(), experiment.the_model(), []
+    with naming(optimizer.where, optimizer.kind):
+        built = optimizer.build(parameter_groups(placed.model, rules))
+    for cost in spec.costs:
+        with naming(cost.where, cost.kind):
+            terms.append(Term.of(cost, spec.activation_of(cost), spec.target, sources.get(id(cost))))
     return Session(
         experiment,
         comm,
         splits,
         placed,
-        placed.optimizer(optimizer),
+        placed.optimizer(built),
         Objective(terms, placed.replicas),
         measures_of(experiment, splits, sources),
         Batches(len(train), experiment.batch_size, experiment.seed, experiment.shuffle, experiment.drop_last),
@@ -134,11 +143,16 @@ def measures_of(experiment: Experiment, splits: Splits, sources: Mapping[int, So
                 f"{', '.join(splits)}.{way_out}"
             )
         activation = experiment.the_model().activation_of
-        found[split] = {
-            name: measure_of(metric, activation(metric), sources.get(id(metric)))
-            for name, metric in labelled(metrics).items()
-        }
+        found[split] = {}
+        for name, metric in labelled(metrics).items():
+            with naming(metric.where, metric.kind):
+                found[split][name] = measure_of(metric, activation(metric), sources.get(id(metric)))
     return found
+
+
+def _shapes_of(model: nn.Module) -> dict[str, str]:
+    """What tells one model from another: the names of its weights, and their shapes."""
+    return {name: text(tuple(x.shape)) for name, x in (*model.named_parameters(), *model.named_buffers())}
 
 
 def after_steps_of(model: nn.Module) -> dict[str, str]:

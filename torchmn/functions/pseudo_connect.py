@@ -5,23 +5,60 @@ Differentiable: gradients pass through unchanged, and the delegate gets none, bu
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from torchmn.communicators.checks import describe
 from torchmn.communicators.uncompiled import uncompiled
 from torchmn.errors import ArgumentError
 
 
-@uncompiled
 def pseudo_connect(delegate_variable: Tensor | None, *actual_variables: Tensor) -> Any:
-    """The actual variables, unchanged, from which backward also visits what `delegate_variable` stands for.
+    """Returns the actual variables, unchanged, from which backward also visits what `delegate_variable` stands for.
 
-    One in, one out; several in, a tuple out. At least one of them must be able to have a gradient (a floating-point
-    tensor), or there would be nothing to carry the delegate; another delegate is one.
+    One in, one out; several in, a tuple out. ChainerMN gives a tuple of one for one variable; here
+    `x, = pseudo_connect(phi, x)` would take the only row of a batch of one. So the tensor that is returned for one
+    variable refuses to be unpacked and iterated over, whatever its shape; what is computed from it is a plain tensor. A
+    program that torch.compile runs gets a plain tensor at once, of which nothing notices that it is unpacked.
+
+    Args:
+        delegate_variable: what `send` returned, or None.
+        actual_variables: at least one of them must be able to have a gradient (a floating-point tensor), or there would
+            be nothing to carry the delegate; another delegate is one.
+
+    Raises:
+        ArgumentError: for wrong arguments; and where the result for one variable is unpacked.
     """
+    joined = connect(delegate_variable, actual_variables)
+    if len(actual_variables) > 1:
+        return joined
+    x = joined[0]
+    # torch.compile would not call its __iter__; a tensor of another class may mean something by its own.
+    if torch.compiler.is_compiling() or type(x) not in (Tensor, nn.Parameter):
+        return x
+    return x.as_subclass(ConnectedTensor)
+
+
+class ConnectedTensor(Tensor):
+    """What `pseudo_connect` returns for one variable: an ordinary tensor that is not iterated over."""
+
+    # As for nn.Parameter: operations on it cost no more, and their results are plain tensors.
+    __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
+
+    def __iter__(self) -> Iterator[Tensor]:
+        raise ArgumentError(
+            f"pseudo_connect: its result for one variable, of shape {tuple(self.shape)}, was unpacked or iterated "
+            "over. One variable in, one tensor out, and no tuple as in ChainerMN: write x = pseudo_connect(phi, x). "
+            "For the rows of the tensor: x.unbind()"
+        )
+
+
+@uncompiled
+def connect(delegate_variable: Tensor | None, actual_variables: Sequence[Tensor]) -> tuple[Tensor, ...]:
+    """As `pseudo_connect`, but a tuple of plain tensors for any number of variables."""
     for place, x in enumerate(actual_variables):
         if not isinstance(x, Tensor):
             raise ArgumentError(f"pseudo_connect: expected tensors, got {describe(x)} at place {place}")
@@ -32,15 +69,13 @@ def pseudo_connect(delegate_variable: Tensor | None, *actual_variables: Tensor) 
     if not actual_variables:
         raise ArgumentError("pseudo_connect: expected the variables to connect the delegate to, got none")
     if delegate_variable is None or not (torch.is_grad_enabled() and delegate_variable.requires_grad):
-        joined = actual_variables
-    elif not any(_has_gradient(x) for x in actual_variables):
+        return tuple(actual_variables)
+    if not any(_has_gradient(x) for x in actual_variables):
         raise ArgumentError(
             "pseudo_connect: expected at least one floating-point tensor to carry the delegate, got "
             + ", ".join(describe(x) for x in actual_variables)
         )
-    else:
-        joined = _PseudoConnect.apply(delegate_variable, *actual_variables)
-    return joined[0] if len(actual_variables) == 1 else joined
+    return _PseudoConnect.apply(delegate_variable, *actual_variables)  # type: ignore[return-value]
 
 
 def _has_gradient(x: Tensor) -> bool:

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torchmn import functions as F
+from torchmn.functions.pseudo_connect import connect
 
 
 class _Join(torch.autograd.Function):
@@ -46,8 +46,7 @@ def attach(delegate: Tensor | None, tensors: Sequence[Tensor]) -> Sequence[Tenso
     if delegate is None or not any(x.is_floating_point() or x.is_complex() for x in tensors):
         return tensors
     # One node for all of them: a loss that uses only one of several outputs reaches everything.
-    attached = F.pseudo_connect(delegate, *tensors)
-    return (attached,) if len(tensors) == 1 else attached
+    return connect(delegate, tensors)
 
 
 def blank() -> Tensor:

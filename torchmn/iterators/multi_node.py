@@ -9,7 +9,6 @@ from typing import Any
 
 from torchmn.communicators import checks
 from torchmn.communicators.base import Communicator
-from torchmn.data.meeting import meet
 from torchmn.data.parcel import pack, unpack
 from torchmn.errors import ArgumentError, PeerError
 
@@ -41,7 +40,7 @@ def create_multi_node_iterator(
     is_master = problem is None and comm.rank == rank_master
     if is_master and not isinstance(dataloader, Iterable) and not hasattr(dataloader, "__getitem__"):
         problem = f"expected a DataLoader or another iterable on the master, got {checks.describe(dataloader)}"
-    meet(comm, "create_multi_node_iterator", problem, {"rank_master": rank_master})
+    comm.agree("create_multi_node_iterator", problem, rank_master=rank_master)
     length = comm.bcast_obj(_length(dataloader) if is_master else None, rank_master)
     return MultiNodeIterator(dataloader if is_master else None, comm, rank_master, length)
 
@@ -95,7 +94,7 @@ class MultiNodeIterator:
         """Where the iterator stands and the state of the master's loader, the same on every rank (collective)."""
         is_master = self.comm.rank == self.rank_master
         problem = self._stateless("state_dict") if is_master else None
-        meet(self.comm, f"{_OPERATION}: state_dict", problem, {"epoch": self.epoch, "batch": self.position})
+        self.comm.agree(f"{_OPERATION}: state_dict", problem, epoch=self.epoch, batch=self.position)
         state = self.comm.bcast_obj(self.loader.state_dict() if is_master else None, self.rank_master)
         return {"epoch": self.epoch, "position": self.position, "loader": state}
 
@@ -104,7 +103,7 @@ class MultiNodeIterator:
         is_master = self.comm.rank == self.rank_master
         problem = self._stateless("load_state_dict") if is_master else None
         epoch, position = int(state["epoch"]), int(state["position"])
-        meet(self.comm, f"{_OPERATION}: load_state_dict", problem, {"epoch": epoch, "batch": position})
+        self.comm.agree(f"{_OPERATION}: load_state_dict", problem, epoch=epoch, batch=position)
         if is_master:
             self.loader.load_state_dict(state["loader"])
         self.epoch, self.position, self._resumed = epoch, position, True

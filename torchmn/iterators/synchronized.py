@@ -11,8 +11,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader
 
 from torchmn.communicators.base import Communicator
-from torchmn.data.meeting import meet
-from torchmn.data.partition import drawn_seed
+from torchmn.data.seeds import drawn_seed
 from torchmn.errors import TorchMNError
 from torchmn.iterators import order as orders
 from torchmn.iterators.order import Order
@@ -23,21 +22,22 @@ def create_synchronized_iterator(dataloader: DataLoader, comm: Communicator) -> 
 
     Every rank calls it, with loaders alike: the same data set, batch size and sampler. Ranks meet here, to agree on
     rank 0's random state and to compare what order it leads to, and not again: no batch costs a message.
-    `shuffle=False` stays unshuffled. The loader itself and torch's global random state are left alone: the order
-    comes from a copy of rank 0's `generator`, if its loader has one, and is then the order that the loader would
-    have given; otherwise from a seed that follows from rank 0's `torch.manual_seed`.
+    `shuffle=False` stays unshuffled. The loader itself is left alone: the order comes from a copy of rank 0's
+    `generator`, if its loader has one, and is then the order that the loader would have given; otherwise from a seed
+    that is drawn from rank 0's random state (every rank draws one), a new one for each iterator.
     """
-    meet(comm, "create_synchronized_iterator", orders.problem(dataloader))
-    generator = torch.Generator()
-    if comm.rank == 0:
-        if dataloader.generator is not None and dataloader.generator.device == generator.device:
-            generator.set_state(dataloader.generator.get_state())
-        else:
-            generator.manual_seed(drawn_seed())
-    generator.set_state(comm.bcast(generator.get_state(), 0))
+    comm.agree("create_synchronized_iterator", orders.problem(dataloader))
+    generator, state = torch.Generator(), None
+    if comm.rank == 0 and dataloader.generator is not None and dataloader.generator.device == generator.device:
+        state = dataloader.generator.get_state()
+    state = comm.bcast_obj(state, 0)
+    if state is None:
+        generator.manual_seed(drawn_seed(comm))
+    else:
+        generator.set_state(state)
     loader, order = orders.loader_in_order(dataloader, generator)
     said = {"items": _items(loader), "batches": len(order), "order": order.digest()}
-    meet(comm, "create_synchronized_iterator", None, said)
+    comm.agree("create_synchronized_iterator", **said)
     return SynchronizedIterator(loader, order, comm)
 
 
@@ -105,7 +105,7 @@ class SynchronizedIterator:
             )
         random_state = blake2b(generator.numpy().tobytes(), digest_size=8).hexdigest()
         said = {"epoch": epoch, "position": position, "random state": random_state}
-        meet(self.comm, "synchronized iterator: load_state_dict", problem, said)
+        self.comm.agree("synchronized iterator: load_state_dict", problem, **said)
         self.epoch, self.position = epoch, position
         self._order.start, self._order.following = generator, None
         self._begun += 1

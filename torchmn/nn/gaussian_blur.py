@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from functools import lru_cache
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+
+from torchmn.communicators.bounded_cache import remembered_tensors
 
 Pair = tuple[int, int]
 
@@ -60,7 +61,7 @@ def _blurred(x: Tensor, blur: Blur) -> Tensor:
 
 # Two products with matrices of mostly zeros are fewer calls than additions of shifted images, and calls are what a
 # small map costs.
-@lru_cache(maxsize=256)
+@remembered_tensors(64 << 20)
 def _matrix(
     weights: tuple[float, ...], before: int, outputs: int, inputs: int, dtype: torch.dtype, device: torch.device
 ) -> Tensor:

@@ -12,6 +12,7 @@ from torchmn import functions as F
 from torchmn.communicators import checks
 from torchmn.communicators.base import Communicator
 from torchmn.errors import ArgumentError
+from torchmn.functions.pseudo_connect import connect
 
 _Recurrent = nn.RNN | nn.GRU | nn.LSTM
 
@@ -107,6 +108,6 @@ class MultiNodeNStepRNN(nn.Module):
         delegate = None
         for state in states if isinstance(self.actual_rnn, nn.LSTM) else (states,):
             sent = F.send(state, comm, self.rank_out, self.tag)
-            delegate = F.pseudo_connect(delegate, sent)
+            (delegate,) = connect(delegate, (sent,))
         assert delegate is not None
         return delegate

@@ -6,14 +6,19 @@ last digit at most.
 
 torch's fused kernels for the CPU walk through the memory of parameter, gradient and state side by side, whatever their
 strides are: silently wrong where one of them lies in another order. So this looks before every step.
+
+Nor do they raise version counters: a backward through a graph that is older than the step would use the new parameters
+and give wrong gradients, where torch's other updates make it an error. So this raises them after every fused step.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd.graph import increment_version
 from torch.optim import SGD, Adam, AdamW, Optimizer
 from torch.optim.optimizer import _global_optimizer_pre_hooks
 
@@ -22,17 +27,31 @@ _DTYPES = (torch.float32, torch.float64)
 _STRIDED = torch.strided
 
 
-def update(optimizer: Optimizer) -> Any:
-    """Let `optimizer` step, fused if it may be; its groups are afterwards what they were."""
-    known = type(optimizer) in _KINDS and not _has_hooks(optimizer)
+def update(optimizer: Optimizer, closure: Callable[[], Any] | None = None) -> Any:
+    """Let `optimizer` step, fused if it may be; its groups are afterwards what they were.
+
+    A closure computes gradients after we have looked: with one, what is fused is what the user chose to be.
+    """
+    known = type(optimizer) in _KINDS and closure is None and not _has_hooks(optimizer)
     fused = [group for group in optimizer.param_groups if known and _may_fuse(group, optimizer)]
     for group in fused:
         group["fused"] = True
     try:
-        return optimizer.step()
+        return optimizer.step() if closure is None else optimizer.step(closure)
     finally:
+        increment_version(list(_written(optimizer)))
         for group in fused:
             group["fused"] = None
+
+
+def _written(optimizer: Optimizer) -> Iterator[Tensor]:
+    """The tensors that a fused step writes to: parameters that have a gradient, and their state."""
+    for group in optimizer.param_groups:
+        if group.get("fused"):
+            for parameter in group["params"]:
+                if parameter.grad is not None:
+                    yield parameter
+                    yield from (x for x in optimizer.state.get(parameter, {}).values() if isinstance(x, Tensor))
 
 
 def _has_hooks(optimizer: Optimizer) -> bool:

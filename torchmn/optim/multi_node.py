@@ -54,9 +54,7 @@ class MultiNodeOptimizer(WrappedOptimizer):
         self._synchronized = SynchronizedGradients()
         self._clipping: Clipping | None = None  # of gradients that are not means
         actual_optimizer._torchmn_takes_mean = True  # type: ignore[attr-defined]  (a parallel model's guard looks)
-        if model is not None:
-            bcast_tensors(comm, [*_shared(model.named_parameters()), *model.named_buffers()], "bcast_data")
-        self._bcast_parameters(self._gradients())
+        self._bcast_at_first(model)
         self._trainable = self._trainable_now()
         self._writing = Writing()
         self._writing.begin(grad.parameter for grad in self._gradients())
@@ -282,6 +280,13 @@ class MultiNodeOptimizer(WrappedOptimizer):
 
     def _trainable_now(self) -> set[int]:
         return {id(p) for group in self.param_groups for p in group["params"] if p.requires_grad}
+
+    def _bcast_at_first(self, model: nn.Module | None) -> None:
+        """Rank 0's values of all parameters, and of the model's buffers, each once."""
+        named = [] if model is None else [*model.named_parameters(), *model.named_buffers()]
+        known = {id(x) for _, x in named}
+        named += [(grad.name, grad.parameter) for grad in self._gradients() if id(grad.parameter) not in known]
+        bcast_tensors(self.comm, list(_shared(named)), OPERATION)
 
     def _bcast_parameters(self, grads: list[Gradient]) -> None:
         named = [(grad.name, grad.parameter) for grad in grads]

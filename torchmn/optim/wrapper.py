@@ -34,7 +34,7 @@ class WrappedOptimizer(Optimizer):
         actual: Any = self.actual_optimizer
         actual._torchmn_lets_step = True
         try:
-            return fused.update(actual) if closure is None else actual.step(closure)
+            return fused.update(actual, closure)
         finally:
             actual._torchmn_lets_step = False
 

@@ -9,10 +9,20 @@ inputs.py        its inputs: what is found in them, and what ranks compare of th
 randomness.py    dropout and batch statistics as the serial run has them
 guard.py         optimizers that would step with one rank's share of the gradients
 state.py         state dicts with global tensors
+summary.py       which weights are cut, and which every rank has
 """
 
 from torchmn.parallel.clipping import clip_grad_norm_
 from torchmn.parallel.parallelize import parallelize
 from torchmn.parallel.state import full_state_dict, load_full_state_dict
+from torchmn.parallel.summary import ParallelSummary, SummaryRow, parallel_summary
 
-__all__ = ["clip_grad_norm_", "full_state_dict", "load_full_state_dict", "parallelize"]
+__all__ = [
+    "ParallelSummary",
+    "SummaryRow",
+    "clip_grad_norm_",
+    "full_state_dict",
+    "load_full_state_dict",
+    "parallel_summary",
+    "parallelize",
+]

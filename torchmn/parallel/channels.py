@@ -8,7 +8,7 @@ from torch import nn
 
 from torchmn.communicators.process_grid import ProcessGrid
 from torchmn.nn.channel_layers import ChannelConv1d, ChannelConv2d, ChannelConv3d, VectorEmbedding
-from torchmn.parallel.replacing import has_parameters_of_its_own, replace_module
+from torchmn.parallel.replacing import LayersOfTheirOwn, replace_module
 
 _CONVOLUTIONS = {nn.Conv1d: ChannelConv1d, nn.Conv2d: ChannelConv2d, nn.Conv3d: ChannelConv3d}
 
@@ -19,8 +19,9 @@ def swap_channel_layers(model: nn.Module, grid: ProcessGrid) -> None:
     A layer that shares its parameters stays whole on every rank, and so does one with fewer channels than ranks, or
     with a hook that may compute its weight from the whole of it, as torch.nn.utils.spectral_norm's does.
     """
+    own = LayersOfTheirOwn(model)
     for name, module in list(model.named_modules()):
-        if not name or module._forward_pre_hooks or not has_parameters_of_its_own(model, module):
+        if not name or module._forward_pre_hooks or module not in own:
             continue
         if type(module) in _CONVOLUTIONS:
             if _units(module) >= grid.tiles.size:

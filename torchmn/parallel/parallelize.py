@@ -27,9 +27,10 @@ from torchmn.parallel.dry_run import dry_run, explained
 from torchmn.parallel.guard import keep_inside
 from torchmn.parallel.input_shape import candidates, dtype_of
 from torchmn.parallel.own_functions import refuse_scripts
-from torchmn.parallel.replacing import has_parameters_of_its_own, replace_module
+from torchmn.parallel.replacing import LayersOfTheirOwn, replace_module
 from torchmn.parallel.running import Parallelism
 from torchmn.parallel.splitting import LinearUse, LinearWatch, choose_splits, swap_linears
+from torchmn.parallel.summary import warn_of_whole_modules
 
 MODES = ("datapar", "modelpar", "halopar", "halodatapar")
 ALIASES = {"vecpar": "modelpar"}
@@ -81,6 +82,7 @@ def parallelize(
         keep_inside(copied)
     if grid.sizes["data"] > 1 and _has_batch_norm(copied):
         copied.gradients_cross_ranks = True  # type: ignore[assignment]
+    warn_of_whole_modules(copied)
     return copied
 
 
@@ -209,9 +211,9 @@ def _distribute(model: nn.Module, parallelism: Parallelism) -> None:
     # No shape fits (several inputs, say): what needs no knowledge of the run is done, the rest at the first forward.
     if parallelism.mode == "modelpar" and parallelism.grid.tiles.size > 1:
         swap_channel_layers(model, parallelism.grid)
-        linears = [LinearUse(layer, calls=1) for layer in _linears(model)]
-        own = [use for use in linears if has_parameters_of_its_own(model, use.layer)]
-        swap_linears(model, parallelism.grid, [(use, "input") for use in own])
+        own = LayersOfTheirOwn(model)
+        linears = [LinearUse(layer, calls=1) for layer in _linears(model) if layer in own]
+        swap_linears(model, parallelism.grid, [(use, "input") for use in linears])
 
 
 def _split(model: nn.Module, parallelism: Parallelism, shape: tuple[int, ...]) -> None:
@@ -233,8 +235,8 @@ def _split(model: nn.Module, parallelism: Parallelism, shape: tuple[int, ...]) -
     if not uses:
         return
     watch = _watch_linears(model, parallelism, shape, uses)
-    splits = choose_splits(watch.order)
-    swap_linears(model, grid, [pair for pair in splits if has_parameters_of_its_own(model, pair[0].layer)])
+    own = LayersOfTheirOwn(model)
+    swap_linears(model, grid, [pair for pair in choose_splits(watch.order) if pair[0].layer in own])
 
 
 def _linears(model: nn.Module) -> list[nn.Linear]:

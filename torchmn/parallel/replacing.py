@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 from torch import nn
 
 # In eval mode these hand the weights of their Linears to one fused kernel, which takes whole ones only.
@@ -14,11 +16,20 @@ def replace_module(model: nn.Module, name: str, module: nn.Module) -> None:
     model.get_submodule(parent).register_module(last, module)
 
 
-def has_parameters_of_its_own(model: nn.Module, layer: nn.Module) -> bool:
-    """Whether `layer` stands in one place, is no other module's business, and shares no parameter with another."""
-    places = [m for _, m in model.named_modules(remove_duplicate=False) if m is layer]
-    mine = {id(p) for p in layer.parameters(recurse=False)}
-    others = {id(p) for m in model.modules() if m is not layer for p in m.parameters(recurse=False)}
-    readers = (m for m in model.modules() if isinstance(m, _READ_WEIGHTS_OF_CHILDREN))
-    read = any(child is layer for reader in readers for child in reader.modules())
-    return len(places) == 1 and bool(mine) and not mine & others and not read
+class LayersOfTheirOwn:
+    """The modules that stand in one place, are no other module's business, and share no parameter with another.
+
+    One pass over `model` for all of its layers; they must be those that it had then.
+    """
+
+    def __init__(self, model: nn.Module):
+        self._modules = modules = list(model.modules())  # kept, so that ids stay theirs
+        self._places = Counter(id(m) for _, m in model.named_modules(remove_duplicate=False))
+        self._holders = Counter(id(p) for m in modules for p in m.parameters(recurse=False))
+        readers = [m for m in modules if isinstance(m, _READ_WEIGHTS_OF_CHILDREN)]
+        self._read = {id(child) for reader in readers for child in reader.modules()}
+
+    def __contains__(self, layer: nn.Module) -> bool:
+        mine = [id(p) for p in layer.parameters(recurse=False)]
+        alone = self._places[id(layer)] == 1 and id(layer) not in self._read
+        return alone and bool(mine) and all(self._holders[p] == 1 for p in mine)

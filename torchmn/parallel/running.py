@@ -7,6 +7,7 @@ from collections.abc import Set
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from hashlib import blake2b
+from itertools import islice
 from typing import Any
 
 import torch
@@ -216,6 +217,8 @@ class Parallelism:
         shape = whole_shape(self.grid, shapes)
         if tiles.size > 1 and shape not in self._tiled:
             self._check_differs(x, shape)
+            if len(self._tiled) >= _REMEMBERED_CHECKS:
+                self._tiled.clear()
             self._tiled.add(shape)
         return shape
 
@@ -278,7 +281,8 @@ class Parallelism:
             )
         for name, widths in found_widths(recorder.runs).items():
             # What the first run found stays: evaluation may see other runs, but any width is right.
-            self.widths[name] = widths | self.widths.get(name, {})
+            merged = widths | self.widths.get(name, {})  # the new ones first: those of other images are dropped, if any
+            self.widths[name] = dict(islice(merged.items(), _REMEMBERED_CHECKS))
             mark_widths(model.get_parameter(name), self.widths[name])
         new = found.keys() - self.roles.keys()  # training may use others than evaluation
         self.roles |= found

@@ -8,6 +8,7 @@ from torchmn.training.generic_evaluator import GenericMultiNodeEvaluator
 from torchmn.training.logger import Logger
 from torchmn.training.metrics import Sum
 from torchmn.training.observation import ObservationAggregator
+from torchmn.training.torchmetrics_sync import synchronize_torchmetrics, torchmetrics_sync
 
 __all__ = [
     "AllreducePersistent",
@@ -17,5 +18,7 @@ __all__ = [
     "ObservationAggregator",
     "Sum",
     "create_multi_node_evaluator",
+    "synchronize_torchmetrics",
+    "torchmetrics_sync",
     "without_repeats",
 ]

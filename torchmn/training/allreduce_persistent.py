@@ -30,8 +30,9 @@ class AllreducePersistent:
       of the ranks' means from the common mean;
     - num_batches_tracked: the largest, which is what one process would have counted.
 
-    The weights are each layer's num_batches_tracked, so that a rank that saw nothing counts for nothing. Pass
-    `weight=number of samples` to the call instead where ranks saw batches of different sizes.
+    The weights are each layer's num_batches_tracked, so that a rank that saw nothing counts for nothing; where no rank
+    saw anything, or all weights are 0, all count alike. Pass `weight=number of samples` to the call instead where ranks
+    saw batches of different sizes.
 
     Other floating-point buffers become their plain mean. Integers and bools stay as they are, and so do buffers that
     are not in `state_dict`.
@@ -80,20 +81,29 @@ def _join_statistics(comm: Communicator, layers: list[_BatchNorm], weight: float
     for place, layer in enumerate(layers):
         assert layer.running_mean is not None and layer.running_var is not None
         told = [parts[place] for parts in everyone]
-        whole = union([Moments.unpacked(part[:-1]) for part in told])
-        if whole.count > 0:  # else no rank has seen anything, and the layer is as it was made
-            layer.running_mean.copy_(whole.mean)
-            layer.running_var.copy_(whole.squares / whole.count)
+        whole = union(_weighted([Moments.unpacked(part[:-1]) for part in told]))
+        layer.running_mean.copy_(whole.mean)
+        layer.running_var.copy_(whole.squares / whole.count)
         if layer.num_batches_tracked is not None:
             layer.num_batches_tracked.fill_(int(max(part[-1] for part in told)))
 
 
+def _weighted(seen: list[Moments]) -> list[Moments]:
+    """Moments of as many values as each rank has weight, of one value each where no rank has any.
+
+    seen: weight, mean and variance (in place of the squares) of each rank
+    """
+    alike = all(float(part.count) == 0 for part in seen)
+    counts = [1.0 if alike else float(part.count) for part in seen]
+    return [Moments(n, part.mean, part.squares * n) for part, n in zip(seen, counts, strict=True)]
+
+
 def _packed(layer: _BatchNorm, weight: float | None) -> Tensor:
-    """What this rank's layer saw, as moments of as many values as it has weight."""
+    """Weight, mean and variance of what this rank's layer saw; the variance is not lost where the weight is 0."""
     assert layer.running_mean is not None and layer.running_var is not None
     tracked = float(_tracked(layer))
     count = tracked if weight is None or tracked == 0 else float(weight)
-    return Moments(count, layer.running_mean.double(), layer.running_var.double() * count).packed()
+    return Moments(count, layer.running_mean.double(), layer.running_var.double()).packed()
 
 
 def _tracked(layer: _BatchNorm) -> Tensor:

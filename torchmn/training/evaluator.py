@@ -6,9 +6,10 @@ from collections.abc import Callable
 from typing import Any
 
 from torchmn.communicators.base import Communicator
+from torchmn.data.scattered import noted_uses
 from torchmn.errors import ArgumentError, nearest
 from torchmn.training import metrics
-from torchmn.training.exact_data import is_data, samples_in, without_repeats
+from torchmn.training.exact_data import is_data, sampler_problem, samples_in, without_repeats
 
 WEIGHTS = ("samples", "equal")
 
@@ -32,6 +33,12 @@ def create_multi_node_evaluator(
     - the arguments: where exactly one of them is a DataLoader or a data set, all of it counts. Items that
       `scatter_dataset` repeated to make lengths equal are left out before the evaluator sees it, and the evaluator is
       not called where nothing is left.
+
+    An evaluator that reads a repeated item all the same, from a loader that it keeps itself, is an error on all ranks:
+    the item would be counted twice.
+
+    A metric or a collection of torchmetrics may be returned as it is, or in the dict: it is computed from all ranks'
+    data, whatever their lengths. (The number that its `compute` gave would be one rank's.)
 
     Where several ranks have a metric and one does not say its number of samples: an error on all ranks, unless
     `weights="equal"` says that they all evaluate equally many. A metric in a `torchmn.training.Sum` is added up.
@@ -76,8 +83,11 @@ class MultiNodeEvaluator:
         if len(data) == 1 and refused is None:
             samples = samples_in(data[0])
         comm.agree("evaluate", refused, weights=self.weights)
-        mine, problem = metrics.read(None if samples == 0 else self._evaluate_locally(*args, **kwargs), samples)
-        with comm.agreed("evaluate", problem):
+        with noted_uses() as uses:
+            result = None if samples == 0 else self._evaluate_locally(*args, **kwargs)
+        mine, problem = metrics.read(result, samples)
+        counts = [metric.samples for metric in mine.metrics.values()]
+        with comm.agreed("evaluate", problem or uses.problem() or sampler_problem(self.actual_evaluator, counts)):
             everyone = comm.allgather_obj(mine)
         where = f"rank {comm.rank} of {comm.size}: evaluate"
         return metrics.combine(everyone, self.weights == "equal", where)

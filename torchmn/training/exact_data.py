@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Iterable, Iterator, Mapping
 from itertools import chain
 from typing import Any
@@ -78,13 +79,44 @@ def _same_loader_over(dataset: ScatteredDataset, loader: DataLoader) -> DataLoad
     return DataLoader(dataset, batch_size=loader.batch_size, shuffle=shuffle, drop_last=loader.drop_last, **options)
 
 
+_SAMPLER_REPEATS = (
+    "torch's DistributedSampler repeats items to make lengths equal, which would be counted twice: use "
+    "torchmn.scatter_dataset instead of it, for what you evaluate"
+)
+
+
 def _refuse_distributed_sampler(loader: DataLoader) -> None:
-    sampler = loader.sampler
-    if isinstance(sampler, DistributedSampler) and sampler.total_size > len(sampler.dataset):  # type: ignore[arg-type]
-        raise ArgumentError(
-            "torch's DistributedSampler repeats items to make lengths equal, which would be counted twice: use "
-            "torchmn.scatter_dataset instead of it, for what you evaluate"
-        )
+    if _has_repeating_sampler(loader):
+        raise ArgumentError(_SAMPLER_REPEATS)
+
+
+def _has_repeating_sampler(loader: object) -> bool:
+    sampler = loader.sampler if isinstance(loader, DataLoader) else None
+    return isinstance(sampler, DistributedSampler) and sampler.total_size > len(sampler.dataset)  # type: ignore[arg-type]
+
+
+def sampler_problem(evaluator: Any, samples: Iterable[float | None]) -> str | None:
+    """Why an evaluator's own loader repeats items, or None.
+
+    It is the loader that it goes through if a metric is said to be the mean over as many samples as its sampler gives.
+    """
+    counted = {number for number in samples if number is not None}
+    for held in chain.from_iterable(_parts(value) for value in _held_by(evaluator)):
+        if _has_repeating_sampler(held) and len(held.sampler) in counted:
+            return _SAMPLER_REPEATS
+    return None
+
+
+def _held_by(evaluator: Any) -> Iterator[Any]:
+    """What an evaluator can reach without arguments: attributes, variables around a function, and global ones."""
+    function = evaluator if inspect.isroutine(evaluator) else None
+    owner = getattr(evaluator, "__self__", evaluator)
+    if function is None or owner is not evaluator:
+        yield from getattr(owner, "__dict__", {}).values()
+    function = getattr(function, "__func__", function)
+    if inspect.isfunction(function):
+        around = inspect.getclosurevars(function)
+        yield from (*around.nonlocals.values(), *around.globals.values(), *(function.__defaults__ or ()))
 
 
 def _repeats_inside(dataset: Any) -> Iterator[ScatteredDataset]:

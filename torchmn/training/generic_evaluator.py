@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from torchmn.communicators import checks
 from torchmn.communicators.base import Communicator
+from torchmn.data.scattered import noted_uses
 from torchmn.errors import ArgumentError
 from torchmn.training.exact_data import is_data, without_repeats
 
@@ -20,7 +21,8 @@ class GenericMultiNodeEvaluator:
 
     comm: every rank calls `evaluate`; ranks may have different numbers of batches, or none.
     iterator: this rank's batches: a DataLoader, or any iterable that starts again each time it is iterated. Items
-        that `scatter_dataset` repeated to make lengths equal are left out.
+        that `scatter_dataset` repeated to make lengths equal are left out of a DataLoader; an iterable of another kind
+        that gives them is an error on all ranks.
     target: what `calc_local` calls, usually the model. A module is put in eval mode while evaluating.
     device: where to move the tensors of a batch; None: they stay.
     converter: turns what the iterator gives into the batch to evaluate, called as `converter(batch, device)`.
@@ -64,11 +66,12 @@ class GenericMultiNodeEvaluator:
         batches, problem = self._batches(problem)
         comm.agree(type(self).__name__, problem, root=self.root)
         results = []
-        with torch.no_grad(), _eval_mode(self.target):
+        with torch.no_grad(), _eval_mode(self.target), noted_uses() as uses:
             for batch in batches:
                 results.append(_on_host(self._result_of(batch)))
                 if comm.rank == self.root and self.progress_hook is not None:
                     self.progress_hook(len(results))
+        comm.agree(type(self).__name__, uses.problem())
         everyone = comm.gather_obj(results, self.root)
         if everyone is None:
             return None

@@ -15,6 +15,7 @@ from torch import Tensor
 from torchmn.communicators import checks
 from torchmn.communicators.watchdog import ranks_text
 from torchmn.errors import MismatchError
+from torchmn.training.torchmetrics_sync import CarriedMetric, is_torchmetrics, value_of_all
 
 
 @dataclass(frozen=True)
@@ -26,7 +27,10 @@ class Sum:
 
 @dataclass(frozen=True)
 class Metric:
-    """What one rank says of one metric: its mean over `samples` samples (None: nobody said how many), or its sum."""
+    """What one rank says of one metric: its mean over `samples` samples (None: nobody said how many), or its sum.
+
+    A metric of torchmetrics is neither: it has the states from which it is computed.
+    """
 
     value: Any
     samples: float | None
@@ -35,6 +39,8 @@ class Metric:
     @property
     def kind(self) -> tuple:
         """What all ranks that have the metric must agree on."""
+        if isinstance(self.value, CarriedMetric):
+            return "torchmetrics", type(self.value.metric).__name__
         shape = f"tensor of shape {tuple(self.value.shape)}" if isinstance(self.value, Tensor) else "number"
         return ("sum" if self.is_sum else "mean"), shape
 
@@ -63,6 +69,9 @@ def read(result: object, samples: float | None) -> tuple[Local, str | None]:
     found: dict[str, Metric] = {}
     for key, value in (result if is_dict else {"": result}).items():  # type: ignore[union-attr]
         if value is None:
+            continue
+        if is_torchmetrics(value):
+            found[key] = Metric(CarriedMetric.of(value), None)
             continue
         metric, problem = read_one(value, samples)
         if metric is None:
@@ -150,6 +159,8 @@ def _join(what: str, given: dict[int, Metric], equal: bool, operation: str) -> A
             f"{operation}: {what} is not the same kind of thing on all ranks: {first.kind} on rank "
             f"{next(iter(given))}, but {differing}"
         )
+    if isinstance(first.value, CarriedMetric):
+        return value_of_all([metric.value for metric in given.values()])
     if first.is_sum:
         return _total([metric.value for metric in given.values()])
     # A rank without samples has no mean: what it returned may be a nan, which no weight of 0 makes harmless.

@@ -13,6 +13,7 @@ from torchmn.cli.checks.finding import Finding, fail, ok, warn
 from torchmn.cli.checks.probing import PROBE, SLOW_IN_A_NETWORK, meeting, probed, speed
 from torchmn.cli.launch.job import allow_root
 from torchmn.cli.launch.mpi_installation import LIBRARY_VARIABLE, Installation, library_environment
+from torchmn.cli.launch.other_python import WITHOUT_WORKING_DIRECTORY
 from torchmn.communicators.job import CUT_OFF
 from torchmn.communicators.launchers import cleared
 
@@ -77,7 +78,7 @@ def same_software(hosts: Sequence[str]) -> Finding:
     advice = (
         f"every host needs {sys.executable}, at this path, with the same versions: a shared disk, or the same set-up"
     )
-    command = shlex.join([sys.executable, "-c", ASK_VERSIONS])
+    command = shlex.join([sys.executable, "-c", f"{WITHOUT_WORKING_DIRECTORY}; {ASK_VERSIONS}"])
     versions = {}
     for host in hosts:
         status, out, trouble = on_host(host, command)

@@ -14,6 +14,7 @@ from typing import Any
 
 from torchmn.cli.checks.finding import Finding, fail, ok, warn
 from torchmn.cli.launch.process_tree import adopt_orphans, kill_descendants
+from torchmn.cli.start import START
 
 PROBE = str(Path(__file__).with_name("probe.py"))
 # Bytes per second, below which something is amiss.
@@ -67,7 +68,7 @@ def probed(command: Sequence[str], environment: Mapping[str, str], time_limit: f
 
 def local_probe(transport: str, mode: str, size: int = 2) -> Probed:
     """The probe on ranks of this machine, started as a user would."""
-    command = [sys.executable, "-m", "torchmn.cli.main", "run", "--raw", "-n", str(size), "--transport", transport]
+    command = [sys.executable, START, "run", "--raw", "-n", str(size), "--transport", transport]
     return probed([*command, PROBE, mode], os.environ)
 
 

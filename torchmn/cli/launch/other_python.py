@@ -8,12 +8,15 @@ from collections.abc import Mapping
 
 from torchmn.errors import LaunchError
 
+WITHOUT_WORKING_DIRECTORY = "import sys; sys.path = [place for place in sys.path if place]"
+"""What `python -c` runs first: a file in the working directory must not replace a module of Python."""
+
 
 def lines_printed_by(program: str, environ: Mapping[str, str], seconds: float) -> list[str]:
     """The lines that `program`, Python code, prints; LaunchError with its last words where it fails."""
     try:
         result = subprocess.run(
-            [sys.executable, "-c", program],
+            [sys.executable, "-c", f"{WITHOUT_WORKING_DIRECTORY}\n{program}"],
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,

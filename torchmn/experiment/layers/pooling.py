@@ -42,7 +42,8 @@ class MaxPool(Pool):
     """The largest value of each window."""
 
     def build(self, shape: Shape) -> nn.Module:
-        return LARGEST[len(shape) - 1](*self.window(shape), ceil_mode=self.ceil_mode)
+        window = self.window(shape)  # first: it checks the shape
+        return LARGEST[len(shape) - 1](*window, ceil_mode=self.ceil_mode)
 
 
 @register_layer("avg_pool", "mean_pool")

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, deque
 from dataclasses import dataclass
 from typing import Any
 
-from yaml.nodes import MappingNode, Node, SequenceNode
+from yaml.nodes import Node
 
 from torchmn.errors import ExperimentError, nearest
-from torchmn.experiment.document import Document
+from torchmn.experiment.document import Document, children
 from torchmn.experiment.neon.autoencoder import convert_autoencoder
 from torchmn.experiment.neon.balance import convert_balance
 from torchmn.experiment.neon.data import convert_dataset
@@ -45,16 +45,15 @@ class Converted:
 
 
 def is_neon(root: Node) -> bool:
-    """Whether a file is one of neon's: it names objects with !obj: somewhere near its top."""
-    waiting, seen = [root], 0
-    while waiting and seen < 1000:
-        node, seen = waiting.pop(0), seen + 1
+    """Whether a file is one of neon's: it names objects with !obj: somewhere."""
+    waiting, seen = deque([root]), {id(root)}
+    while waiting:
+        node = waiting.popleft()
         if node.tag.startswith(OBJECT):
             return True
-        if isinstance(node, MappingNode):
-            waiting += [value for _, value in node.value]
-        elif isinstance(node, SequenceNode):
-            waiting += node.value
+        new = {id(child): child for child in children(node) if id(child) not in seen}  # each once, for all aliases
+        waiting += new.values()
+        seen.update(new)
     return False
 
 

@@ -9,7 +9,7 @@ from typing import Any
 from yaml.nodes import MappingNode, Node, ScalarNode, SequenceNode
 
 from torchmn.errors import ExperimentError
-from torchmn.experiment.document import MOST_VALUES, Document, KeyPath, place, scalar
+from torchmn.experiment.document import Document, KeyPath, place, scalar
 
 OBJECT = "!obj:"
 HYPEROPT = "!hyperopt"
@@ -135,26 +135,18 @@ def read_nodes(name: str, root: Node) -> Said:
     """The tree of a file. A key of the experiment itself may stand twice, which neon's files use to hold anchors: the
     last one counts."""
     read: dict[int, Said] = {}
-    count = 0
 
-    def walk(node: Node, inside: tuple[int, ...]) -> Said:
-        nonlocal count
-        count += 1
+    def walk(node: Node) -> Said:
         where = place(name, node)
-        if id(node) in inside:
-            raise ExperimentError(f"{where}: this alias stands inside of what it stands for")
-        if count > MOST_VALUES:
-            raise ExperimentError(f"{name}: more than {MOST_VALUES} values; are there aliases of aliases?")
         if id(node) in read:
             return read[id(node)]
-        inside = (*inside, id(node))
         kind = node.tag[len(OBJECT) :].rpartition(".")[2] if node.tag.startswith(OBJECT) else None
         if isinstance(node, MappingNode):
             if node is not root:
                 _refuse_twice(name, node)
-            value: Any = {_key(name, key): walk(item, inside) for key, item in node.value}
+            value: Any = {_key(name, key): walk(item) for key, item in node.value}
         elif isinstance(node, SequenceNode):
-            value = [walk(item, inside) for item in node.value]
+            value = [walk(item) for item in node.value]
         else:
             assert isinstance(node, ScalarNode)
             if kind is not None:  # `!obj:transforms.Logistic` without braces
@@ -170,10 +162,7 @@ def read_nodes(name: str, root: Node) -> Said:
         read[id(node)] = Said(value, where, kind)
         return read[id(node)]
 
-    try:
-        return walk(root, ())
-    except RecursionError:
-        raise ExperimentError(f"{name}:1:1: lists or mappings are nested too deeply") from None
+    return walk(root)
 
 
 def _refuse_twice(name: str, node: MappingNode) -> None:

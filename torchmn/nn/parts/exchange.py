@@ -169,14 +169,33 @@ class Rebuilt:
         around = [(..., *(i.as_slice() for i in rest)) for rest in outside(buffer.shape[-len(box) :], box)]
         self.borders = [(where_, buffer.detach()[where_].clone()) for where_ in around]
 
-    def buffer(self) -> Tensor:
-        if self.tile._version != self.version:
-            raise RuntimeError("a value that backward needs was changed in place after it had been used")
+    def value(self) -> Tensor:
+        _check_version(self.tile, self.version)
         buffer = self.tile.new_empty(self.shape)
         buffer[self.inner] = self.tile
         for where_, border in self.borders:
             buffer[where_] = border
         return buffer
+
+
+class Kept:
+    """A tensor that backward needs as it is: torch checks no version of what goes through a hook."""
+
+    def __init__(self, x: Tensor):
+        self.x, self.version = x, x._version
+
+    def value(self) -> Tensor:
+        _check_version(self.x, self.version)
+        return self.x
+
+
+def _check_version(x: Tensor, version: int) -> None:
+    if x._version != version:
+        raise RuntimeError(
+            "one of the variables needed for gradient computation has been modified by an inplace operation: a tensor "
+            f"of shape {tuple(x.shape)} is at version {x._version}; expected version {version}. Run forward again "
+            "after parameters or activations were changed (an optimizer's step changes parameters)"
+        )
 
 
 def outside(shape: Sequence[int], box: Sequence[Interval]) -> list[tuple[Interval, ...]]:
@@ -201,21 +220,17 @@ def remembered_as_tile(x: Part, buffer: Tensor, dims: Sequence[DimPlan]) -> Abst
         place = _place(layout, len(layout.shape) - len(dims) + number)
         needed, own = plan.needed[place], plan.owned[place]
         if not own or own.start < needed.start or own.stop > needed.stop:
-            return torch.autograd.graph.saved_tensors_hooks(_same, _same)  # the tile is not wholly in the buffer
+            return torch.autograd.graph.saved_tensors_hooks(Kept, _unpack)  # the tile is not wholly in the buffer
         box.append(own.shift(-needed.start))
     address, shape = buffer.data_ptr(), buffer.shape
 
-    def pack(saved: Tensor) -> Tensor | Rebuilt:
+    def pack(saved: Tensor) -> Kept | Rebuilt:
         if saved.data_ptr() != address or saved.shape != shape or tile.data_ptr() == address:
-            return saved
+            return Kept(saved)
         return Rebuilt(tile, buffer, tuple(box))
 
     return torch.autograd.graph.saved_tensors_hooks(pack, _unpack)
 
 
-def _unpack(packed: Tensor | Rebuilt) -> Tensor:
-    return packed.buffer() if isinstance(packed, Rebuilt) else packed
-
-
-def _same(x: Tensor) -> Tensor:
-    return x
+def _unpack(packed: Kept | Rebuilt) -> Tensor:
+    return packed.value()

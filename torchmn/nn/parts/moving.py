@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import lru_cache
 from typing import TypeVar
 
 import torch
 from torch import Tensor, nn
 
+from torchmn.communicators.bounded_cache import remembered_tensors
 from torchmn.functions.replicated import enter_parts, part_of_whole, whole_of_parts
+from torchmn.geometry import Interval
 from torchmn.gradient_role import change_role, enters, is_expected, role_of
 from torchmn.nn.parts import roles
 from torchmn.nn.parts.layout import Cut, FlatCut, Layout
@@ -76,14 +77,16 @@ def cut_like(x: Tensor, layout: Layout, dims: dict[int, int]) -> Tensor:
 
 def own_columns(layout: Layout, dim: int, tile: int | None = None) -> Tensor:
     """The global indices of a flattened image's dim that a rank owns, in the order in which it holds them."""
-    return _columns(layout.unflattened(dim), layout.grid.tiles.rank if tile is None else tile)
+    image = layout.unflattened(dim)
+    place = layout.grid.tiles.rank if tile is None else tile
+    return _columns(image.shape[1:], tuple(image.interval(dim, place) for dim in range(1, len(image.shape))))
 
 
-@lru_cache(maxsize=256)
-def _columns(image: Layout, tile: int) -> Tensor:
-    everything = torch.arange(torch.Size(image.shape[1:]).numel()).view(image.shape[1:])
-    slices = tuple(image.interval(dim, tile).as_slice() for dim in range(1, len(image.shape)))
-    return everything[slices].reshape(-1)
+@remembered_tensors(64 << 20)
+def _columns(shape: tuple[int, ...], mine: tuple[Interval, ...]) -> Tensor:
+    """The flat indices of a box of an image; not of its batch, which may have another size each time."""
+    everything = torch.arange(torch.Size(shape).numel()).view(shape)
+    return everything[tuple(interval.as_slice() for interval in mine)].reshape(-1)
 
 
 def _take(layout: Layout) -> Callable[[Tensor], Tensor]:

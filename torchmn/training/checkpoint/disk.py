@@ -19,6 +19,20 @@ def write_durably(path: Path, data: bytes) -> None:
         os.fsync(file.fileno())
 
 
+def own_file(directory: Path, file: str) -> Path:
+    """The path of a file that lies in `directory` itself; raises OSError for a link that leads elsewhere, or a pipe.
+
+    Checkpoints are copied from others: a link in one could name any file of this user, and a pipe never ends. A link
+    to the whole directory is its user's own.
+    """
+    path = directory / file
+    if path.resolve(strict=True).parent != directory.resolve():
+        raise OSError(f"{file} is a link that leads out of its checkpoint: copy the file there (cp -L)")
+    if not path.is_file():
+        raise OSError(f"{file} is no regular file")
+    return path
+
+
 def sync(path: Path) -> None:
     """Return once what was written to this file, or the names in this directory, are on the disk."""
     descriptor = os.open(path, os.O_RDONLY)

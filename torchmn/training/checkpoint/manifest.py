@@ -106,24 +106,43 @@ def file_of(rank: int) -> str:
 def read(directory: Path) -> Manifest:
     """The manifest of a checkpoint whose files are all there, with their sizes; raises `Broken`."""
     try:
-        content = json.loads((directory / disk.MANIFEST).read_bytes())
+        content = json.loads(disk.own_file(directory, disk.MANIFEST).read_bytes())
         digest = content.pop("digest")
         if content["format"] != FORMAT:
             raise Broken(f"expected format {FORMAT!r}, got {content['format']!r}: written by another version")
         if digest != _digest(content):
             raise Broken(f"the checksum of {disk.MANIFEST} is wrong")
         manifest = Manifest(**content)
+        _check(manifest)
         for file, size in manifest.files.items():
-            found = (directory / file).stat().st_size
+            found = disk.own_file(directory, file).stat().st_size
             if found != size:
                 raise Broken(f"{file}: expected {size} bytes, got {found}")
     except FileNotFoundError as error:
         raise Broken(f"{Path(error.filename).name} is missing: half written, half copied or half removed") from error
     except OSError as error:
         raise Broken(str(error)) from error
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, RuntimeError) as error:
         raise Broken(f"{disk.MANIFEST} is damaged: {error!r}") from error
     return manifest
+
+
+def _check(manifest: Manifest) -> None:
+    """Raises `Broken` if a manifest names other files than `save` writes: with a path it could name any file."""
+    whole = (manifest.step, manifest.number, manifest.size, *manifest.ranks)
+    parts = (manifest.entries, manifest.tensors, manifest.files)
+    if {type(value) for value in whole} != {int} or {type(part) for part in parts} != {dict}:
+        raise Broken(f"{disk.MANIFEST} is damaged: it has values of other kinds than `save` writes")
+    if not isinstance(manifest.identity, str):
+        raise Broken(f"{disk.MANIFEST} is damaged: its identity is {manifest.identity!r}")
+    known = {COMMON, *(file_of(rank) for rank in manifest.ranks)}
+    for file in manifest.files:
+        if file not in known:
+            raise Broken(f"{disk.MANIFEST} names the file {file!r}: expected only names such as {COMMON}, {file_of(0)}")
+    for path, place in manifest.tensors.items():
+        for _, file in [place["same"]] if "same" in place else place["of_rank"].values():
+            if file not in manifest.files:
+                raise Broken(f"{disk.MANIFEST}: the tensor {path!r} is in {file!r}, which is not among its files")
 
 
 def _tensors_of(name: str, contribution: Contribution) -> list[tuple[str, str]]:

@@ -10,7 +10,7 @@ from typing import Any
 
 from torch import Tensor
 
-from torchmn.training.checkpoint import manifest, tensor_files
+from torchmn.training.checkpoint import disk, manifest, tensor_files
 from torchmn.training.checkpoint.errors import Broken
 from torchmn.training.checkpoint.manifest import Manifest
 from torchmn.training.checkpoint.names import Place
@@ -59,6 +59,13 @@ class Snapshot:
 
     def read(self, sources: Mapping[str, int]) -> tuple[dict[str, Any], dict[str, Any]]:
         """The trees and states of entries, each as the saved rank `sources[name]` had it; raises `Broken`."""
+        try:
+            return self._read(sources)
+        except (LookupError, TypeError, ValueError, AttributeError, RuntimeError, MemoryError) as error:
+            # Its checksum is right: somebody else's program wrote it.
+            raise Broken(f"the state in {disk.MANIFEST} is not as `save` writes it: {error!r}") from error
+
+    def _read(self, sources: Mapping[str, int]) -> tuple[dict[str, Any], dict[str, Any]]:
         trees = {name: self.tree(name, rank) for name, rank in sources.items()}
         states: dict[str, Any] = {}
         # Tensors that two entries share must come back as one, so entries of one rank are read together.

@@ -21,6 +21,8 @@ _PLAIN = {
     *(torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8),
 }
 
+_DTYPES = {str(x).removeprefix("torch."): x for x in vars(torch).values() if isinstance(x, torch.dtype)}
+
 
 def digest(x: Tensor) -> str:
     """What tells `x` (contiguous, on the host) from every other tensor: of dtype, shape and all bits."""
@@ -42,7 +44,7 @@ def write(path: Path, tensors: Mapping[str, Tensor]) -> None:
 def read(path: Path, wanted: Sequence[tuple[dict[str, Any], str]]) -> dict[str, Tensor]:
     """The tensors with these specs and digests, by path, in memory of their own.
 
-    Raises `Broken` where the file is not what was written.
+    Raises `Broken` where the file is not what was written, other errors where the specs are not.
     """
     result: dict[str, Tensor] = {}
     try:
@@ -61,7 +63,7 @@ def read(path: Path, wanted: Sequence[tuple[dict[str, Any], str]]) -> dict[str, 
 
 def _restored(stored: Tensor, spec: Mapping[str, Any]) -> Tensor | None:
     """The tensor that `stored` was made from, or None if it can not be."""
-    dtype, shape = getattr(torch, spec["dtype"]), tuple(spec["shape"])
+    dtype, shape = _DTYPES[spec["dtype"]], tuple(spec["shape"])
     if stored.dtype == dtype and tuple(stored.shape) == shape:
         return stored
     if stored.dtype != torch.uint8 or stored.numel() != prod(shape) * dtype.itemsize:
@@ -72,6 +74,8 @@ def _restored(stored: Tensor, spec: Mapping[str, Any]) -> Tensor | None:
 def _with_layout(x: Tensor, spec: Mapping[str, Any]) -> Tensor:
     if "stride" not in spec:
         return x
+    if sum((n - 1) * s for n, s in zip(x.shape, spec["stride"], strict=True)) >= max(x.numel(), 1):
+        raise ValueError(f"strides {spec['stride']} leave gaps")  # as large as somebody likes
     return torch.empty_strided(x.shape, spec["stride"], dtype=x.dtype).copy_(x)
 
 

@@ -1,0 +1,20 @@
+"""docs/security.md: its bounds are those of the reader, and its files those of a checkpoint."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from torchmn.experiment.document import MOST_CHARACTERS, MOST_LEVELS, MOST_VALUES
+from torchmn.training.checkpoint.manifest import COMMON, file_of
+
+TEXT = (Path(__file__).parents[2] / "docs" / "security.md").read_text()
+
+
+def test_its_bounds_are_those_of_the_reader():
+    for bound in (f"{MOST_CHARACTERS:,} characters", f"{MOST_VALUES:,} values", f"{MOST_LEVELS} levels"):
+        assert bound in " ".join(TEXT.split())
+
+
+def test_its_files_are_those_of_a_checkpoint():
+    for name in (COMMON, file_of(3).replace("3", "N")):
+        assert f"`{name}`" in TEXT

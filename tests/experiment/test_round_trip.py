@@ -1,0 +1,179 @@
+"""What a run writes down is read again as the same experiment: every word, every starter, words of a user's own."""
+
+from __future__ import annotations
+
+import enum
+import re
+from collections.abc import Iterator
+from typing import Annotated, Any
+
+import pytest
+from pydantic import BeforeValidator, Field
+from rich.console import Console
+from torch import nn
+
+from tests.experiment.files import BASE, swap
+from tests.experiment.running import experiment
+from torchmn import run_threads
+from torchmn.cli.new import STARTERS, starters
+from torchmn.errors import ArgumentError, ExperimentError
+from torchmn.experiment import load, registry
+from torchmn.experiment.load import check_readable, dump, plain, read
+from torchmn.experiment.run import Request, train
+from torchmn.experiment.schema import Experiment
+from torchmn.experiment.writing import as_yaml
+
+# What words must be told, or are worth to be told because it is written in more than one way.
+TOLD = {
+    "kernel": 3, "maps": 4, "units": 5, "shape": [1, 28, 28], "last": 2, "factor": [2, 3], "split": 2, "lr": 0.1,
+    "layers": [{"conv": {"maps": 2, "kernel": [3, 1], "padding": "same"}}, "relu"], "name": "torch.nn.Flatten",
+}  # fmt: skip
+
+
+def same(one: Any, other: Any) -> bool:
+    """Whether two experiments are the same in all classes and values, whatever `plain` makes of them."""
+    if type(one) is not type(other):
+        return False
+    if hasattr(type(one), "model_fields"):
+        return all(same(getattr(one, name), getattr(other, name)) for name in type(one).model_fields)
+    if isinstance(one, list | tuple):
+        return len(one) == len(other) and all(same(*pair) for pair in zip(one, other, strict=True))
+    if isinstance(one, dict):
+        return one.keys() == other.keys() and all(same(value, other[key]) for key, value in one.items())
+    return one == other
+
+
+def check(chosen: Experiment) -> None:
+    for text in (dump(chosen), as_yaml(plain(chosen))):
+        assert same(read("again.yaml", text), chosen), text
+    check_readable(chosen)
+
+
+def options_of(cls: type[registry.Options]) -> dict[str, Any]:
+    return {name: TOLD[name] for name, info in cls.model_fields.items() if info.is_required()}
+
+
+def changes() -> Iterator[tuple[str, str]]:
+    """A file for each registered word, as a change of a small one."""
+    for kind in registry.KINDS:
+        for name, cls in kind.entries.items():
+            told = options_of(cls)
+            word = {"name": name, **told}
+            change = {
+                "layer": f"model.layers.1={{{name}: {told}}}",
+                "activation": f"model.layers.0.conv.activation={word}",
+                "initializer": f"model.layers.0.conv.init={word}",
+                "cost": f"model.cost=[{word}, {{name: sum_squared, scale: 2.0, units: [0, 3], target: inputs}}]",
+                "optimizer": f"optimizer={word}",
+                "metric": f"metrics={{train: [{word}], test: [{word}]}}",
+                "dataset": f"dataset={word}",
+            }[kind.noun]
+            yield f"{kind.noun} {name}", change.replace("'", '"')
+
+
+CHANGES = dict(changes())
+
+
+def test_every_word_is_read_again_as_it_was():
+    assert len(CHANGES) > 80
+    for change in CHANGES.values():
+        check(experiment(BASE, change))
+
+
+MORE = [
+    "model.layers.0.conv.optimizer={lr: 0.5, momentum: {from: 0.5, to: 0.9, end: 3}, weight_decay: 0.1}",
+    "optimizer={name: sgd, lr: 0.1, momentum: {from: 0.5, to: 0.9, start: 1, end: 3}, schedule: {step: [2, 4]}}",
+    "model.layers.1={branch: {layers: [{list: [relu, {conv: {maps: 2, kernel: 1}}]}, identity], join: concat}}",
+    "model.layers.1={module: {name: torch.nn.Flatten, arguments: {start_dim: 1, more: {a: [1, {b: null}], 3: .nan}}}}",
+    "model.layers.1={dropout: {keep: 0.7}}",
+    "parallel={mode: halopar, grid: {height: 2, width: 2}}",
+    "metrics=",
+    "metrics=[{name: accuracy, top: 2}, log_loss]",
+    "dataset={name: mnist, path: '~/1e3: {x}', sample: 10%, validation: 5%}",
+]
+
+
+@pytest.mark.parametrize("change", MORE)
+def test_every_way_to_say_options_is_read_again_as_it_was(change):
+    chosen = experiment(BASE, change)
+    again = read("again.yaml", dump(chosen))
+    assert plain(again) == plain(chosen) or ".nan" in change
+    check_readable(chosen)
+
+
+MODELS = [
+    "module: torch.nn.Flatten",
+    "module: {name: torch.nn.Flatten, arguments: {end_dim: 3}}",
+    "autoencoder: {maps: 2, kernels: [3, 2], classifier: {momentum: 0.5}}",
+]
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_a_model_that_is_no_list_of_layers_is_read_again_as_it_was(model):
+    layers = BASE[BASE.index("  layers:") : BASE.index("  cost:")]
+    check(experiment(BASE.replace(layers, f"  {model}\n")))
+
+
+@pytest.mark.parametrize("name", sorted(starters()))
+def test_every_starter_is_read_again_as_it_was(name):
+    check(load(STARTERS / f"{name}.yaml"))
+
+
+# Words of a user's own --------------------------------------------------------------------------------------------
+
+
+class Kind(enum.Enum):
+    SOFT = "soft"
+
+
+@pytest.fixture
+def own_words():
+    @registry.register_layer("own_window")
+    def own_window(shape, *, sides: tuple[int, int] = (3, 4), other: tuple[float, ...] | None = None, act=nn.ReLU):
+        assert isinstance(sides, tuple) and act is nn.ReLU
+        return nn.Identity()
+
+    @registry.register_layer("own_grown")
+    class Grown(registry.Layer):
+        """An option that is another one each time it is read."""
+
+        width: Annotated[int, BeforeValidator(lambda value: value + 1)] = 3
+
+    @registry.register_layer("own_kind")
+    class OfKind(registry.Layer):
+        """An option that is no plain value."""
+
+        of: Annotated[Any, BeforeValidator(Kind)] = Field(Kind.SOFT)
+
+    yield
+    for name in [name for name in registry.layers.entries if name.startswith("own_")]:
+        del registry.layers.entries[name]
+
+
+@pytest.mark.parametrize("layer", ["own_window", "own_window: {sides: [1, 2], other: [0.5]}", "own_kind"])
+def test_options_of_ones_own_are_read_again_as_they_were(layer, own_words):
+    check(experiment(swap("- max_pool: {kernel: 2}", f"- {layer}")))
+
+
+REFUSED = {
+    "own_grown: {width: 3}": "model.layers.1.width is 5 and no longer 4, once it is written and read again",
+    "own_kind: {of: soft}": "model.layers.1.own_kind.of is <Kind.SOFT: 'soft'>, a tests.",
+}
+
+
+@pytest.mark.parametrize(("layer", "message"), REFUSED.items(), ids=REFUSED)
+def test_a_run_that_could_not_be_read_again_is_refused_before_it_trains(layer, message, own_words, tmp_path):
+    chosen = experiment(swap("- max_pool: {kernel: 2}", f"- {layer}"))
+    request = Request("x.yaml", out=str(tmp_path / "run"), console=Console(quiet=True))
+
+    def body(comm):
+        with pytest.raises(ExperimentError, match=re.escape(message)):
+            train(chosen, comm, request)
+
+    run_threads(body, 2)
+    assert not (tmp_path / "run").exists()
+
+
+def test_an_option_can_not_have_the_key_of_the_word_itself():
+    with pytest.raises(ArgumentError, match="expected own_named to have no option `name`"):
+        registry.register_dataset("own_named")(lambda name="x": None)

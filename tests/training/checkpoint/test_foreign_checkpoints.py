@@ -1,0 +1,120 @@
+"""A checkpoint that somebody else has made: it names files of its own directory alone, and nothing else is read."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from hashlib import blake2b
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.training.checkpoint.test_checkpoint_damage import load, two_checkpoints
+
+
+def rewritten(checkpoint: Path, change: Any) -> None:
+    """The manifest with a change, and with the checksum that goes with it."""
+    file = checkpoint / "manifest.json"
+    content = json.loads(file.read_bytes())
+    del content["digest"]
+    change(content)
+    digest = blake2b(json.dumps(content).encode(), digest_size=16).hexdigest()
+    file.write_text(json.dumps({**content, "digest": digest}))
+
+
+def renamed(old: str, new: str) -> Any:
+    """A change that has the tensors of one file in another."""
+
+    def change(content: dict[str, Any]) -> None:
+        content["files"][new] = content["files"].pop(old)
+        for place in content["tensors"].values():
+            for found in [place["same"]] if "same" in place else place["of_rank"].values():
+                found[1] = new if found[1] == old else found[1]
+
+    return change
+
+
+@pytest.mark.parametrize("name", ["../../x.safetensors", "{outside}", "inner/common.safetensors", "rank-7.safetensors"])
+def test_a_manifest_names_no_file_but_those_that_save_writes(name, tmp_path, caplog):
+    newer, outside = two_checkpoints(tmp_path / "a" / "b"), tmp_path / "a" / "x.safetensors"
+    (newer / "inner").mkdir()
+    for copy in (outside, newer / "inner" / "common.safetensors", newer / "rank-7.safetensors"):
+        shutil.copy(newer / "common.safetensors", copy)  # with the right content
+    name = name.format(outside=outside)
+    assert (newer / name).exists()
+    rewritten(newer, renamed("common.safetensors", name))
+    assert load(newer.parent) == [1, 1]
+    assert f"names the file '{name}'" in caplog.text and "step 2 (save 2) is skipped" in caplog.text
+
+
+def test_a_tensor_lies_in_a_file_whose_size_was_checked(tmp_path, caplog):
+    newer = two_checkpoints(tmp_path)
+
+    def change(content: dict[str, Any]) -> None:
+        next(place for place in content["tensors"].values() if "same" in place)["same"][1] = "../x.safetensors"
+
+    rewritten(newer, change)
+    assert load(tmp_path) == [1, 1]
+    assert "is in '../x.safetensors', which is not among its files" in caplog.text
+
+
+@pytest.mark.parametrize("file", ["manifest.json", "common.safetensors"])
+def test_a_link_that_leads_out_of_a_checkpoint_is_not_followed(file, tmp_path, caplog):
+    newer = two_checkpoints(tmp_path / "runs")
+    (newer / file).rename(tmp_path / "elsewhere")
+    (newer / file).symlink_to(tmp_path / "elsewhere")
+    assert load(tmp_path / "runs") == [1, 1]
+    assert f"{file} is a link that leads out of its checkpoint" in caplog.text
+
+
+def test_a_checkpoint_that_its_user_has_moved_and_left_a_link_to_is_read(tmp_path):
+    newer = two_checkpoints(tmp_path / "runs")
+    shutil.move(newer, tmp_path / "elsewhere")
+    newer.symlink_to(tmp_path / "elsewhere")
+    assert load(tmp_path / "runs") == [2, 2]
+
+
+@pytest.mark.timeout(100)
+@pytest.mark.parametrize("file", ["manifest.json", "common.safetensors"])
+def test_a_pipe_in_the_place_of_a_file_is_not_waited_for(file, tmp_path, caplog):
+    newer = two_checkpoints(tmp_path)
+    (newer / file).unlink()
+    os.mkfifo(newer / file)
+    assert load(tmp_path) == [1, 1]
+    assert f"{file} is no regular file" in caplog.text
+
+
+def spec_of(tree: Any) -> dict[str, Any]:
+    """The first tensor of a tree."""
+    if isinstance(tree, dict) and "!tensor" in tree:
+        return tree
+    inner = tree.values() if isinstance(tree, dict) else tree if isinstance(tree, list) else []
+    return next(filter(None, (spec_of(item) for item in inner)), {})
+
+
+CHANGES: dict[str, Any] = {
+    "another attribute of torch": lambda spec: spec.update(dtype="load"),
+    "no dtype": lambda spec: spec.update(dtype=["float64"]),
+    "strides of a huge tensor": lambda spec: spec.update(stride=[10**15] * len(spec["shape"])),
+    "strides of another number of dims": lambda spec: spec.update(stride=[1, 1, 1, 1]),
+    "another tensor": lambda spec: spec.update({"!tensor": "nothing"}),
+    "no shape": lambda spec: spec.update(shape="abc"),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
+def test_a_state_that_save_does_not_write_is_skipped(change, tmp_path, caplog):
+    newer = two_checkpoints(tmp_path)
+    rewritten(newer, lambda content: change(spec_of(content["entries"]["model"])))
+    assert load(tmp_path) == [1, 1]
+    assert "of step 2 (save 2) is skipped" in caplog.text
+
+
+@pytest.mark.parametrize("key", ["size", "ranks", "step", "identity", "files", "tensors", "entries"])
+def test_a_manifest_of_other_kinds_of_values_is_skipped(key, tmp_path, caplog):
+    newer = two_checkpoints(tmp_path)
+    rewritten(newer, lambda content: content.update({key: {"ranks": ["../0", 1]}.get(key, ["x"])}))
+    assert load(tmp_path) == [1, 1]
+    assert "of step 2 (save 2) is skipped" in caplog.text

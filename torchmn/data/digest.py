@@ -1,0 +1,97 @@
+"""A digest of one item of a data set: equal content has an equal digest in every process."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Set
+from hashlib import blake2b
+from pathlib import PurePath
+from typing import Any
+
+import numpy as np
+from torch import Tensor
+
+from torchmn.communicators import wire
+
+_SCALARS = (bool, int, float, complex, str, bytes, type(None))
+PLAIN = (*_SCALARS, PurePath)
+
+
+def digest(item: Any) -> str:
+    """Returns a short text that is equal on ranks whose items have equal types and values.
+
+    Tensors, arrays and pictures count by dtype, shape and bytes; dicts and sets without their order, which may differ
+    between processes; other objects by what pickle would save of them. Of what has no value that could be saved (a
+    function, an open file) only the type counts: two such items are never taken for different ones.
+    """
+    try:
+        return _of(item, ())
+    except Exception:  # reading an item's attributes runs its own code; a structure may be too deep
+        return _hashed("opaque", _name(type(item)))
+
+
+def _of(x: Any, above: tuple[int, ...]) -> str:
+    """above: the ids of the objects that hold `x`, so that one that holds itself comes to an end."""
+    if isinstance(x, _SCALARS):
+        return _hashed(_name(type(x)), repr(x))
+    if isinstance(x, PurePath):
+        return _hashed("path", str(x))
+    if isinstance(x, Tensor):
+        return _of_tensor(x)
+    if isinstance(x, np.ndarray | np.generic) and x.dtype.kind != "O":
+        return _hashed("array", f"{x.dtype.str} {x.shape}", x.tobytes())
+    if isinstance(x, bytearray | memoryview):
+        return _hashed(_name(type(x)), "", bytes(x))
+    if isinstance(x, type) or not hasattr(x, "__reduce_ex__"):
+        return _hashed("opaque", _name(x if isinstance(x, type) else type(x)))
+    if id(x) in above:
+        return _hashed("itself", str(len(above) - above.index(id(x))))
+    inside = (*above, id(x))
+    if isinstance(x, Mapping):
+        return _hashed("mapping", *sorted(_of(key, inside) + _of(value, inside) for key, value in x.items()))
+    if isinstance(x, Set):
+        return _hashed("set", *sorted(_of(member, inside) for member in x))
+    if isinstance(x, list | tuple) or (isinstance(x, np.ndarray) and x.ndim > 0):
+        return _hashed(_name(type(x)), *(_of(element, inside) for element in x))
+    return _of_picture(x) or _of_object(x, inside)
+
+
+def _of_tensor(x: Tensor) -> str:
+    kind = f"{x.dtype} {tuple(x.shape)}"
+    try:
+        plain = x.detach().as_subclass(Tensor).to_dense().resolve_conj().resolve_neg().cpu().contiguous()
+        return _hashed("tensor", kind, wire.as_bytes(plain).numpy().tobytes() if plain.numel() else b"")
+    except (RuntimeError, TypeError, NotImplementedError):  # quantized, nested, without values
+        return _hashed("tensor", kind)
+
+
+def _of_picture(x: Any) -> str | None:
+    """Of a PIL image, without what its file is called; None for what is no picture."""
+    if all(hasattr(x, name) for name in ("mode", "size", "tobytes")):
+        return _hashed("picture", f"{x.mode} {x.size}", x.tobytes())
+    return None
+
+
+def _of_object(x: Any, inside: tuple[int, ...]) -> str:
+    name = _name(type(x))
+    try:
+        saved = x.__reduce_ex__(2)
+    except Exception:  # what does not pickle
+        return _hashed("opaque", name)
+    if not isinstance(saved, tuple):  # the name of a function
+        return _hashed("named", saved)
+    # (function, arguments, state, list items, dict items); the last two are iterators
+    held = [list(part) if hasattr(part, "__next__") else part for part in saved[1:5]]
+    return _hashed(name, *(_of(part, inside) for part in held))
+
+
+def _name(kind: type) -> str:
+    return f"{kind.__module__}.{kind.__qualname__}"
+
+
+def _hashed(*parts: str | bytes) -> str:
+    total = blake2b(digest_size=8)
+    for part in parts:
+        data = part if isinstance(part, bytes) else part.encode(errors="surrogateescape")
+        total.update(len(data).to_bytes(8, "little"))
+        total.update(data)
+    return total.hexdigest()
