@@ -137,7 +137,9 @@ def _one_by_one(layers: Sequence[Options]) -> Iterator[Options]:
 class Experiment(Section):
     """An experiment: what is learnt from what, and how."""
 
-    imports: list[str] = Field(default_factory=list, description="Python modules that register names of your own; their code is run")
+    imports: list[str] = Field(
+        default_factory=list, description="Python modules that register names of your own; their code is run"
+    )
     dataset: DatasetField = Field(description="as mnist, or {name: mnist, sample: 10%}")
     model: Annotated[Any, Nested(Model), named_schema("Model")] = Field(description="layers and cost")
     optimizer: OptimizerField = Field(description="as {name: sgd, lr: 0.01}")
