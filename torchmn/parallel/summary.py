@@ -57,7 +57,9 @@ class ParallelSummary:
         lines.append(("all", "", f"{replicated:,} replicated ({share:.1%})", f"{self.weights:,}", ""))
         widths = [max(len(line[column]) for line in (header, *lines)) for column in range(len(header))]
         aligned = [
-            "  ".join(f"{text:{'<' if column < 3 else '>'}{widths[column]}}" for column, text in enumerate(line)).rstrip()
+            "  ".join(
+                f"{text:{'<' if column < 3 else '>'}{widths[column]}}" for column, text in enumerate(line)
+            ).rstrip()
             for line in (header, *lines)
         ]
         return "\n".join([f"mode {self.mode}", *aligned])
