@@ -66,9 +66,11 @@ def trained(folder: Path, ranks: int, epochs: int) -> list[dict[str, float]]:
         done = subprocess.run([str(part) for part in command], capture_output=True, text=True)
         if done.returncode:
             sys.exit(f"neon-results: training on {ranks} ranks failed:\n{done.stdout[-2000:]}\n{done.stderr[-4000:]}")
-        print(f"{ranks} rank{'s' * (ranks > 1)}: {epochs} epochs in {time.monotonic() - began:.0f} s", flush=True)
-        rows = [json.loads(line) for line in (out / "log.jsonl").read_text().splitlines()]
-    return [row for row in rows if "epoch" in row]
+        lines = [json.loads(line) for line in (out / "log.jsonl").read_text().splitlines()]
+    rows, seconds = [line for line in lines if "epoch" in line], time.monotonic() - began
+    error = f"test error {rows[-1][ERROR]:.2f} %"
+    print(f"{ranks} rank{'s' * (ranks > 1)}: {epochs} epochs in {seconds:.0f} s, {error}", flush=True)
+    return rows
 
 
 def verdict(runs: dict[int, list[dict[str, float]]], bound: float) -> int:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import torch
 from torch.nn import functional
@@ -12,7 +14,9 @@ from torchmn.communicators.settings import Settings
 from torchmn.communicators.solo import SoloCommunicator
 from torchmn.errors import ExperimentError
 from torchmn.experiment.evaluation import evaluate, predict
+from torchmn.experiment.load import read
 from torchmn.experiment.model import build_model, load_data
+from torchmn.experiment.overrides import parse_set
 from torchmn.experiment.probabilities import Probabilities, log_not_p, log_p
 from torchmn.experiment.session import Session, open_session
 
@@ -127,6 +131,14 @@ def test_a_checkpoint_has_the_keys_of_the_model_alone():
     chosen = experiment(TEXT % KINDS[0])
     model = build_model(chosen, load_data(chosen, None)["train"])
     assert list(alone(chosen).placed.model.state_dict()) == list(model.state_dict())
+
+
+def test_neons_mlp_learns_after_its_first_steps_have_saturated_all_outputs():
+    """In `make neon-results` on the full MNIST; here on the sample that comes with TorchMN."""
+    file = Path(__file__).parents[2] / "benchmarks" / "neon" / "mnist_mlp-784-512-10.yaml"
+    ran = train(read(file.name, file.read_text(), [parse_set("epochs=2")]))
+    assert max(ran.losses[:5]) > 30  # of which the clipped cost made 16.118, and left it there
+    assert ran.history[-1]["test misclassified_percentage"] < 25
 
 
 BRANCHES = """

@@ -102,9 +102,10 @@ def _columns(history: Sequence[Mapping[str, float]]) -> list[str]:
 
 def _lines(log: Path) -> list[dict[str, Any]]:
     try:
-        return [json.loads(line) for line in log.read_text(encoding="utf-8").splitlines()]
-    except (OSError, ValueError):
+        lines = [json.loads(line) for line in log.read_text(encoding="utf-8").splitlines()]
+    except (OSError, ValueError, RecursionError):
         return []
+    return [line for line in lines if isinstance(line, dict)]
 
 
 def _metrics(session: Session, history: Sequence[Mapping[str, float]]) -> str:
