@@ -18,6 +18,7 @@ import json
 import os
 import platform
 import re
+import signal
 import subprocess
 import sys
 import tempfile
@@ -56,7 +57,8 @@ def all_cells() -> dict[str, tuple[str, int, str]]:
 
 @contextmanager
 def checked_out(commit: str) -> Iterator[Path]:
-    """A worktree of `commit` that is removed at the end."""
+    """A worktree of `commit` that is removed at the end, also by SIGTERM."""
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     with tempfile.TemporaryDirectory(prefix="torchmn-golden-") as directory:
         tree = Path(directory, "base")
         subprocess.run(["git", "worktree", "add", "--quiet", "--detach", str(tree), commit], cwd=ROOT, check=True)
