@@ -44,7 +44,7 @@ def test_what_fails_on_one_rank_is_said_on_all_with_its_number():
 
         on_every_rank(comm, "experiment", read, lambda value: value)
 
-    refused(work, r"rank 1 of 3, on .*: x\.yaml:1:1: nothing there")
+    refused(work, r"rank 1 of 3: experiment: x\.yaml:1:1: nothing there")
 
 
 def test_what_fails_on_all_ranks_is_said_as_on_one():

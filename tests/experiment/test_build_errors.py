@@ -118,7 +118,7 @@ def test_a_layer_that_fails_on_one_rank_is_said_on_all(register):
     register("layer", own_failing)
     said = messages_of(FILES["layer"][0])
     assert said[0] == said[1]
-    assert re.match(r"rank [01] of 2, on .*: x\.yaml:5:7: own_failing1: KeyError: 'only here'", said[0])
+    assert re.match(r"rank [01] of 2: model: x\.yaml:5:7: own_failing1: KeyError: 'only here'", said[0])
 
 
 def test_models_of_other_shapes_on_other_ranks_are_refused(register):

@@ -75,7 +75,7 @@ class Agreement:
 
     __slots__ = (
         *("_agreed_before", "_comm", "_differ", "_operation", "_outer", "_payload", "_problem", "_statements"),
-        *("_values", "_wait"),
+        *("_values", "_wait", "payloads"),
     )
 
     def __init__(
@@ -94,6 +94,7 @@ class Agreement:
         self._values = values
         self._differ = differ
         self._payload = payload
+        self.payloads: list[Tensor] | None = None
         self._agreed_before = agreed_before
         self._statements: Sequence[Statement] | None = None
 
@@ -106,10 +107,6 @@ class Agreement:
         if self._statements is None:
             return [self._differ] * self._comm.size
         return [statement.differ for statement in self._statements]
-
-    @property
-    def payloads(self) -> list[Tensor] | None:
-        return None if self._payload is None else self._comm._carried_parts(self._payload)
 
     def __enter__(self) -> Agreement:
         comm = self._comm
@@ -146,7 +143,6 @@ class Agreement:
         differs = self._differ is not None and not ragged
         exchanges = compares or differs or (noted is not None and not noted.optional)
         if comm.size == 1 or not exchanges:
-            self._payload = None
             return
         if problem:  # a number that no other rank has, so that the comparison fails on all
             number = -1 - comm.rank
@@ -160,6 +156,8 @@ class Agreement:
             alike = comm._same_everywhere_carrying(number, self._payload)
         if not alike:
             self._exchange_statements(noted)
+        if self._payload is not None:
+            self.payloads = comm._carried_parts(self._payload)
 
     def _exchange_statements(self, noted: Noted | None) -> None:
         """Exchange what each rank was asked to do; raise on all ranks if that cannot work."""
@@ -249,12 +247,15 @@ def _short(value: Any, everyones: Sequence[Any]) -> str:
     return text if len(text) <= _SHOWN else text[: _SHOWN - 3] + "..."
 
 
-def by_rank(what: str, texts: dict[int, str]) -> list[str]:
-    """One line per text, with the ranks that have it: `ranks 0-2 <what>: <text>`."""
-    ranks_of: dict[str, list[int]] = {}
+def by_rank(what: str, texts: dict[int, str], hosts: Sequence[str] | None = None) -> list[str]:
+    """One line per text, with the ranks that have it, and their host: `ranks 0-2 <what>, on <host>: <text>`."""
+    ranks_of: dict[tuple[str, str], list[int]] = {}
     for rank, text in texts.items():
-        ranks_of.setdefault(text, []).append(rank)
-    return [f"rank{'s' * (len(ranks) > 1)} {ranks_text(ranks)} {what}: {text}" for text, ranks in ranks_of.items()]
+        ranks_of.setdefault(("" if hosts is None else f", on {hosts[rank]}", text), []).append(rank)
+    return [
+        f"rank{'s' * (len(ranks) > 1)} {ranks_text(ranks)} {what}{host}: {text}"
+        for (host, text), ranks in ranks_of.items()
+    ]
 
 
 def failure_text(failure: Exception) -> str:
@@ -275,13 +276,18 @@ def attempt(
             result = work()
         except Exception as error:  # whatever it is, the other ranks must raise, too
             failure = error
-    problem = None if failure is None else failure_text(failure)
+    mine = None if failure is None else (failure_text(failure), isinstance(failure, TorchMNError))
     with comm.agreed(operation):
-        problems = {rank: text for rank, text in enumerate(comm._allgather_plain(problem)) if text is not None}
+        told = comm._allgather_plain(mine)
+        problems = {rank: problem for rank, problem in enumerate(told) if problem is not None}
         if problems:
-            if isinstance(failure, raises) and len(problems) == (comm.size if root is None else 1):
-                raise failure  # all that worked failed, and this rank's own words are enough
-            raise raises("\n".join(by_rank(f"of {comm.size}: {operation}", problems))) from failure
+            (text, complete), *others = set(problems.values())
+            if complete and not others and len(problems) == (comm.size if root is None else 1):
+                # All that worked failed alike, with an error of ours, which needs no more words.
+                raise failure or raises(text)
+            hosts = comm._place.hosts if comm.inter_size > 1 else None  # each may have files of its own
+            lines = {rank: f"{operation}: {text}" for rank, (text, _) in problems.items()}
+            raise raises("\n".join(by_rank(f"of {comm.size}", lines, hosts))) from failure
         if root is not None:
             return [comm.bcast_obj(result, root)]
         return comm.allgather_obj(result)  # type: ignore[return-value]

@@ -408,8 +408,8 @@ class Communicator(ObjectOperations, Buffers, OldNames):
 
         Args:
             root: only this rank works; the list then holds its result alone.
-            raises: what ranks raise, naming the ranks that failed; but where `work` raised such an error on all ranks
-                that worked, these raise their own.
+            raises: what ranks raise, naming the ranks that failed; but if all ranks that worked raised the same
+                `TorchMNError`, they raise their own.
         """
         return agreement.attempt(self, operation, work, root, raises)
 
