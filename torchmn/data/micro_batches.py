@@ -46,7 +46,7 @@ class MicroBatches:
                 "drop_last=True or another batch size"
             )
         order = blake2b(repr(epoch).encode(), digest_size=8).hexdigest()
-        self.grid.comm.agree("MicroBatches", problem, **{"order of the items": order})
+        self.grid.comm.agree("MicroBatches", problem, order_of_items=order)
         for batch in epoch:
             yield batch[owned(len(batch), replicas, replica).as_slice()]
 
