@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -69,30 +70,22 @@ def scatter_regions(
     """
     grid = checked_grid(grid, "scatter_regions")
     comm, replicas, replica = grid.comm, grid.sizes["data"], grid.place["data"]
-    region, source, total, shapes, problem, kind = None, None, None, (), None, ArgumentError
-    places: tuple[int | str, ...] = ()
+    here = _look(dataset, grid, cut, dims)
+    source, region = here.source, here.region
+    problem = here.problem or _order_problem(batch_size, seed, here.total, replicas, drop_last, replicated)
+    same = {"batch_size": batch_size, "shuffle": bool(shuffle), "seed": seed, "drop_last": bool(drop_last)}
+    same |= {
+        "cut": here.places,
+        "dims": here.dims,
+        "replicated": bool(replicated),
+        "compare_items": bool(compare_items),
+    }
+    chosen = None if problem else selection(dataset)
+    differ = (here.total, here.shapes, chosen, region.place if region else None, replica)
     try:
-        places = _places(cut)
-        dims = _dims(dims, grid)
-        region = Region(grid.axes_of(dims), grid.parts_of(dims), grid.place_of(dims))
-        if comm.rank == ROOT or not _is_nothing(dataset):
-            source = source_of(dataset, places)
-            total = len(source)
-            shapes = source.image_shapes() if total else ()
-        for shape in shapes:
-            region.intervals(shape)
-        problem = _order_problem(batch_size, seed, total, replicas, drop_last, replicated)
-    except (ArgumentError, HaloError) as error:
-        problem, kind = str(error), type(error)
-    except Exception as error:  # a user's data set may raise anything
-        problem = f"the data set raised {type(error).__name__}: {error}"
-    agreed = {"batch_size": batch_size, "shuffle": bool(shuffle), "seed": seed, "drop_last": bool(drop_last)}
-    agreed |= {"cut": places, "dims": dims, "replicated": bool(replicated), "compare_items": bool(compare_items)}
-    said = (total, shapes, None if problem else selection(dataset), region.place if region else None, replica)
-    try:
-        told = comm.agree("scatter_regions", problem, differ=said, **({} if problem else agreed))
+        told = comm.agree("scatter_regions", problem, differ=differ, **same)
     except ArgumentError as error:
-        raise kind(str(error)) from None
+        raise here.kind(str(error)) from None
     assert region is not None
     total, shapes = told[ROOT][:2]
     owners = [rank for rank, its in enumerate(told) if has_items(its[0], rank, ROOT)]
@@ -111,20 +104,51 @@ def scatter_regions(
         return order[window.places()], window.repeated
 
     rows, repeated = rows_of(replica)
-    sent = None
+    tiles = None
     if len(owners) < comm.size:
         parts = [order[:0] if rank in owners else rows_of(its[4])[0] for rank, its in enumerate(told)]
         regions = [Region(region.axes, region.parts, its[3]) for its in told]
-        sent = _sent(source, regions, parts, comm)
+        tiles = _sent(source, regions, parts, comm)
     if comm.rank in owners:
         assert source is not None
         everything = not shuffle and len(rows) == total
         tiles = source.tiles(region, None if everything else rows)
-    else:
-        assert sent is not None
-        tiles = sent
+    assert tiles is not None
     micro = None if batch_size is None else len(owned(batch_size, replicas, replica))
     return RegionDataset(tiles, rows, repeated, total, shapes[0] if shapes else (), region, micro)
+
+
+@dataclass
+class _Found:
+    """What this rank has of a data set, or the problem with it."""
+
+    dims: int | None
+    places: tuple[int | str, ...] = ()
+    region: Region | None = None
+    source: Columns | Items | None = None
+    total: int | None = None
+    shapes: tuple = ()
+    problem: str | None = None
+    kind: type[ArgumentError | HaloError] = ArgumentError  # of the problem
+
+
+def _look(dataset: Any, grid: ProcessGrid, cut: int | str | Sequence[int | str], dims: int | None) -> _Found:
+    found = _Found(dims)
+    try:
+        found.places = _places(cut)
+        found.dims = dims = _dims(dims, grid)
+        found.region = Region(grid.axes_of(dims), grid.parts_of(dims), grid.place_of(dims))
+        if grid.comm.rank == ROOT or not _is_nothing(dataset):
+            found.source = source_of(dataset, found.places)
+            found.total = len(found.source)
+            found.shapes = found.source.image_shapes() if found.total else ()
+        for shape in found.shapes:
+            found.region.intervals(shape)
+    except (ArgumentError, HaloError) as error:
+        found.problem, found.kind = str(error), type(error)
+    except Exception as error:  # a user's data set may raise anything
+        found.problem = f"the data set raised {type(error).__name__}: {error}"
+    return found
 
 
 def _is_nothing(dataset: Any) -> bool:
