@@ -77,6 +77,14 @@ SAMPLE = """
     @ranks(2, on="mpi")
     def test_g_passing(comm, tmp_path):
         assert tmp_path.exists()
+
+    @ranks(2, on="mpi")
+    def test_h_patching(comm, monkeypatch):
+        monkeypatch.setattr(threading, "patched_by_a_test", True, raising=False)
+
+    @ranks(2, on="mpi")
+    def test_i_after_patching(comm):
+        assert not hasattr(threading, "patched_by_a_test")
 """
 
 
@@ -93,6 +101,10 @@ def test_a_hang_fails_its_test_with_every_stack_and_the_next_test_passes(found, 
     assert "rank 0 of 2" in told and "rank 1 of 2" in told
     assert told.count("in hang_here") == 2, told
     assert found[f"test_b_following[{transport}-2]"] == "passed"
+
+
+def test_what_a_test_patches_in_a_rank_is_undone_after_it(found):
+    assert found["test_h_patching[mpi-2]"] == found["test_i_after_patching[mpi-2]"] == "passed"
 
 
 def test_a_failing_rank_is_named_with_the_values_it_compared(found):

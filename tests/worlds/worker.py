@@ -95,6 +95,10 @@ def run_body(request: Run, world: Any) -> tuple[Any, Outcome]:
         return comm, Outcome("skipped", str(skipped))
     except BaseException as error:  # a rank that calls sys.exit must report it, too
         return comm, Outcome("failed", readable(error))
+    finally:
+        for argument in request.arguments.values():
+            if isinstance(argument, pytest.MonkeyPatch):  # pytest undoes what was done in its own process
+                argument.undo()
     return comm, Outcome("passed")
 
 
