@@ -46,3 +46,31 @@ def test_of_a_long_text_the_first_difference_is_shown(comm):
 @ranks(2, on="threads")
 def test_short_values_are_shown_whole(comm):
     assert "value 0 (1, 2)" in refusal(comm, (1, 2) if comm.rank else (1, 3))
+
+
+@ranks(2, on="threads")
+def test_names_are_compared_too(comm):
+    with pytest.raises(torchmn.MismatchError, match=r"lr 0\.5"):
+        comm.agree("step", **({"lr": 0.5} if comm.rank else {"momentum": 0.5}))
+    with pytest.raises(torchmn.MismatchError, match="a 1, b 2"):
+        comm.agree("step", **({"a": 1, "b": 2} if comm.rank else {"b": 1, "a": 2}))
+    comm.agree("step", **({"a": 1, "b": 2} if comm.rank else {"b": 2, "a": 1}))
+
+
+@ranks(2, on="threads")
+def test_lists_and_dicts_are_compared_and_tensors_are_refused(comm):
+    comm.agree("step", sizes=[1, 2], options={"lr": [0.1]})
+    assert comm.agree("step", differ=[comm.rank]) == [[0], [1]]
+    assert "value 0 [1, 0]" in refusal(comm, [1, comm.rank])
+    weights = torch.zeros(5000)
+    weights[2500] = comm.rank
+    with pytest.raises(
+        torchmn.ArgumentError, match=r"step: expected w to be a plain value, got a torch\.float32 tensor"
+    ):
+        comm.agree("step", w=weights)
+
+
+@ranks(2, on="threads")
+def test_a_number_and_its_text_are_told_apart(comm):
+    text = refusal(comm, "1" if comm.rank else 1)
+    assert "value 0 '1'" in text and "value 0 1)" in text

@@ -202,3 +202,32 @@ def test_a_cost_that_has_no_logarithm_is_refused(layers, cost, message):
     change = "dataset.classes=1" if "linear: 1" in layers else "seed=0"
     with pytest.raises(ExperimentError, match=message):
         alone(experiment(TEXT % KINDS[0], f"model.layers={layers}", f"model.cost={cost}", change))
+
+
+OWN = """
+imports: [outputs_of_its_own]
+dataset: {name: random, shape: [6], classes: 4, train: 12, test: 9}
+model: {module: outputs_of_its_own.Net, cost: {name: cross_entropy, outputs: probabilities}}
+optimizer: {name: sgd, lr: 0.1}
+epochs: 1
+batch_size: 12
+metrics: [log_loss]
+"""
+NET = """
+import torch
+
+class Net(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear = torch.nn.Linear(6, 4)
+
+    def forward(self, x):
+        return torch.softmax(self.linear(x), dim=1)
+"""
+
+
+def test_a_metric_reads_the_outputs_of_a_module_as_its_cost_does(tmp_path, monkeypatch):
+    (tmp_path / "outputs_of_its_own.py").write_text(NET)
+    monkeypatch.syspath_prepend(tmp_path)
+    found = evaluate(alone(experiment(OWN)), "test")
+    assert found["log_loss"] == pytest.approx(found["loss"], rel=1e-6)

@@ -147,7 +147,7 @@ class Agreement:
         if problem:  # a number that no other rank has, so that the comparison fails on all
             number = -1 - comm.rank
         else:
-            number = fingerprint((self._operation.name, self._values, self._differ))
+            number = self._fingerprint()
             if noted is not None:  # not through the cache: every call has another one
                 number = number + (noted.number << 2 | noted.note) * _ODD & _NUMBER_BITS
         if self._payload is None:
@@ -158,6 +158,12 @@ class Agreement:
             self._exchange_statements(noted)
         if self._payload is not None:
             self.payloads = comm._carried_parts(self._payload)
+
+    def _fingerprint(self) -> int:
+        try:
+            return fingerprint((self._operation, self._values, self._differ))
+        except TypeError:  # lists and dicts have no hash
+            return fingerprint((self._operation, repr(self._values), repr(self._differ)))
 
     def _exchange_statements(self, noted: Noted | None) -> None:
         """Exchange what each rank was asked to do; raise on all ranks if that cannot work."""
@@ -190,10 +196,10 @@ class Statement:
     def of(operation: str, same: str, differ: Any, problem: str | None, where: str, note: int | None) -> Statement:
         return Statement(operation, plain.decode(same.encode()), differ, problem, where, note)
 
-    def text(self, everyone: Sequence[Statement]) -> str:
+    def text(self, everyone: Sequence[Statement], shown: Callable[[Any], str] = str) -> str:
         """What this rank was asked to do; of long values, only where they differ from those of `everyone`."""
         details = [
-            f"{name} {_short(value, [other.same[name] for other in everyone if name in other.same])}"
+            f"{name} {_short(value, [other.same[name] for other in everyone if name in other.same], shown)}"
             for name, value in self.same.items()
         ]
         return f"{self.operation}({', '.join(details)})  at {self.where}"
@@ -212,8 +218,9 @@ def raise_disagreement(statements: Sequence[Statement], rank: int) -> None:
     if all((s.operation, s.same) == (first.operation, first.same) for s in statements):
         return
     texts: dict[str, list[int]] = {}
+    alike = len({statement.text(statements) for statement in statements}) == 1  # 1 and "1"
     for speaker, statement in enumerate(statements):
-        texts.setdefault(statement.text(statements), []).append(speaker)
+        texts.setdefault(statement.text(statements, repr if alike else str), []).append(speaker)
     what = (
         "call different operations" if len({s.operation for s in statements}) > 1 else f"disagree in {first.operation}"
     )
@@ -231,9 +238,9 @@ def _common_start(sequences: Sequence[Any]) -> int:
     return min(map(len, sequences))
 
 
-def _short(value: Any, everyones: Sequence[Any]) -> str:
+def _short(value: Any, everyones: Sequence[Any], shown: Callable[[Any], str]) -> str:
     """The text of a value, if it is short; else what is not the same in everyone's (this one among them)."""
-    text = str(value)
+    text = shown(value)
     if len(text) <= _SHOWN:
         return text
     if all(each == value for each in everyones):

@@ -372,6 +372,7 @@ class Communicator(ObjectOperations, Buffers, OldNames):
         values: tuple = ()
         if self.size > 1 and self.settings.checks and not problem:
             values = tuple([value() if callable(value) else value for value in same.values()])
+            problem = checks.plain_problem(same, values)
         return Agreement(self, Operation(operation, tuple(same)), problem, values, differ)
 
     def agree(

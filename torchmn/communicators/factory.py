@@ -193,7 +193,7 @@ def _world_problem(launch: launchers.Launch, seen: int, given: bool) -> str | No
         return None
     return (
         f"each process would train for itself. With {launch.title} ranks meet over gloo, or nccl where there are GPUs: "
-        "use 'auto'. For MPI start the script with `mpiexec -n N` or `torchmn run -n N`."
+        "use 'auto'. For MPI start the script with `mpiexec -n N`, or with `torchmn run -n N` and no `--transport`."
     )
 
 

@@ -354,7 +354,12 @@ def create(backend: str, settings: Settings, launch: Launch, name: str) -> Commu
     except Exception as error:
         raise LaunchError(
             f"rank {rank} of {size}: the ranks do not meet at MASTER_ADDR:MASTER_PORT: {error}. "
-            "Check that rank 0's host and port can be reached from here; `torchmn doctor` helps."
+            + (
+                "Check that rank 0's host and port can be reached from here; `torchmn doctor` helps."
+                if "MASTER_ADDR" in os.environ
+                else f"This launcher does not say where to meet: create_communicator('auto') takes MPI here; for "
+                f"{backend} start ranks with torchrun, or with `torchmn run --transport gloo`."
+            )
         ) from error
     store = dist.PrefixStore(f"torchmn/{name}", store)
     if store.add(f"claimed/{rank}", 1) != 1:  # it would find what the first one has left there

@@ -102,6 +102,9 @@ class Model(Section):
         if said is not None:
             each_its_own = reader.kind == "binary_cross_entropy"
             return self._checked(reader, "identity" if said == "scores" else "logistic" if each_its_own else "softmax")
+        stated = self._stated_by_costs(reader)
+        if stated is not None:
+            return self._checked(reader, stated)
         some = getattr(reader, "units", None) is not None
         found = _last_activation(self.layers, some) if self.layers else "identity"
         if found is None and reader.kind in NEED_TO_KNOW:
@@ -111,6 +114,15 @@ class Model(Section):
                 "they come through softmax or logistic"
             )
         return self._checked(reader, found or "identity")
+
+    def _stated_by_costs(self, metric: Options) -> str | None:
+        """The activation that a cost states of a module's outputs, for a metric of the same units; or None."""
+        if self.layers or any(metric is cost for cost in self.costs):
+            return None
+        units = getattr(metric, "units", None)
+        stating = [cost for cost in self.costs if getattr(cost, "outputs", None) is not None]
+        alike = [cost for cost in stating if getattr(cost, "units", None) == units]
+        return self.activation_of(alike[0]) if alike else None
 
     def _checked(self, reader: Options, activation: str) -> str:
         """The activation; an ExperimentError where a cost would take the logarithm of dropped probabilities."""

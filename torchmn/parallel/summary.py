@@ -126,8 +126,9 @@ def warn_of_whole_modules(model: nn.Module) -> None:
     names = [f"{row.name or 'the model'} ({row.kind}, {row.share:.1%})" for row in largest]
     more = [f"and {len(whole) - _SHOWN} more"] if len(whole) > _SHOWN else []
     warnings.warn(
-        f"parallelize: modelpar cuts the weights of Linear, convolution and embedding layers; {share:.1%} of the "
-        f"weights stay whole on every rank: {', '.join([*names, *more])}. The numbers are right, but each rank holds "
-        "and computes all of these: print(torchmn.parallel_summary(model)) shows every module",
+        f"parallelize: {share:.1%} of the weights stay whole on every rank: {', '.join([*names, *more])}. modelpar "
+        "cuts Linear, convolution and embedding layers that the model itself calls with a tensor; recurrent networks, "
+        "attention and what they contain are not cut. The numbers are right, but each rank holds and computes all of "
+        "these: print(torchmn.parallel_summary(model)) shows every module",
         stacklevel=3,  # who called parallelize
     )

@@ -12,6 +12,7 @@ from torch.optim import Optimizer
 
 from torchmn.errors import nearest
 from torchmn.training.checkpoint import random_states
+from torchmn.training.checkpoint.errors import CheckpointError
 from torchmn.training.checkpoint.tree import Flattener
 
 EXTRA = "extra"
@@ -44,7 +45,11 @@ def flattened(
     flattener = Flattener()
     trees: dict[str, Any] = {}
     for name in sorted(objects):
-        trees[name] = {"state": flattener.flatten(objects[name].state_dict(), name)}
+        try:
+            state = objects[name].state_dict()
+        except Exception as error:  # it is the user's, and may raise anything
+            raise CheckpointError(f"{name}: state_dict: {type(error).__name__}: {error}") from error
+        trees[name] = {"state": flattener.flatten(state, name)}
         shapes = parameter_shapes(objects[name])
         if shapes is not None:
             trees[name]["parameter shapes"] = shapes
