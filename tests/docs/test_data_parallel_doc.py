@@ -22,7 +22,7 @@ exec(compile(STEP_2, "step 2", "exec"), program)
 for place, snippet in enumerate(SNIPPETS):
     exec(compile(snippet, f"snippet {place}", "exec"), dict(program))
     if program["comm"].rank == 0:
-        print("ran", place)
+        sys.stdout.write(f"ran {place}\\n")  # at once: other ranks print, too
 """
 
 WORLDS = [(1, "solo"), (2, "mpi")]

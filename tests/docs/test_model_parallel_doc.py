@@ -23,13 +23,14 @@ WRONG = [
 
 # Each snippet goes on from the first one, all in one job, because a start costs more than they do.
 DRIVER = """
+import sys
 program = {"__name__": "__main__"}
 exec(compile(START, "start", "exec"), program)
 for place, snippet in enumerate(SNIPPETS):
     exec(compile(snippet, f"snippet {place}", "exec"), dict(program))
     program["comm"].barrier()
     if program["comm"].rank == 0:
-        print("ran", place)
+        sys.stdout.write(f"ran {place}\\n")  # at once: other ranks print, too
 """
 
 
