@@ -20,7 +20,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-busy check format bench neon-results clean
+.PHONY: help demo test test-core test-busy check format bench neon-results clean
 .DELETE_ON_ERROR:
 
 help: ## this list
@@ -32,6 +32,9 @@ demo: $(INSTALLED) ## train a convnet on real MNIST on 2 MPI ranks and write a r
 
 test: $(INSTALLED) $(OPENMPI) ## the whole test suite (PYTEST_ARGS="-k name" for a part)
 	$(BIN)/python -m pytest $(PYTEST_ARGS)
+
+test-core: $(INSTALLED) ## communication and optimizers over MPI, without the fast paths
+	TORCHMN_FASTPATH=0 $(BIN)/python -m pytest $(PYTEST_ARGS) -k mpi tests/communicators/contract tests/functions tests/optim
 
 test-busy: $(INSTALLED) $(OPENMPI) ## tests that start processes, TIMES=10 times in a row beside four busy loops (BUSY_TESTS="tests/mpi" for a part)
 	@# Each loop ends with this shell, however that ends.

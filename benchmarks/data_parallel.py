@@ -89,9 +89,9 @@ def race_of_overlap(name: str, comm: torchmn.Communicator, rounds: int) -> list[
         contenders[which] = training(model, optimizer, x, y)
     seconds = side_by_side.take_turns(contenders, iterations, rounds, barrier=WORLD.Barrier)
     for which in contenders:
-        side_by_side.keep(f"{name}, {type(comm).__name__}, {which} backward", seconds[which])
+        side_by_side.keep(f"{name}, {comm.traits.name}, {which} backward", seconds[which])
     rates = [f"{batch * comm.size / seconds[which]:.0f}" for which in contenders]
-    return [type(comm).__name__, name, *rates, f"{seconds['after'] / seconds['during']:.2f}"]
+    return [comm.traits.name, name, *rates, f"{seconds['after'] / seconds['during']:.2f}"]
 
 
 def gloo_communicator() -> torchmn.Communicator:

@@ -33,8 +33,8 @@ from mpi4py import MPI
 from torch import Tensor, nn
 
 import torchmn
-from torchmn.communicators.mpi import MPICommunicator
-from torchmn.communicators.transport import DONE, Exchange
+from torchmn.communicators.transports.mpi import MPITransport
+from torchmn.communicators.transports.transport import DONE, Exchange
 from torchmn.functions.halo_messages import _HEADER
 from torchmn.models import MNIST, SparseAutoencoder
 from torchmn.models.fine_tuning import fine_tuning_step
@@ -75,7 +75,7 @@ def silent(step: Callable[[], object]) -> Callable[[], None]:
 
     def run() -> None:
         with (
-            mock.patch.object(MPICommunicator, "_start_exchange", zeros),
+            mock.patch.object(MPITransport, "exchange", zeros),
             mock.patch.object(vector_linear, "sum_of_parts", lambda x, _: x),
         ):
             step()

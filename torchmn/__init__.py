@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from torchmn import data, datasets, experiment, functions, geometry, graph, iterators, models, nn, optim, training
-    from torchmn.communicators.base import Communicator
+    from torchmn.communicators.communicator import Communicator
     from torchmn.communicators.factory import create_communicator
     from torchmn.communicators.process_grid import ProcessGrid
-    from torchmn.communicators.threads import run_threads
+    from torchmn.communicators.run_threads import run_threads
     from torchmn.data import create_empty_dataset, scatter_dataset, scatter_index
     from torchmn.errors import (
         ArgumentError,
@@ -111,9 +111,9 @@ _SUBPACKAGES = (
     ),
 )
 _HOMES = {
-    "Communicator": "communicators.base",
+    "Communicator": "communicators.communicator",
     "create_communicator": "communicators.factory",
-    "run_threads": "communicators.threads",
+    "run_threads": "communicators.run_threads",
     "create_empty_dataset": "data",
     "scatter_dataset": "data",
     "scatter_index": "data",

@@ -11,8 +11,8 @@ from torch import nn
 import torchmn
 from tests.worlds import ranks
 from torchmn.communicators import checks, wire
-from torchmn.communicators.base import Communicator
 from torchmn.communicators.bounded_cache import BoundedCache, remembered_tensors
+from torchmn.communicators.communicator import Communicator
 
 SHAPES = tuple(((64 + n, 32, 3, 3), torch.float32) for n in range(161))
 STEPS = 4_000
@@ -103,8 +103,8 @@ def test_layouts_of_messages_of_many_tensors_are_not_remembered() -> None:
 
 @ranks(2, on=("threads", "gloo"))
 def test_tags_that_never_repeat_leave_nothing_behind(comm: Communicator) -> None:
-    transport: Any = comm
-    boxes = transport._boxes if hasattr(comm, "_boxes") else transport._meeting.mail
+    transport: Any = comm.transport
+    boxes = transport._boxes if hasattr(transport, "_boxes") else transport._meeting.mail
     for tag in range(50):
         comm.send(torch.full((3,), float(tag)), 1 - comm.rank, tag)
     for tag in reversed(range(50)):

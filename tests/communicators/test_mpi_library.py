@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from torchmn.communicators.mpi_library import small_unused_buffers
+from torchmn.communicators.transports.mpi_library import small_unused_buffers
 
 
 def test_ucx_is_told_only_while_mpich_is_loaded() -> None:

@@ -19,9 +19,10 @@ import torch.distributed as dist
 from tests.cli.commands import run, script
 from tests.worlds import ranks
 from tests.worlds.jobs import run_job
-from torchmn.communicators import gloo, objects
-from torchmn.communicators.process_group import MEETING_SECONDS
+from torchmn.communicators import objects
 from torchmn.communicators.switchboard import Line, Server
+from torchmn.communicators.transports import gloo
+from torchmn.communicators.transports.process_group import MEETING_SECONDS
 from torchmn.errors import LaunchError
 
 LISTENS = """

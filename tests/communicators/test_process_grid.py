@@ -5,7 +5,7 @@ import torch
 
 from tests.worlds import ranks
 from torchmn.communicators.process_grid import ProcessGrid
-from torchmn.communicators.threads import run_threads
+from torchmn.communicators.run_threads import run_threads
 from torchmn.errors import ArgumentError, HaloError, MismatchError
 
 

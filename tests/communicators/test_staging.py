@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from torchmn.communicators import staging
-from torchmn.communicators.mpi_library import reads_gpu_memory
+from torchmn.communicators.transports.mpi_library import reads_gpu_memory
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from torch.utils.data import BatchSampler, DataLoader, Dataset, RandomSampler, T
 import torchmn
 from tests.worlds import ranks
 from torchmn.communicators.process_grid import ProcessGrid
-from torchmn.communicators.threads import run_threads
+from torchmn.communicators.run_threads import run_threads
 from torchmn.data.micro_batches import MicroBatches
 from torchmn.data.regions import scatter_regions
 from torchmn.datasets.image_set import ImageSet

@@ -56,7 +56,7 @@ def test_a_name_of_the_package_says_what_it_is_today(name: str, today: str) -> N
         ("broadcast_data", "bcast_data"),
         ("mpi_comm", r"create_communicator\(mpi_comm=...\).*barrier"),
         ("set_config", "grad_dtype"),
-        ("no_name_of_anybody's", "'SoloCommunicator' object has no attribute \"no_name_of_anybody's\"$"),
+        ("no_name_of_anybody's", "'Communicator' object has no attribute \"no_name_of_anybody's\"$"),
     ],
 )
 def test_a_name_of_a_communicator_says_what_it_is_today(name: str, today: str) -> None:

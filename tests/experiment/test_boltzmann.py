@@ -7,8 +7,9 @@ import pytest
 import torch
 
 from tests.experiment.running import experiment, train
+from torchmn.communicators.communicator import Communicator
 from torchmn.communicators.settings import Settings
-from torchmn.communicators.solo import SoloCommunicator
+from torchmn.communicators.transports.solo import SoloTransport
 from torchmn.errors import ExperimentError
 from torchmn.experiment.boltzmann import Boltzmann, contrastive_divergence
 from torchmn.experiment.model import build_model, load_data
@@ -38,7 +39,7 @@ def test_a_step_is_the_one_of_the_definition():
         machine.visible_bias.normal_()  # type: ignore[operator]
     w, b, a = (x.detach().numpy().copy() for x in (machine.hidden.weight, machine.hidden.bias, machine.visible_bias))
     v = np.random.default_rng(0).random((7, 5))
-    cost = contrastive_divergence(machine, torch.from_numpy(v), 11, 7, SoloCommunicator(Settings()))
+    cost = contrastive_divergence(machine, torch.from_numpy(v), 11, 7, Communicator(SoloTransport.of_world(Settings())))
     uniform = torch.rand(7, 3, generator=torch.Generator().manual_seed(11)).numpy()
     h = sigmoid(v @ w.T + b)
     v1 = sigmoid((h > uniform) @ w + a)

@@ -10,8 +10,9 @@ from torch.nn import functional
 
 import torchmn
 from tests.experiment.running import experiment, train
+from torchmn.communicators.communicator import Communicator
 from torchmn.communicators.settings import Settings
-from torchmn.communicators.solo import SoloCommunicator
+from torchmn.communicators.transports.solo import SoloTransport
 from torchmn.errors import ExperimentError
 from torchmn.experiment.evaluation import evaluate, predict
 from torchmn.experiment.load import read
@@ -37,7 +38,7 @@ KINDS = [(a, c) for a in ("logistic", "softmax") for c in ("cross_entropy", "bin
 
 
 def alone(chosen) -> Session:
-    return open_session(chosen, SoloCommunicator(Settings()))
+    return open_session(chosen, Communicator(SoloTransport.of_world(Settings())))
 
 
 def scores_of(chosen, split: str = "train") -> tuple[torch.Tensor, torch.Tensor]:

@@ -11,8 +11,9 @@ import torch
 
 from tests.experiment.running import experiment, train
 from tests.worlds import ranks
+from torchmn.communicators.communicator import Communicator
 from torchmn.communicators.settings import Settings
-from torchmn.communicators.solo import SoloCommunicator
+from torchmn.communicators.transports.solo import SoloTransport
 from torchmn.errors import ExperimentError
 from torchmn.experiment import registry, schema  # noqa: F401  (schema registers the names)
 from torchmn.experiment.batches import share
@@ -81,7 +82,7 @@ def test_cross_covariance_and_its_gradient_are_those_of_the_whole_batch(comm):
 
 
 def test_costs_are_summed_with_their_scales_each_of_its_units_and_its_target():
-    alone = SoloCommunicator(Settings())
+    alone = Communicator(SoloTransport.of_world(Settings()))
     terms = [cost("cross_entropy", units=[0, 3], scale=2.0), cost("sum_squared", units=[3, 5], target="inputs")]
     inputs = torch.ones(7, 2, dtype=torch.float64)
     losses = objective(alone, *terms).losses(Outputs(OUTPUTS), {"labels": LABELS, "inputs": inputs})

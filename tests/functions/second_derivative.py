@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from torchmn import functions as F
-from torchmn.communicators.base import Communicator
+from torchmn.communicators.communicator import Communicator
 
 
 def assert_gradient_of_gradient(comm: Communicator, x: Tensor) -> None:

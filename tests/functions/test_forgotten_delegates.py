@@ -11,6 +11,7 @@ import torch
 import torchmn
 from torchmn import functions as F
 from torchmn.errors import DelegateError
+from torchmn.functions.edges import edges_of
 
 
 def both_lines(error):
@@ -109,7 +110,7 @@ def test_it_is_raised_by_that_same_backward(wrong):
             wrong(comm)
         except DelegateError:
             raised.append(comm.rank)
-        comm._edges.sent.clear()
+        edges_of(comm).sent.clear()
 
     torchmn.run_threads(body, 2, timeout=10)
     assert raised == [0]

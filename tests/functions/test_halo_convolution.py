@@ -11,7 +11,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from tests.functions.images import image, part_of, plan_here
 from tests.worlds import ranks
-from torchmn.communicators.threads import run_threads
+from torchmn.communicators.run_threads import run_threads
 from torchmn.errors import HaloError
 from torchmn.functions.halo_borders import borders_of
 from torchmn.functions.halo_convolution import halo_convolution
@@ -134,8 +134,8 @@ def test_an_image_that_wants_no_gradient_gets_none_and_sends_none(comm):
     plan = plan_here((DimPlan.of_window(8, 2, SAME3),), comm)
     x, weight = part_of(image((1, 2, 8)), plan), image((2, 2, 3), seed=1).requires_grad_()
     started = []
-    original = comm._start_exchange
-    comm._start_exchange = lambda out, into: (started.append(1), original(out, into))[1]
+    original = comm.transport.exchange
+    comm.transport.exchange = lambda out, into: (started.append(1), original(out, into))[1]
     halo_convolution(x, weight, None, plan, comm, (1,), (1,)).sum().backward()
     assert weight.grad is not None and len(started) == 1
 
@@ -161,9 +161,9 @@ def test_the_tile_is_computed_while_halos_travel():
     def main(comm):
         plan = plan_here((DimPlan.of_window(8, 2, SAME3),), comm)
         whole, weight = image((1, 2, 8)), image((2, 2, 3), seed=1)
-        original = comm._start_exchange
+        original = comm.transport.exchange
         if comm.rank == 1:
-            comm._start_exchange = lambda out, into: (convolved.wait(20), original(out, into))[1]
+            comm.transport.exchange = lambda out, into: (convolved.wait(20), original(out, into))[1]
 
         class Watched(TorchDispatchMode):
             def __torch_dispatch__(self, func, types, args=(), kwargs=None):

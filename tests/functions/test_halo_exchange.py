@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from tests.functions.images import cut, image, part_of, plan_here, serial_buffer
 from tests.geometry.strategies import any_dims, window_dims
 from tests.worlds import ranks
-from torchmn.communicators.threads import run_threads
+from torchmn.communicators.run_threads import run_threads
 from torchmn.errors import ArgumentError, MismatchError, PeerError, TorchMNError
 from torchmn.functions.halo_exchange import (
     halo_exchange,
@@ -165,8 +165,8 @@ def test_nothing_is_copied_where_nothing_is_needed(comm):
 def test_one_message_per_neighbour_and_none_to_others(comm):
     plan = plan_here(grid_dims([SAME3, SAME3], [8, 16], [1, 4]), comm)
     sent = []
-    original = comm._start_exchange
-    comm._start_exchange = lambda out, into: (sent.append((sorted(out), sorted(into))), original(out, into))[1]
+    original = comm.transport.exchange
+    comm.transport.exchange = lambda out, into: (sent.append((sorted(out), sorted(into))), original(out, into))[1]
     halo_exchange(image((2, 3, *plan.owned_shape)), plan, comm)
     neighbours = [peer for peer in (comm.rank - 1, comm.rank + 1) if 0 <= peer < 4]
     assert sent == [(neighbours, neighbours)]
@@ -229,7 +229,7 @@ def test_a_rank_with_a_larger_batch_is_an_error_that_says_so(comm):
     # The rank with less room can not take the message; whether the other one can look into its own is the transport's.
     words = "the expected size" if comm.rank == 0 else "the expected size|another exchange"
     words = f"({words})(.|\n)*with the same plan, batch, channels and dtype"
-    if comm.dies_of_other_sizes:  # gloo: ranks compare first
+    if not comm.traits.checks_sizes:  # gloo: ranks compare first
         words = r"batch and channels \(2,\)(.|\n)*batch and channels \(102,\)"
     with pytest.raises(MismatchError, match=words):
         halo_exchange(torch.zeros(2 + 100 * comm.rank, 4), plan, comm)

@@ -39,12 +39,12 @@ class CountedMPI:
 def counted(comm: Any):
     """The messages that this rank starts meanwhile."""
     comm.barrier()
-    mpi = comm._p2p
-    comm._p2p = CountedMPI(mpi)
+    mpi = comm.transport.p2p
+    comm.transport.p2p = CountedMPI(mpi)
     try:
-        yield comm._p2p.sent
+        yield comm.transport.p2p.sent
     finally:
-        comm._p2p = mpi
+        comm.transport.p2p = mpi
 
 
 PAYLOADS = {
@@ -73,7 +73,7 @@ def test_a_send_and_its_gradient_are_one_message_each(comm, payload) -> None:
                 received = F.recv(comm, 0, tag=7, force_tuple=True)
                 assert sent == [], "forward only receives"
                 sum((each**2).sum() for each in received).backward()
-                assert sent == [comm.tag_limit], "one answer, on backward's tag"
+                assert sent == [comm.traits.tag_limit], "one answer, on backward's tag"
 
 
 @ranks(2, on="mpi")
@@ -89,10 +89,10 @@ def test_values_without_a_gradient_are_one_message_and_get_no_answer(comm) -> No
 @ranks(2, on="mpi")
 def test_a_small_sum_is_one_message_of_each_rank(comm) -> None:
     comm.barrier()
-    meeting, mpi = comm._meeting, comm._collective
-    meeting._comm = comm._collective = CountedMPI(mpi)
+    comparison, mpi = comm.transport._comparison, comm.transport.collective
+    comparison._comm = comm.transport.collective = CountedMPI(mpi)
     try:
         assert comm.allreduce(torch.ones(256)).tolist() == [2.0] * 256
-        assert len(meeting._comm.sent) == 1
+        assert len(comparison._comm.sent) == 1
     finally:
-        meeting._comm = comm._collective = mpi
+        comparison._comm = comm.transport.collective = mpi

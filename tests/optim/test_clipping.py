@@ -12,7 +12,7 @@ from torch.nn.utils import clip_grad_norm_
 
 import torchmn
 from tests.worlds import ranks
-from torchmn.communicators.base import Communicator
+from torchmn.communicators.communicator import Communicator
 from torchmn.optim import MultiNodeOptimizer, create_multi_node_optimizer
 
 CLIPPING: dict[str, Callable[..., Any]] = {

@@ -331,13 +331,13 @@ def test_a_hundred_small_gradients_are_one_message_and_a_large_one_is_not_copied
     optimizer = create_multi_node_optimizer(torch.optim.SGD(model.parameters(), lr=1.0), comm)
     for parameter in model.parameters():
         parameter.grad = torch.full_like(parameter, float(comm.rank))
-    reduce, addresses = comm._reduce, []
+    reduce, addresses = comm.buffers.reduce, []
 
     def noted(x: torch.Tensor, *rest, **more) -> torch.Tensor:
         addresses.append(x.data_ptr())
         return reduce(x, *rest, **more)
 
-    monkeypatch.setattr(comm, "_reduce", noted)
+    monkeypatch.setattr(comm.buffers, "reduce", noted)
     optimizer.step()
     assert len(addresses) == 2
     assert model[50].weight.grad.data_ptr() in addresses

@@ -16,7 +16,7 @@ def test_means_of_small_gradients_are_views_of_one_buffer_and_others_stay_where_
     large = torch.full((LARGE_BYTES // 4,), float(comm.rank))
     turned = torch.full((5, 4), float(comm.rank)).t()
     in_graph = torch.full((4,), float(comm.rank), requires_grad=True)
-    with comm.agreed_before("means"):
+    with comm.agreed("means", compared=True):
         found = means(comm, [small[0], large, turned, small[1], in_graph, small[2]], None, None)
     expected = [middle, middle, middle, 10 * middle, middle, 0.0]
     for mean, number in zip(found, expected, strict=True):
@@ -52,7 +52,7 @@ def test_a_large_gradient_may_lie_in_another_order_on_one_rank(comm):
     values = torch.arange(LARGE_BYTES // 4, dtype=torch.float32).view(-1, 512)
     turned = values.t().contiguous().t() if comm.rank == 1 else values.clone()
     after = torch.full_like(values, float(comm.rank))  # messages that meet the wrong ones would show here, too
-    with comm.agreed_before("means"):
+    with comm.agreed("means", compared=True):
         found = means(comm, [turned, after], None, None)
     assert found[0] is turned and torch.equal(turned, values)
     assert (found[1] == (comm.size - 1) / 2).all()

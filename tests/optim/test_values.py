@@ -13,7 +13,7 @@ from torch import nn
 import torchmn
 from tests.optim.problem import assert_close, batch, loss_of, make_model
 from tests.worlds import ranks
-from torchmn.communicators.base import Communicator
+from torchmn.communicators.communicator import Communicator
 from torchmn.optim import MultiNodeOptimizer, create_multi_node_optimizer
 
 KINDS: dict[str, dict[str, Any]] = {"plain": {}, "overlap": {"overlap": True}, "double": {"double_buffering": True}}

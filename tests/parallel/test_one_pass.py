@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 import torchmn
-from torchmn.communicators.base import Communicator
+from torchmn.communicators.communicator import Communicator
 
 
 class Visits:
@@ -74,14 +74,14 @@ def test_an_optimizer_broadcasts_every_parameter_once(with_model: bool, more: in
         model = nn.Sequential(nn.Linear(300, 1000), nn.BatchNorm1d(1000))
         others = [nn.Parameter(torch.randn(7)) for _ in range(more)]
         sent: list[int] = []
-        send = comm._bcast_tensor
+        send = comm.buffers.bcast_tensor
 
         def counting(x: Any, *args: Any, **kwargs: Any) -> Any:
             received = send(x, *args, **kwargs)
             sent.append(received.nbytes)
             return received
 
-        comm._bcast_tensor = counting
+        comm.buffers.bcast_tensor = counting
         sgd = torch.optim.SGD([*model.parameters(), *others], lr=0.1)
         torchmn.create_multi_node_optimizer(sgd, comm, model=model if with_model else None)
         tensors = [*model.parameters(), *(model.buffers() if with_model else ()), *others]

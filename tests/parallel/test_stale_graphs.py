@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 import torchmn
 from tests.worlds import ranks
-from torchmn.communicators.base import Communicator
+from torchmn.communicators.communicator import Communicator
 
 LAYERS: dict[str, Callable[[], nn.Module]] = {
     "conv": lambda: nn.Conv2d(4, 4, 3, padding=1),

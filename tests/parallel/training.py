@@ -14,7 +14,7 @@ from torch import Tensor, nn
 import torchmn
 from tests.nn.parts.parity import assert_close, numbers
 from tests.parallel import models
-from torchmn.communicators.base import Communicator
+from torchmn.communicators.communicator import Communicator
 from torchmn.communicators.process_grid import ProcessGrid
 from torchmn.geometry import owned
 from torchmn.parallel import full_state_dict, parallelize
@@ -101,7 +101,7 @@ def assert_trains_as_one_rank(comm: Communicator, problem: Problem, mode: str, *
     samples = owned(BATCH, grid.sizes["data"], grid.place["data"]).as_slice()
     for step in range(STEPS):
         x, y = (whole[samples] for whole in problem.batch(step))
-        if comm.rank == 0 or not comm.ranks_share_a_process:
+        if comm.rank == 0 or not comm.traits.shares_process:
             torch.manual_seed(step)  # threads share one generator, of which rank 0 draws
         comm.barrier()
         loss = F.cross_entropy(model(tile_of(x, grid) if mode.startswith("halo") else x), y)

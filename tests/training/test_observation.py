@@ -25,14 +25,14 @@ def test_the_mean_of_all_values_of_all_ranks(comm):
 @ranks(2, on="threads")
 def test_values_are_collected_until_it_is_time(comm):
     aggregate = ObservationAggregator(comm, "loss", "loss of all", every=3)
-    before = comm._collectives
+    before = comm.group.collectives
     assert aggregate({"loss": 1.0}) == {"loss": 1.0}
     saved = aggregate.state_dict()
     resumed = ObservationAggregator(comm, "loss", "loss of all", every=3)
     resumed.load_state_dict(saved)
-    before = comm._collectives
+    before = comm.group.collectives
     assert resumed({} if comm.rank else {"loss": 2.0}) == ({} if comm.rank else {"loss": 2.0})
-    assert comm._collectives == before, "a call in between communicates"
+    assert comm.group.collectives == before, "a call in between communicates"
     assert resumed({"loss": 6.0}) == {"loss": 6.0, "loss of all": (1 + 2 + 6 + 1 + 6) / 5}
     assert [resumed({}), resumed(None), resumed({"lr": 1})] == [{}, {}, {"lr": 1}], "nobody observed anything"
 

@@ -16,11 +16,11 @@ def recorded_agreements() -> Iterator[list[str]]:
     names: list[str] = []
     compare = Agreement._compare
 
-    def recording(agreement: Agreement, agreed_before: bool) -> None:
-        name, comm = agreement._operation.name, agreement._comm
-        assert get_ident() in comm._watch.waits, f"the watchdog does not see the wait in {name!r}"
+    def recording(agreement: Agreement, compared: bool) -> None:
+        name, group = agreement._operation.name, agreement._agreements.group
+        assert get_ident() in group.watch.waits, f"the watchdog does not see the wait in {name!r}"
         names.append(name)
-        compare(agreement, agreed_before)
+        compare(agreement, compared)
 
     with patch.object(Agreement, "_compare", recording):
         yield names

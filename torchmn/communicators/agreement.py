@@ -11,17 +11,16 @@ import sys
 import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from torch import Tensor
 
 from torchmn.communicators import plain
-from torchmn.communicators.checks import fingerprint
+from torchmn.communicators.buffers import Buffers
+from torchmn.communicators.checks import fingerprint, plain_problem
+from torchmn.communicators.replies import Replies
 from torchmn.communicators.watchdog import Wait, here, ranks_text, user_line
 from torchmn.errors import ArgumentError, MismatchError, TorchMNError
-
-if TYPE_CHECKING:
-    from torchmn.communicators.base import Communicator
 
 _SHOWN = 200  # characters of a value, in a disagreement
 _NUMBER_BITS = (1 << 56) - 1
@@ -34,15 +33,33 @@ class Operation(NamedTuple):
     name: str
     same: tuple[str, ...] = ()
     ragged: bool = False  # its `differ` are shapes: inside another agreement they are taken to be alike
+    lazy: bool = False  # values may be functions that return them
+
+
+class Agreements:
+    """What the agreements of one communicator share.
+
+    Attributes:
+        current: the agreement in whose body this rank is.
+        noted: what the next agreements carry on behalf of another layer.
+    """
+
+    def __init__(self, buffers: Buffers, replies: Replies):
+        self.group = buffers.transport.group
+        self.transport = buffers.transport
+        self.buffers = buffers
+        self.replies = replies
+        self.current: Agreement | None = None
+        self.noted: Noted | None = None
 
 
 class Noted:
     """What the next agreements carry beside their own values, on behalf of another layer: see `Communicator.noting`."""
 
-    __slots__ = ("_comm", "_outer", "call", "note", "notes", "number", "optional")
+    __slots__ = ("_agreements", "_outer", "call", "note", "notes", "number", "optional")
 
-    def __init__(self, comm: Communicator, note: int, number: int, call: str, optional: bool):
-        self._comm = comm
+    def __init__(self, agreements: Agreements, note: int, number: int, call: str, optional: bool):
+        self._agreements = agreements
         self.note = note
         self.number = number
         self.call = call
@@ -50,18 +67,29 @@ class Noted:
         self.notes: Sequence[int | None] = (note,)
 
     def __enter__(self) -> Noted:
-        self._outer, self._comm._noted = self._comm._noted, self
+        self._outer, self._agreements.noted = self._agreements.noted, self
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._comm._noted = self._outer
+        self._agreements.noted = self._outer
 
 
 class Agreement:
-    """One collective operation of all ranks of `comm`: a context in which they have compared it.
+    """One collective operation of all ranks of a communicator: a context in which they have compared it.
 
     It holds the watchdog's note. Inside of it, operations of the same communicator neither compare nor note again: all
     ranks must pass tensors of the same shapes to them.
+
+    Args:
+        agreements: of the communicator.
+        operation: its name, and the names of `values`.
+        problem: why this rank cannot take part, or None.
+        values: what must be equal on all ranks, or functions that return it, called only if ranks compare.
+        differ: a plain value (see `plain.encode`) that may differ between ranks; with one, ranks exchange it even if
+            checks are off.
+        payload: a tensor that may travel with the comparison.
+        compared: whether ranks have compared all of this elsewhere.
+        optional: whether `differ` is exchanged only if checks are on.
 
     Attributes:
         alike: whether all ranks passed exactly the same; where nothing was compared, it is assumed.
@@ -74,28 +102,30 @@ class Agreement:
     """
 
     __slots__ = (
-        *("_agreed_before", "_comm", "_differ", "_operation", "_outer", "_payload", "_problem", "_statements"),
-        *("_values", "_wait", "payloads"),
+        *("_agreements", "_compared", "_differ", "_operation", "_optional", "_outer", "_payload", "_problem"),
+        *("_statements", "_values", "_wait", "payloads"),
     )
 
     def __init__(
         self,
-        comm: Communicator,
+        agreements: Agreements,
         operation: Operation,
         problem: str | None = None,
         values: Any = (),
         differ: Any = None,
         payload: Tensor | None = None,
-        agreed_before: bool = False,
+        compared: bool = False,
+        optional: bool = False,
     ):
-        self._comm = comm
+        self._agreements = agreements
         self._operation = operation
         self._problem = problem
         self._values = values
         self._differ = differ
         self._payload = payload
+        self._compared = compared
+        self._optional = optional
         self.payloads: list[Tensor] | None = None
-        self._agreed_before = agreed_before
         self._statements: Sequence[Statement] | None = None
 
     @property
@@ -105,77 +135,94 @@ class Agreement:
     @property
     def differ(self) -> list[Any]:
         if self._statements is None:
-            return [self._differ] * self._comm.size
+            return [self._differ] * self._agreements.group.size
         return [statement.differ for statement in self._statements]
 
     def __enter__(self) -> Agreement:
-        comm = self._comm
-        self._outer = outer = comm._agreement
+        agreements = self._agreements
+        self._outer = agreements.current
         self._wait: Wait | None = None
-        if outer is not None and comm._owner is here.mark:
-            self._compare(agreed_before=True)
+        if self._outer is not None and agreements.group.owner is here.mark:
+            self._compare(compared=True)
         else:
-            self._wait = wait = Wait(comm, self._operation.name)  # raises in a thread that is not the owner
+            self._wait = wait = Wait(agreements.group, self._operation.name)  # raises in a thread that is not the owner
             wait.__enter__()
             try:
-                self._compare(self._agreed_before)
+                self._compare(self._compared)
             except BaseException:
                 wait.__exit__()
                 raise
-        comm._agreement = self
+        agreements.current = self
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._comm._agreement = self._outer
+        self._agreements.current = self._outer
         if self._wait is not None:
             self._wait.__exit__()
 
-    def _compare(self, agreed_before: bool) -> None:
-        comm, problem, noted = self._comm, self._problem, self._comm._noted
-        comm._check_open(self._operation.name)
-        if comm._edges.unneeded:
-            comm._edges.say_unneeded(comm)
-        comm._collectives += 1
-        compares = comm.settings.checks and not agreed_before
-        if problem and (comm.size == 1 or not compares):
-            raise ArgumentError(f"rank {comm.rank} of {comm.size}: {self._operation.name}: {problem}")
-        ragged = agreed_before and self._operation.ragged
-        differs = self._differ is not None and not ragged
-        exchanges = compares or differs or (noted is not None and not noted.optional)
-        if comm.size == 1 or not exchanges:
+    def _compare(self, compared: bool) -> None:
+        agreements, group = self._agreements, self._agreements.group
+        if group.closed:
+            group.check_open(self._operation.name)
+        if agreements.replies.declined:
+            agreements.replies.send_declined()
+        group.collectives += 1
+        compares = group.size > 1 and group.settings.checks and not compared
+        if self._problem and not compares:
+            raise ArgumentError(f"rank {group.rank} of {group.size}: {self._operation.name}: {self._problem}")
+        if not compares and not self._exchanges_anyway(compared):
             return
-        if problem:  # a number that no other rank has, so that the comparison fails on all
-            number = -1 - comm.rank
+        if self._operation.lazy:
+            self._evaluate(compares)
+        number, carrier, payload = self._number(), agreements.transport.carrier, None
+        if carrier is not None and self._payload is not None and not self._problem:
+            payload = carrier.payload(self._payload)
+        if carrier is not None and payload is not None:
+            self.payloads = carrier.equal_carrying(number, payload)
+            equal = self.payloads is not None
         else:
-            number = self._fingerprint()
-            if noted is not None:  # not through the cache: every call has another one
-                number = number + (noted.number << 2 | noted.note) * _ODD & _NUMBER_BITS
-        if self._payload is None:
-            alike = comm._same_everywhere(number)
-        else:
-            alike = comm._same_everywhere_carrying(number, self._payload)
-        if not alike:
-            self._exchange_statements(noted)
-        if self._payload is not None:
-            self.payloads = comm._carried_parts(self._payload)
+            equal = agreements.transport.equal(number)
+        if not equal:
+            self._exchange_statements()
 
-    def _fingerprint(self) -> int:
+    def _evaluate(self, compares: bool) -> None:
+        """Calls the functions among the values, if ranks compare them; else drops the values."""
+        if self._problem or not compares:
+            self._values = ()
+        else:
+            self._values = tuple([value() if callable(value) else value for value in self._values])
+            self._problem = plain_problem(self._operation.same, self._values)
+
+    def _exchanges_anyway(self, compared: bool) -> bool:
+        """Whether there is something to exchange though ranks do not compare."""
+        if self._agreements.group.size == 1:
+            return False
+        noted, assumed = self._agreements.noted, self._optional or (compared and self._operation.ragged)
+        return (self._differ is not None and not assumed) or (noted is not None and not noted.optional)
+
+    def _number(self) -> int:
+        """The number that ranks compare."""
+        if self._problem:  # one that no other rank has, so that the comparison fails on all
+            return -1 - self._agreements.group.rank
         try:
-            return fingerprint((self._operation, self._values, self._differ))
+            number = fingerprint((self._operation, self._values, self._differ))
         except TypeError:  # lists and dicts have no hash
-            return fingerprint((self._operation, repr(self._values), repr(self._differ)))
+            number = fingerprint((self._operation, repr(self._values), repr(self._differ)))
+        noted = self._agreements.noted
+        if noted is not None:  # not through the cache: every call has another one
+            number = number + (noted.number << 2 | noted.note) * _ODD & _NUMBER_BITS
+        return number
 
-    def _exchange_statements(self, noted: Noted | None) -> None:
-        """Exchange what each rank was asked to do; raise on all ranks if that cannot work."""
-        comm, operation, problem = self._comm, self._operation.name, self._problem
+    def _exchange_statements(self) -> None:
+        """Exchanges what each rank was asked to do; raises on all ranks if that cannot work."""
+        operation, problem, noted = self._operation.name, self._problem, self._agreements.noted
         if noted is not None:
             operation = f"{operation} ({noted.call})"
-        # Without checks the values were not asked for.
         same = {} if problem else dict(zip(self._operation.same, self._values, strict=bool(self._values)))
         where = user_line(sys._getframe(1))
         mine = (operation, plain.encode(same, repr).decode(), self._differ, problem, where, noted and noted.note)
-        statements = [Statement.of(*told) for told in comm._allgather_plain(mine)]
-        raise_disagreement(statements, comm.rank)
+        statements = [Statement.of(*told) for told in self._agreements.buffers.allgather_plain(mine)]
+        raise_disagreement(statements, self._agreements.group.rank)
         self._statements = statements
         if noted is not None:
             noted.notes = [statement.note for statement in statements]
@@ -271,30 +318,3 @@ def failure_text(failure: Exception) -> str:
         return str(failure)
     last = traceback.extract_tb(failure.__traceback__)[-1]
     return f"{type(failure).__name__}: {failure}  (at {last.filename}:{last.lineno} in {last.name})"
-
-
-def attempt(
-    comm: Communicator, operation: str, work: Callable[[], Any], root: int | None, raises: type[TorchMNError]
-) -> list[Any]:
-    """See `Communicator.attempt`."""
-    result, failure = None, None
-    if root is None or comm.rank == root:
-        try:
-            result = work()
-        except Exception as error:  # whatever it is, the other ranks must raise, too
-            failure = error
-    mine = None if failure is None else (failure_text(failure), isinstance(failure, TorchMNError))
-    with comm.agreed(operation):
-        told = comm._allgather_plain(mine)
-        problems = {rank: problem for rank, problem in enumerate(told) if problem is not None}
-        if problems:
-            (text, complete), *others = set(problems.values())
-            if complete and not others and len(problems) == (comm.size if root is None else 1):
-                # All that worked failed alike, with an error of ours, which needs no more words.
-                raise failure or raises(text)
-            hosts = comm._place.hosts if comm.inter_size > 1 else None  # each may have files of its own
-            lines = {rank: f"{operation}: {text}" for rank, (text, _) in problems.items()}
-            raise raises("\n".join(by_rank(f"of {comm.size}", lines, hosts))) from failure
-        if root is not None:
-            return [comm.bcast_obj(result, root)]
-        return comm.allgather_obj(result)  # type: ignore[return-value]

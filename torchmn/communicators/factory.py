@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+import importlib
+import os
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 
 from torchmn.communicators import job, launchers
 from torchmn.communicators.allocator import keep_freed_memory
-from torchmn.communicators.base import Communicator
-from torchmn.communicators.mpi_library import small_unused_buffers
+from torchmn.communicators.communicator import Communicator
+from torchmn.communicators.group import Group
+from torchmn.communicators.run_threads import communicator_of_this_thread
 from torchmn.communicators.settings import Settings
-from torchmn.communicators.solo import SoloCommunicator
-from torchmn.communicators.threads import communicator_of_this_thread
-from torchmn.communicators.topology import Machine, Place, names_of_hosts
-from torchmn.communicators.watchdog import Watch
-from torchmn.errors import ArgumentError, LaunchError, nearest
+from torchmn.communicators.topology import Machine, names_of_hosts
+from torchmn.communicators.transports.mpi_library import small_unused_buffers
+from torchmn.communicators.transports.solo import SoloTransport
+from torchmn.communicators.watchdog import Watch, ranks_text
+from torchmn.errors import ArgumentError, LaunchError, MismatchError, nearest
 
 # What a user may ask for -> the transport. The second group is ChainerMN's names.
 NAMES = {
@@ -82,7 +86,7 @@ def create_communicator(name: str = "auto", **options: Any) -> Communicator:
                 f"{max(size, launch.least)}, and each process would train for itself. Use 'auto'; and "
                 "comm.split(comm.rank) for a communicator of one rank"
             )
-        return _placed(SoloCommunicator(settings), options)
+        return _placed(Communicator(SoloTransport.of_world(settings)), options)
     if transport == "mpi":
         return _placed(_mpi(settings, options.get("mpi_comm"), launch), options)
     return _placed(_process_group(transport, settings, launch), options)
@@ -160,8 +164,7 @@ def _load_mpi(settings: Settings, launch: launchers.Launch) -> Any:
 
 def _mpi(settings: Settings, mpi_comm: Any, launch: launchers.Launch) -> Communicator:
     MPI = _load_mpi(settings, launch)  # noqa: N806  (a module)
-    from torchmn.communicators.mpi import MPICommunicator, end_job
-    from torchmn.communicators.outbox import Outbox
+    from torchmn.communicators.transports.mpi import MPITransport, end_job, told_to_all
 
     problem = _world_problem(launch, MPI.COMM_WORLD.size, given=mpi_comm is not None)
     if problem:
@@ -172,12 +175,41 @@ def _mpi(settings: Settings, mpi_comm: Any, launch: launchers.Launch) -> Communi
         )
     with job.limited(settings.timeout):
         point_to_point = (mpi_comm or MPI.COMM_WORLD).Dup()
-        hosts = names_of_hosts(point_to_point.allgather(Machine.here()))
+        fastpath = _fastpath()
+        switches = settings.switches() | {"TORCHMN_FASTPATH": fastpath is not None}
+        told = told_to_all(point_to_point, (*Machine.here(), switches))
+        hosts = names_of_hosts([Machine(name, boot) for name, boot, _ in told])
         rank = point_to_point.rank
-        place = Place.in_world(_next_name(), hosts, Watch(rank, hosts[rank]))
-        world = MPICommunicator(place, settings, point_to_point, Outbox(point_to_point, hosts))
+        _check_switches([theirs for *_, theirs in told], rank)
+        group = Group.of_world(_next_name(), hosts, Watch(rank, hosts[rank]), settings)
+        make = MPITransport if fastpath is None else fastpath.HostTransport.of_world
+        world = Communicator(make(group, point_to_point))
         job.guard(world, end_job)
     return world
+
+
+def _fastpath() -> Any:
+    """The module of faster transports; None if `TORCHMN_FASTPATH=0`, or if that package was taken away."""
+    if os.environ.get("TORCHMN_FASTPATH", "1") == "0":
+        return None
+    name = "torchmn.communicators.fastpath"
+    try:
+        return importlib.import_module(f"{name}.transport")
+    except ModuleNotFoundError as error:
+        if error.name not in (name, f"{name}.transport"):
+            raise
+        return None
+
+
+def _check_switches(told: Sequence[dict[str, bool]], rank: int) -> None:
+    """Raises, on every rank, if a switch is on for some ranks and off for others: they would wait for each other."""
+    for variable in told[0]:
+        off = [each for each, switches in enumerate(told) if not switches[variable]]
+        if 0 < len(off) < len(told):
+            raise MismatchError(
+                f"rank {rank} of {len(told)}: create_communicator: {variable}=0 on rank {ranks_text(off)} only: set it "
+                "on every rank, or on none"
+            )
 
 
 def _world_problem(launch: launchers.Launch, seen: int, given: bool) -> str | None:
@@ -198,7 +230,7 @@ def _world_problem(launch: launchers.Launch, seen: int, given: bool) -> str | No
 
 
 def _process_group(backend: str, settings: Settings, launch: launchers.Launch) -> Communicator:
-    from torchmn.communicators import process_group
+    from torchmn.communicators.transports import process_group
 
     if launch.transport == "solo":
         raise ArgumentError(
@@ -213,4 +245,8 @@ def _process_group(backend: str, settings: Settings, launch: launchers.Launch) -
             f"create_communicator: {backend!r} needs the number of ranks, which {launch.title} does not tell. "
             "Use 'auto' for MPI, start the script with torchrun, or set RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT."
         )
-    return process_group.create(backend, settings, launch, _next_name())
+    world = Communicator(process_group.create(backend, settings, launch, _next_name()))
+    with job.limited(settings.timeout):
+        _check_switches(world.buffers.allgather_plain(settings.switches()), world.rank)
+        job.guard(world, process_group.end_nothing, os.environ["MASTER_ADDR"])
+    return world

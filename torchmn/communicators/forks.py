@@ -15,9 +15,9 @@ def disown() -> None:
     """Close, without a word to other ranks, the communicators of the rank that this process was forked from."""
     for watch in list(watches):
         for comm in list(watch.communicators):
-            if comm.size > 1 and not comm._closed:
-                comm._closed = True
-                comm.closed_because = (
+            if comm.size > 1 and not comm.group.closed:
+                comm.group.closed = True
+                comm.group.closed_because = (
                     "in a process that was forked from this rank, and is no rank (a worker of a DataLoader?): "
                     "communicate in the rank itself, and give its workers what they need before they start"
                 )

@@ -25,7 +25,7 @@ from torchmn.communicators.watchdog import here, ranks_text
 from torchmn.errors import PeerError, TorchMNError
 
 if TYPE_CHECKING:
-    from torchmn.communicators.base import Communicator
+    from torchmn.communicators.communicator import Communicator
 
 
 CUT_OFF = "can not reach rank 0"  # what `torchmn doctor` looks for
@@ -53,7 +53,7 @@ def guard(world: Communicator, end_transport: Callable[[int], None], meeting_pla
     if world.size == 1:
         return
     line, connected = _connect(world, meeting_place)
-    watcher = Monitor(world._watch, world._place.hosts, line, end_transport)
+    watcher = Monitor(world.group.watch, world.hosts, line, end_transport)
     watcher.serves_others = connected and world.rank == 0
     if os.environ.get("TORCHMN_ABORT", "1") != "0":
         _end_job_on_exception(watcher)
@@ -64,7 +64,7 @@ def guard(world: Communicator, end_transport: Callable[[int], None], meeting_pla
         watcher.notices_departures = False
     atexit.register(_leave, watcher)
     watcher.start()
-    world._owner = None  # those collective operations were ours: the user's first is yet to come
+    world.group.owner = None  # those collective operations were ours: the user's first is yet to come
 
 
 def _connect(world: Communicator, meeting_place: str | None) -> tuple[Line | None, bool]:
@@ -97,7 +97,9 @@ def _call(world: Communicator, addresses: Sequence[str]) -> tuple[Line | None, l
             offer = (addresses, server.port, server.key.hex())
         except OSError as error:
             trouble = f"it can not open a port: {error}"
-    offer = json.loads(world._bcast_bytes(json.dumps(offer).encode(), 0))  # the key goes over the transport alone
+    offer = json.loads(
+        world.buffers.bcast_bytes(json.dumps(offer).encode(), 0)
+    )  # the key goes over the transport alone
     # The whole meeting has to end within the timeout.
     patience = min(MEETING_SECONDS, world.settings.timeout / 4)
     if offer:
@@ -107,7 +109,7 @@ def _call(world: Communicator, addresses: Sequence[str]) -> tuple[Line | None, l
         except Exception as error:
             trouble = f"port {offer[1]} of {error}"
     # All of them: rank 0 may not run on to its end, where nobody is served, before all are connected.
-    troubles = world._allgather_plain(trouble if line is None else "")
+    troubles = world.buffers.allgather_plain(trouble if line is None else "")
     if offer is None:
         troubles = [troubles[0]] * world.size
     return line, troubles
@@ -198,7 +200,7 @@ def _refuse_a_silent_exit(watcher: Monitor) -> None:
 
     def leave(status: int) -> NoReturn:
         rank, size = watcher.watch.rank, watcher.size
-        in_a_job = watcher.process == os.getpid() and any(not comm._closed for comm in watcher.watch.communicators)
+        in_a_job = watcher.process == os.getpid() and any(not comm.group.closed for comm in watcher.watch.communicators)
         if status == 0 and in_a_job:
             status = 1
             sys.stderr.write(
@@ -223,8 +225,8 @@ def _leave(watcher: Monitor) -> None:
     comms = list(watcher.watch.communicators)
     with suppress(TorchMNError):  # finalize will raise it again
         for comm in comms:  # before this rank waits for anybody, on any communicator
-            if not comm._closed:
-                comm._edges.answer_all(comm)
+            if not comm.group.closed:
+                comm.replies.decline_all()
     watcher.announce_departure()
     try:
         for comm in comms:

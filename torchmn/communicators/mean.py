@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 import torch
 from torch import Tensor
 from torch._utils import _flatten_dense_tensors, _unflatten_dense_tensors  # one call each, whatever the number
 
 from torchmn.communicators import reductions
-
-if TYPE_CHECKING:
-    from torchmn.communicators.base import Communicator
+from torchmn.communicators.buffers import Buffers
 
 # A tensor of this size is worth a message of its own: copying it into a flat buffer would cost more than the
 # few microseconds that a message saves.
@@ -20,8 +18,14 @@ LARGE_BYTES = 1 << 20
 BUCKET_BYTES = 64 << 20
 
 
+class _Communicator(Protocol):
+    size: int
+    rank: int
+    buffers: Buffers
+
+
 def mean_in_place(
-    comm: Communicator, tensors: Sequence[Tensor], share: float | None, wire_dtype: torch.dtype | None
+    comm: _Communicator, tensors: Sequence[Tensor], share: float | None, wire_dtype: torch.dtype | None
 ) -> None:
     """Replace tensors, of which all ranks have the same, by their means; `share` as for `means`."""
     for x, mean in zip(tensors, means(comm, tensors, share, wire_dtype), strict=True):
@@ -30,7 +34,7 @@ def mean_in_place(
 
 
 def means(
-    comm: Communicator, tensors: Sequence[Tensor], share: float | None, wire_dtype: torch.dtype | None
+    comm: _Communicator, tensors: Sequence[Tensor], share: float | None, wire_dtype: torch.dtype | None
 ) -> list[Tensor]:
     """The means of tensors, of which all ranks have the same, and in which this rank counts `share`.
 
@@ -67,21 +71,21 @@ def _kept_in_place(x: Tensor, mean: Tensor) -> Tensor:
     return x
 
 
-def _mean_flat(comm: Communicator, flat: Tensor, share: float | None, wire_dtype: torch.dtype | None) -> None:
+def _mean_flat(comm: _Communicator, flat: Tensor, share: float | None, wire_dtype: torch.dtype | None) -> None:
     wide = reductions.accumulator(flat.dtype)
     compressed = wire_dtype is not None and flat.is_floating_point() and wire_dtype.itemsize < flat.dtype.itemsize
     if compressed and comm.size > 1:
         _mean_compressed(comm, flat, share, wire_dtype)  # type: ignore[arg-type]
     elif share is None:
-        comm._reduce(flat, "mean", in_place=True)
+        comm.buffers.reduce(flat, "mean", in_place=True)
     elif flat.dtype != wide:
         weighted = flat.to(wide).mul_(share)
-        flat.copy_(comm._reduce(weighted, "sum", in_place=True))
+        flat.copy_(comm.buffers.reduce(weighted, "sum", in_place=True))
     else:
-        comm._reduce(flat.mul_(share), "sum", in_place=True)
+        comm.buffers.reduce(flat.mul_(share), "sum", in_place=True)
 
 
-def _mean_compressed(comm: Communicator, flat: Tensor, share: float | None, wire_dtype: torch.dtype) -> None:
+def _mean_compressed(comm: _Communicator, flat: Tensor, share: float | None, wire_dtype: torch.dtype) -> None:
     """The mean with fewer bytes: each rank gathers its part from all, sums it in float32, hands the mean out.
 
     No transport sums 16-bit floats without rounding at every step; this rounds once before and once after.
@@ -89,10 +93,10 @@ def _mean_compressed(comm: Communicator, flat: Tensor, share: float | None, wire
     factor = 1.0 if share is None else share * comm.size
     counts = [len(part) for part in torch.empty(flat.numel(), device="meta").tensor_split(comm.size)]
     outgoing = (flat if factor == 1.0 else flat * factor).to(wire_dtype)
-    received = comm._swap(list(outgoing.split(counts)), [(counts[comm.rank],)] * comm.size)
+    received = comm.buffers.swap(list(outgoing.split(counts)), [(counts[comm.rank],)] * comm.size)
     total = reductions.reduce_in_order([part.to(torch.float32) for part in received], "sum")
-    mean = comm._outgoing(total.div_(comm.size).to(wire_dtype))
-    flat.copy_(comm._allgather_whole(mean, counts))
+    mean = comm.buffers.outgoing(total.div_(comm.size).to(wire_dtype))
+    flat.copy_(comm.buffers.allgather_whole(mean, counts))
 
 
 def buckets(tensors: Iterable[Tensor]) -> list[list[Tensor]]:

@@ -15,7 +15,7 @@ from torchmn.communicators.watchdog import ranks_text
 from torchmn.errors import MismatchError
 
 if TYPE_CHECKING:
-    from torchmn.communicators.base import Communicator
+    from torchmn.communicators.communicator import Communicator
 
 Signature = tuple[tuple[str, torch.dtype, tuple[int, ...]], ...]
 
@@ -37,12 +37,16 @@ def bcast_tensors(comm: Communicator, named: Sequence[tuple[str, Tensor]], opera
         tensors = [x.detach() for _, x in named]
         for x in tensors:
             if x.nbytes >= LARGE_BYTES:  # sent and received in place: a copy would double the memory of large models
-                received = comm._bcast_tensor(comm._outgoing(x) if comm.rank == 0 else None, x.is_cuda, 0, into=x)
+                received = comm.buffers.bcast_tensor(
+                    comm.buffers.outgoing(x) if comm.rank == 0 else None, x.is_cuda, 0, into=x
+                )
                 if comm.rank != 0 and received is not x:
                     x.copy_(received)
         for bucket in buckets(x for x in tensors if x.nbytes < LARGE_BYTES):
             flat = torch.cat([x.reshape(-1) for x in bucket]) if comm.rank == 0 else None
-            flat = comm._bcast_tensor(None if flat is None else comm._outgoing(flat), bucket[0].is_cuda, 0)
+            flat = comm.buffers.bcast_tensor(
+                None if flat is None else comm.buffers.outgoing(flat), bucket[0].is_cuda, 0
+            )
             if comm.rank != 0:
                 unpack(flat.to(bucket[0].device), bucket)
 

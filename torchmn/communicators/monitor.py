@@ -64,8 +64,8 @@ class Monitor:
         self._say(
             kind="left",
             status=self.exit_status,
-            collectives={comm.name: comm._collectives for comm in comms},
-            pending=sorted({comm._world_ranks[dest] for comm in comms for dest in comm._undelivered()}),
+            collectives={comm.name: comm.group.collectives for comm in comms},
+            pending=sorted({comm.world_ranks[dest] for comm in comms for dest in comm.transport.undelivered()}),
         )
 
     def announce_broken(self, communicator: str, reason: str) -> None:
@@ -172,7 +172,7 @@ class Monitor:
         if wait is None:
             self._alone_since.clear()
             return None
-        limit = wait.communicator.settings.timeout
+        limit = wait.group.settings.timeout
         if monotonic() - wait.since > limit:
             return f"rank {self.watch.rank} has waited for {limit:g} s in {wait.operation}; the job is ended"
         missing = [rank for rank in sorted(self.departures) if self._lacks(wait, self.departures[rank])]
@@ -197,12 +197,12 @@ class Monitor:
 
     def _lacks(self, wait: Wait, departure: dict[str, Any]) -> bool:
         """Whether the rank that left can no longer give what this wait needs."""
-        comm, rank = wait.communicator, departure["rank"]
+        group, rank = wait.group, departure["rank"]
         if wait.peer is not None:
             still_coming = self.watch.rank in departure.get("pending", ())
-            return comm._world_ranks[wait.peer] == rank and not still_coming
-        joined = departure.get("collectives", {}).get(comm.name, 0) >= comm._collectives
-        return rank in comm._world_ranks and not joined
+            return group.world_ranks[wait.peer] == rank and not still_coming
+        joined = departure.get("collectives", {}).get(group.name, 0) >= group.collectives
+        return rank in group.world_ranks and not joined
 
     def _raise_alarm(self, reason: str) -> None:
         if not self.first_to("table"):

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
-
 _TODAY = {
     "allreduce_grad": "call multi_node_mean_grad",
     "broadcast_data": "call bcast_data",
@@ -15,13 +13,6 @@ _TODAY = {
 }
 
 
-class OldNames:
-    """Says what to use instead of a name of ChainerMN's."""
-
-    if not TYPE_CHECKING:  # a type checker would believe that every name exists
-
-        def __getattr__(self, name: str) -> Any:
-            kind = type(self).__name__
-            advice = f"; of ChainerMN's names: {_TODAY[name]}" if name in _TODAY else ""
-            # With the name and the object, Python itself offers the nearest name.
-            raise AttributeError(f"{kind!r} object has no attribute {name!r}{advice}", name=name, obj=self)
+def advice(name: str) -> str:
+    """Returns what to use instead of a name of ChainerMN's; "" for other names."""
+    return f"; of ChainerMN's names: {_TODAY[name]}" if name in _TODAY else ""

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from math import prod
 from typing import Any
 
-from torchmn.communicators.base import Communicator
 from torchmn.communicators.checks import describe
-from torchmn.communicators.solo import SoloCommunicator
+from torchmn.communicators.communicator import Communicator
+from torchmn.communicators.transports.solo import SoloTransport
 from torchmn.errors import ArgumentError, HaloError, nearest
 
 AXES = ("data", "depth", "height", "width")
@@ -47,7 +46,7 @@ class ProcessGrid:
         self.sizes: dict[str, int] = sizes
         self.mapping = tiles
         # Hosts in order, and the ranks of each host one after the other: then neighbours in this order share hosts.
-        hosts = comm._place.hosts
+        hosts = comm.hosts
         order = sorted(range(comm.size), key=lambda rank: (hosts.index(hosts[rank]), rank))
         self._seats = [self._seat(order.index(rank)) for rank in range(comm.size)]
         copy, tile = self._seats[comm.rank]
@@ -124,8 +123,8 @@ class ProcessGrid:
         if size == self.comm.size and all(max(seat) == rank for rank, seat in enumerate(self._seats)):
             return self.comm  # as it is: along the other axis every rank is at 0
         if size == 1:
-            alone = self.comm._place.among([self.comm.rank], f"{self.comm.name}/alone")
-            return SoloCommunicator(replace(self.comm.settings), alone)
+            alone = self.comm.group.among([self.comm.rank], f"{self.comm.name}/alone")
+            return Communicator(SoloTransport(alone))
         group = self.comm.split(color, key)
         assert group is not None
         return group

@@ -80,6 +80,12 @@ def reduce_into(x: Tensor, parts: Sequence[Tensor], op: str) -> None:
         combine(x, part, out=x)
 
 
+def scale_(x: Tensor, scale: float) -> None:
+    """Multiplies in place, unless by one."""
+    if scale != 1.0:
+        x.mul_(scale)
+
+
 def combine(parts: Sequence[Tensor], x: Tensor, op: str, in_place: bool) -> Tensor:
     """The reduction of all ranks' `parts`, which lie on the host: a new tensor on the device of `x`, or `x` itself."""
     operation = "sum" if op == "mean" else op

@@ -1,12 +1,25 @@
-"""What a communicator was told at its creation, and hands on to its splits."""
+"""Options of a communicator, which its splits inherit."""
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass, field
 
 import torch
 
-from torchmn.communicators import checks, watchdog, wire
+from torchmn.communicators import wire
+
+DEFAULT_TIMEOUT = 300.0
+
+
+def default_timeout() -> float:
+    """Returns the seconds that a wait may last: `TORCHMN_TIMEOUT`, or 300."""
+    return float(os.environ.get("TORCHMN_TIMEOUT") or DEFAULT_TIMEOUT)
+
+
+def checks_by_default() -> bool:
+    """Returns whether ranks compare their arguments before they communicate: yes, unless `TORCHMN_CHECKS=0`."""
+    return os.environ.get("TORCHMN_CHECKS", "1") != "0"
 
 
 @dataclass
@@ -15,6 +28,10 @@ class Settings:
 
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
     grad_dtype: torch.dtype | None = None
-    timeout: float = field(default_factory=watchdog.default_timeout)
-    checks: bool = field(default_factory=checks.enabled_by_default)
+    timeout: float = field(default_factory=default_timeout)
+    checks: bool = field(default_factory=checks_by_default)
     max_message_bytes: int = wire.DEFAULT_MAX_MESSAGE_BYTES
+
+    def switches(self) -> dict[str, bool]:
+        """Returns what must be switched alike on all ranks, by environment variable."""
+        return {"TORCHMN_CHECKS": self.checks}

@@ -1,4 +1,4 @@
-"""GPU tensors on their way through host memory, for transports that do not read GPU memory."""
+"""Tensors as a transport can read them."""
 
 from __future__ import annotations
 
@@ -12,3 +12,20 @@ def to_host(x: Tensor) -> Tensor:
     host = torch.empty(x.shape, dtype=x.dtype, pin_memory=pinned, device="cpu")
     # A blocking copy: the transport reads the memory as soon as this returns.
     return host.copy_(x)
+
+
+def plain_memory(x: Tensor, on_host: bool) -> Tensor:
+    """`x` detached and contiguous, in memory that holds the numbers that it shows; `x` itself if it is that already.
+
+    Args:
+        on_host: whether that memory must be the host's.
+    """
+    if x._is_zerotensor():  # as derivatives may be: zeros without memory
+        x = x.detach().clone()
+    if x.is_conj() or x.is_neg():  # lazy flags: the memory holds other numbers than the tensor shows
+        x = x.detach().resolve_conj().resolve_neg()
+    elif x.requires_grad:
+        x = x.detach()
+    if x.is_cuda and on_host:
+        return to_host(x)
+    return x if x.is_contiguous() else x.contiguous()

@@ -1,4 +1,4 @@
-"""Where a rank stands: in its communicator, in the world that was started, and among the hosts."""
+"""Hosts: what they are called, and where a rank stands among them."""
 
 from __future__ import annotations
 
@@ -7,8 +7,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
-
-from torchmn.communicators.watchdog import Watch
 
 
 class Machine(NamedTuple):
@@ -38,28 +36,6 @@ def names_of_hosts(machines: Sequence[Machine]) -> list[str]:
         if machine.boot not in known:
             known.append(machine.boot)
     return [name if len(boots[name]) == 1 else f"{name}#{boots[name].index(boot) + 1}" for name, boot in machines]
-
-
-@dataclass(frozen=True)
-class Place:
-    """Where a rank stands in a communicator called `name`; rank i of it is `world_ranks[i]` and runs on `hosts[i]`."""
-
-    name: str
-    rank: int
-    hosts: tuple[str, ...]
-    world_ranks: tuple[int, ...]
-    watch: Watch  # the waits of this rank, in whichever communicator
-
-    @staticmethod
-    def in_world(name: str, hosts: Sequence[str], watch: Watch) -> Place:
-        """The place of the rank that `watch` looks after among all ranks that were started together."""
-        return Place(name, watch.rank, tuple(hosts), tuple(range(len(hosts))), watch)
-
-    def among(self, members: Sequence[int], name: str) -> Place:
-        """This rank's place in a new communicator of `members`, which are ranks of this one."""
-        hosts = tuple(self.hosts[member] for member in members)
-        world_ranks = tuple(self.world_ranks[member] for member in members)
-        return Place(name, members.index(self.rank), hosts, world_ranks, self.watch)
 
 
 @dataclass(frozen=True)

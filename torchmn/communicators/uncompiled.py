@@ -25,7 +25,7 @@ except ImportError:
 
 OPERATIONS = (
     "send recv barrier bcast gather allgather scatter alltoall allreduce reduce_scatter split bcast_data "
-    "multi_node_mean_grad"
+    "multi_node_mean_grad send_obj recv_obj bcast_obj gather_obj allgather_obj scatter_obj allreduce_obj"
 )
 
 Arguments = ParamSpec("Arguments")

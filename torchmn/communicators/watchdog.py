@@ -11,7 +11,7 @@ import os
 import sys
 import threading
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from functools import lru_cache
 from time import monotonic
 from types import CodeType, FrameType
@@ -19,17 +19,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from weakref import WeakSet, WeakValueDictionary, ref
 
 if TYPE_CHECKING:
-    from torchmn.communicators.base import Communicator
+    from torchmn.communicators.group import Group
 
-DEFAULT_TIMEOUT = 300.0
 FINALIZE = "finalize"
-_SHOWN_EDGES = 200
 _OWN_PACKAGES = ("torchmn.", "torch.", "mpi4py.", "threading", "importlib.", "runpy", "concurrent.")
-
-
-def default_timeout() -> float:
-    """Seconds that a wait may last: `TORCHMN_TIMEOUT`, or 300."""
-    return float(os.environ.get("TORCHMN_TIMEOUT") or DEFAULT_TIMEOUT)
 
 
 class Token:
@@ -57,52 +50,41 @@ here = ThisThread()
 class Wait:
     """A note that a thread is inside an operation that may block. A context manager, cheap on purpose.
 
-    Without a peer the operation is collective, and raises if the communicator's belong to another thread.
+    Without a peer the operation is collective, and raises if the group's belong to another thread.
+
+    Args:
+        about: what else a report may say of this wait.
     """
 
-    __slots__ = ("communicator", "edge", "operation", "peer", "previous", "since", "tag", "thread")
+    __slots__ = ("about", "group", "operation", "peer", "previous", "since", "tag", "thread")
 
     def __init__(
-        self,
-        communicator: Communicator,
-        operation: str,
-        peer: int | None = None,
-        tag: int | None = None,
-        edge: tuple[tuple[int, int], tuple[int, CodeType, int]] | None = None,
+        self, group: Group, operation: str, peer: int | None = None, tag: int | None = None, about: Any = None
     ):
-        self.communicator = communicator
+        self.group = group
         self.operation = operation
         self.peer = peer
         self.tag = tag
-        self.edge = edge  # key and place of that whose gradient this rank waits for
+        self.about = about
 
     def __enter__(self) -> Wait:
-        comm = self.communicator
-        if self.peer is None and comm._owner is not here.mark:
-            comm._claim(self.operation)
+        group = self.group
+        if self.peer is None and group.owner is not here.mark:
+            group.claim(self.operation)
         self.since = monotonic()
         self.thread = threading.get_ident()
-        waits = comm._watch.waits
+        waits = group.watch.waits
         self.previous = waits.get(self.thread)
         waits[self.thread] = self
         return self
 
     def __exit__(self, *_: object) -> None:
-        waits = self.communicator._watch.waits
+        watch = self.group.watch
         if self.previous is None:
-            del waits[self.thread]
+            del watch.waits[self.thread]
+            watch.waited += monotonic() - self.since
         else:
-            waits[self.thread] = self.previous
-
-
-class OpenEdge(NamedTuple):
-    """A value that was sent from rank to rank, whose gradient has not come back; ranks are those of the world."""
-
-    communicator: str
-    source: int
-    dest: int
-    number: int
-    where: str  # it was sent, or received
+            watch.waits[self.thread] = self.previous
 
 
 @dataclass(frozen=True)
@@ -120,17 +102,14 @@ class RankState:
     seconds: float = 0.0
     where: str = ""
     left: bool = False
-    awaited: OpenEdge | None = None  # whose gradient this rank waits for
-    owed: tuple[OpenEdge, ...] = ()  # whose gradients other ranks may be waiting for
+    reports: dict[str, Any] = field(default_factory=dict)  # by the name of the report
 
     def as_dict(self) -> dict[str, Any]:
         return asdict(self)
 
     @staticmethod
     def from_dict(values: dict[str, Any]) -> RankState:
-        edges = {"awaited": values["awaited"] and OpenEdge(*values["awaited"])}
-        edges["owed"] = tuple(OpenEdge(*edge) for edge in values["owed"])
-        return RankState(**{**values, "members": tuple(values["members"]), **edges})
+        return RankState(**{**values, "members": tuple(values["members"])})
 
 
 class Broken(NamedTuple):
@@ -148,12 +127,13 @@ class Watch:
         self.rank = rank
         self.host = host
         self.waits: dict[int, Wait] = {}
-        self.communicators: WeakSet[Communicator] = WeakSet()
-        self.pinned: set[Communicator] = set()  # kept until they are finalized: other ranks may wait for their answers
+        self.waited = 0.0  # seconds in waits that have ended
+        self.communicators: WeakSet[Any] = WeakSet()  # those of this rank
+        self.pinned: set[Any] = set()  # communicators that are kept until they are finalized: they have sent something
         self.main_thread = thread or threading.main_thread().ident or 0
-        self.claiming = threading.Lock()  # for what follows, and for the owners of communicators
-        self.claimed: WeakValueDictionary[str, Communicator] = WeakValueDictionary()  # that have or had an owner
-        self.broken: dict[str, Broken] = {}  # by the communicator's name
+        self.claiming = threading.Lock()  # for what follows, and for the owners of groups
+        self.claimed: WeakValueDictionary[str, Group] = WeakValueDictionary()  # that have or had an owner
+        self.broken: dict[str, Broken] = {}  # by the group's name
         self.announce: Callable[[str, str], object] | None = None  # tells all ranks which is broken, and why
         watches.add(self)
 
@@ -164,48 +144,46 @@ class Watch:
     def state(self) -> RankState:
         """What this rank is doing now."""
         wait = self.longest()
+        told = {name: report.told(self) for name, report in reports.items()}
         if wait is None:
-            return RankState(self.rank, self.host, "", where=line_of_thread(self.main_thread), owed=self._owed())
-        comm = wait.communicator
-        awaited = None
-        if wait.edge is not None:
-            (peer, number), (_, code, instruction) = wait.edge
-            sent_at = describe_line(code, instruction)
-            awaited = OpenEdge(comm.name, self.rank, comm._world_ranks[peer], number, sent_at)
+            return RankState(self.rank, self.host, "", where=line_of_thread(self.main_thread), reports=told)
+        group = wait.group
         return RankState(
             rank=self.rank,
             host=self.host,
             operation=wait.operation,
-            communicator=comm.name,
-            sequence=comm._collectives,
-            peer=None if wait.peer is None else comm._world_ranks[wait.peer],
+            communicator=group.name,
+            sequence=group.collectives,
+            peer=None if wait.peer is None else group.world_ranks[wait.peer],
             tag=wait.tag,
-            members=comm._world_ranks,
+            members=group.world_ranks,
             seconds=monotonic() - wait.since,
             where=line_of_thread(wait.thread),
-            awaited=awaited,
-            owed=self._owed(),
+            reports=told,
         )
 
     def mark_broken(self, name: str, rank: int, reason: str) -> None:
         """Let every thread of this rank raise that begins a collective operation of the communicator of that name."""
         with self.claiming:
             self.broken.setdefault(name, Broken(rank, reason, monotonic()))
-            comm = self.claimed.get(name)
-            if comm is not None:
-                comm._owner = None  # its owner, too, has to ask again
+            group = self.claimed.get(name)
+            if group is not None:
+                group.owner = None  # its owner, too, has to ask again
 
     def broken_in(self, wait: Wait) -> Broken | None:
         """What keeps the collective operation of this wait from its end; None if nothing is known."""
-        return self.broken.get(wait.communicator.name) if wait.peer is None and wait.operation != FINALIZE else None
+        return self.broken.get(wait.group.name) if wait.peer is None and wait.operation != FINALIZE else None
 
-    def _owed(self) -> tuple[OpenEdge, ...]:
-        edges = []
-        for comm in list(self.pinned):
-            for (source, number), place in list(comm._edges.received.items()):
-                where = describe_line(*place[1:])
-                edges.append(OpenEdge(comm.name, comm._world_ranks[source], self.rank, number, where))
-        return tuple(edges[-_SHOWN_EDGES:])
+
+class Report(NamedTuple):
+    """Lines of another layer below the table of a stuck job."""
+
+    told: Callable[[Watch], Any]  # returns what a rank tells, as JSON has it
+    lines: Callable[[dict[int, Any]], list[str]]  # returns the lines, from what each rank has told
+
+
+reports: dict[str, Report] = {}
+"""By name. A layer that has something to say adds itself when it is imported."""
 
 
 watches: WeakSet[Watch] = WeakSet()
@@ -314,7 +292,8 @@ def table(states: Sequence[RankState], reason: str) -> str:
         lines.append("deadlock: " + " waits for ".join(f"rank {rank}" for rank in ring))
     else:
         lines += _missing(states)
-    lines += _unjoined(states)
+    for name, report in reports.items():
+        lines += report.lines({state.rank: state.reports[name] for state in states if name in state.reports})
     return "\n".join(lines)
 
 
@@ -344,24 +323,6 @@ def _missing(states: Sequence[RankState]) -> list[str]:
             "All ranks must make the same collective calls (steps, evaluations, saves), equally often: "
             "torchmn.scatter_dataset gives every rank equally many items."
         )
-    return lines
-
-
-def _unjoined(states: Sequence[RankState]) -> list[str]:
-    """For each gradient that a rank waits for: the line that sent the value, and the line that received it."""
-    received = {edge[:4]: edge.where for state in states for edge in state.owed}
-    lines = []
-    for edge in (state.awaited for state in states):
-        if edge is None:
-            continue
-        lines.append(f"rank {edge.source} waits for the gradient of what it sent to rank {edge.dest} at {edge.where};")
-        if edge[:4] in received:
-            lines.append(
-                f"  rank {edge.dest} received it at {received[edge[:4]]}, where its backward has not come by: "
-                "the value, or a delegate behind it, is not part of its loss (see pseudo_connect)"
-            )
-        else:
-            lines.append(f"  rank {edge.dest} has not received it")
     return lines
 
 

@@ -1,8 +1,8 @@
 """A message between two ranks: a header of integers, then the bytes of its tensors.
 
-The header says everything a receiver needs, so that nothing is pickled and nothing has to be announced:
-what the message is, which edge of a graph it belongs to, and each tensor's dtype, shape, home and whether its
-sender waits for a gradient.
+The header says everything a receiver needs, so that nothing is pickled and nothing has to be announced: what the
+message is, the number of the request that it makes or replies to, and of each tensor dtype, shape, whether it lies on a
+GPU and whether its sender wants a reply for it.
 """
 
 from __future__ import annotations
@@ -40,13 +40,12 @@ class Kind(IntEnum):
     OBJECT = 2
     ERROR = 3  # the sender could not send; the payload is the text of its error
     LONG = 4  # the real header was too long for one message and follows as a payload
+    ELSEWHERE = 5  # the payload is a header, of tensors that lie in shared memory
 
 
 KINDS = tuple(Kind)
-_FLAGS = ((False, False), (True, False), (False, True), (True, True))  # (on a GPU, wants its gradient), by the bits
-# The edge, and then what is the same in all messages that are alike: so they are known by one comparison.
-EDGE, REST = struct.Struct("<q"), struct.Struct("<3q")
-_PREFIX = struct.Struct("<4q")  # both
+_FLAGS = ((False, False), (True, False), (False, True), (True, True))  # (on a GPU, wants a reply), by the bits
+_PREFIX = struct.Struct("<4q")
 
 
 @lru_cache(maxsize=4096)
@@ -56,30 +55,32 @@ def _template(dtype: torch.dtype, shape: tuple[int, ...]) -> Tensor:
 
 
 class TensorSpec(NamedTuple):
-    """Dtype and shape of one tensor on its way, and whether it left a GPU and wants its gradient back."""
+    """Dtype and shape of one tensor on its way, and whether it left a GPU and wants a reply."""
 
     dtype: torch.dtype
     shape: tuple[int, ...]
     on_gpu: bool = False
-    wants_gradient: bool = False
+    wants_reply: bool = False
 
     @property
     def nbytes(self) -> int:
         return prod(self.shape) * self.dtype.itemsize
 
-    def empty(self) -> Tensor:
-        """Room for this tensor, in host memory."""
+    def empty(self, gpu: torch.device | None = None) -> Tensor:
+        """Room for this tensor: in host memory, or on `gpu` if it left one."""
+        if gpu is not None and self.on_gpu:
+            return torch.empty(self.shape, dtype=self.dtype, device=gpu)
         return torch.empty_like(_template(self.dtype, self.shape), memory_format=torch.contiguous_format)
 
 
 @dataclass(slots=True)
 class Message:
-    """What one `send` carries: its tensors in order, and the number of the graph edge they travel on."""
+    """What one `send` carries: tensors in order, and the number of the request that it makes or replies to, or 0."""
 
     kind: Kind
     tensors: tuple[Tensor, ...]
-    edge: int = 0
-    wants_gradient: tuple[bool, ...] = ()
+    request: int = 0
+    wants_reply: tuple[bool, ...] = ()
     on_gpu: tuple[bool, ...] = ()
     private: bool = True  # nobody else can change the tensors while they are on their way
 
@@ -89,10 +90,10 @@ class Message:
 
     def layout(self) -> Layout:
         """What its header says of the tensors."""
-        if not (self.on_gpu or any(self.wants_gradient)):
+        if not (self.on_gpu or any(self.wants_reply)):
             return Layout.of(tuple([TensorSpec(x.dtype, x.shape) for x in self.tensors]))
         none = (False,) * len(self.tensors)
-        every = zip(self.tensors, self.on_gpu or none, self.wants_gradient or none, strict=True)
+        every = zip(self.tensors, self.on_gpu or none, self.wants_reply or none, strict=True)
         return Layout.of(tuple([TensorSpec(x.dtype, x.shape, on_gpu, grad) for x, on_gpu, grad in every]))
 
 
@@ -102,10 +103,9 @@ class Layout(NamedTuple):
     specs: tuple[TensorSpec, ...]
     sizes: tuple[int, ...]  # bytes of each tensor
     nbytes: int
-    wants_gradient: tuple[bool, ...]
+    wants_reply: tuple[bool, ...]
     on_gpu: tuple[bool, ...]  # () if none is
     encoded: bytes
-    alike: bytes  # what follows the edge in the header of a `Kind.TENSOR` that comes with its payload
 
     @staticmethod
     def of(specs: tuple[TensorSpec, ...]) -> Layout:
@@ -115,28 +115,16 @@ class Layout(NamedTuple):
     def read(encoded: bytes) -> Layout:
         return _read_few(encoded) if len(encoded) <= _FEW * 32 else _read(encoded)
 
-    def message_in(self, buffer: bytes | bytearray, start: int, kind: Kind, edge: int) -> Message:
-        """The message of this layout whose payload lies in `buffer`, from byte `start` on: a copy, for small ones."""
-        if len(self.specs) == 1:  # the common case, without the loop
-            tensors = (tensor_in(buffer, start, self.nbytes, self.specs[0]),)
-        else:
-            tensors = []
-            for spec, nbytes in zip(self.specs, self.sizes, strict=True):
-                tensors.append(tensor_in(buffer, start, nbytes, spec))
-                start += nbytes
-        return Message(kind, tuple(tensors), edge, self.wants_gradient, self.on_gpu)
-
 
 def _layout_of(specs: tuple[TensorSpec, ...]) -> Layout:
     sizes = tuple(spec.nbytes for spec in specs)
     on_gpu = tuple(spec.on_gpu for spec in specs)
     words = []
-    for dtype, shape, gpu, wants_gradient in specs:
-        words += (DTYPE_CODES[dtype] | gpu << 8 | wants_gradient << 9, len(shape), *shape)
+    for dtype, shape, gpu, wants_reply in specs:
+        words += (DTYPE_CODES[dtype] | gpu << 8 | wants_reply << 9, len(shape), *shape)
     encoded = struct.pack(f"<{len(words)}q", *words)
-    alike = REST.pack(4 + len(words), Kind.TENSOR, 0) + encoded
-    gradients = tuple(spec.wants_gradient for spec in specs)
-    return Layout(specs, sizes, sum(sizes), gradients, on_gpu if any(on_gpu) else (), encoded, alike)
+    gradients = tuple(spec.wants_reply for spec in specs)
+    return Layout(specs, sizes, sum(sizes), gradients, on_gpu if any(on_gpu) else (), encoded)
 
 
 def _read(encoded: bytes) -> Layout:
@@ -160,37 +148,33 @@ class Header(NamedTuple):
     """A message without its payload. What `number` means is the transport's business."""
 
     kind: Kind
-    edge: int
+    request: int
     number: int
     layout: Layout
 
     def encode(self) -> bytes:
-        """This header as little-endian 64-bit integers: edge, its own length, kind, number, layout."""
+        """This header as little-endian 64-bit integers: request, its own length, kind, number, layout."""
         tail = self.layout.encoded
-        return _PREFIX.pack(self.edge, 4 + len(tail) // 8, self.kind, self.number) + tail
+        return _PREFIX.pack(self.request, 4 + len(tail) // 8, self.kind, self.number) + tail
 
     @staticmethod
     def decode(buffer: bytes | bytearray | memoryview) -> tuple[Header, int]:
         """The header at the start of `buffer`, and how many bytes it takes there."""
-        edge, length, kind, number = _PREFIX.unpack_from(buffer)
-        return Header(KINDS[kind], edge, number, Layout.read(bytes(buffer[32 : 8 * length]))), 8 * length
+        request, length, kind, number = _PREFIX.unpack_from(buffer)
+        return Header(KINDS[kind], request, number, Layout.read(bytes(buffer[32 : 8 * length]))), 8 * length
 
     def message(self, tensors: Sequence[Tensor]) -> Message:
         """The message that this header announced, with its payload."""
         layout = self.layout
-        return Message(self.kind, tuple(tensors), self.edge, layout.wants_gradient, layout.on_gpu)
+        return Message(self.kind, tuple(tensors), self.request, layout.wants_reply, layout.on_gpu)
 
     def message_in(self, buffer: bytes | bytearray, start: int) -> Message:
         """The message whose payload lies in `buffer`, from byte `start` on: a copy, for small ones."""
-        return self.layout.message_in(buffer, start, self.kind, self.edge)
-
-
-def address(x: Tensor) -> int:
-    """Where the elements of `x` lie; 0 if it has none, or no memory for them."""
-    try:
-        return x.data_ptr()
-    except RuntimeError:  # it only stands for other tensors
-        return 0
+        tensors = []
+        for spec, nbytes in zip(self.layout.specs, self.layout.sizes, strict=True):
+            tensors.append(tensor_in(buffer, start, nbytes, spec))
+            start += nbytes
+        return self.message(tensors)
 
 
 def read_memory(x: Tensor) -> bytes:
@@ -202,13 +186,7 @@ def tensor_in(buffer: bytes | bytearray, start: int, nbytes: int, spec: TensorSp
     """A tensor with a copy of the `nbytes` bytes that begin at `start`."""
     if nbytes == 0:
         return spec.empty()
-    copy = buffer[start : start + nbytes]
-    return tensor_around(copy if isinstance(copy, bytearray) else bytearray(copy), spec)
-
-
-def tensor_around(memory: bytearray, spec: TensorSpec) -> Tensor:
-    """A tensor of that spec, which is not empty, whose elements lie in `memory`."""
-    flat = torch.frombuffer(memory, dtype=spec.dtype)
+    flat = torch.frombuffer(bytearray(memoryview(buffer)[start : start + nbytes]), dtype=spec.dtype)
     # Resized, not a view: autograd forbids to change in place what a node of ours returns as a view of something else.
     return flat if len(spec.shape) == 1 else flat.resize_(spec.shape)
 

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torchmn.communicators.base import Communicator
+from torchmn.communicators.communicator import Communicator
 from torchmn.communicators.wire import TensorSpec
 from torchmn.data.parcel import pack, unpack
 from torchmn.data.rows import Table, dataset_of_rows, table_of

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torchmn.communicators.base import Communicator
+from torchmn.communicators.communicator import Communicator
 from torchmn.communicators.process_grid import ProcessGrid, checked_grid
 from torchmn.data import same_data
 from torchmn.data.delivery import deliver

@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 from torch.utils.data import ConcatDataset, Dataset, TensorDataset
 
-from torchmn.communicators.base import Communicator
 from torchmn.communicators.checks import describe
+from torchmn.communicators.communicator import Communicator
 from torchmn.communicators.watchdog import ranks_text
 from torchmn.data.digest import PLAIN, digest
 from torchmn.datasets.image_set import ImageSet

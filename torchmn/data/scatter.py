@@ -8,7 +8,7 @@ from typing import Any
 from torch.utils.data import IterableDataset
 
 from torchmn.communicators import checks
-from torchmn.communicators.base import Communicator
+from torchmn.communicators.communicator import Communicator
 from torchmn.data import same_data
 from torchmn.data.delivery import deliver
 from torchmn.data.partition import Window, permutation

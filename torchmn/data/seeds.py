@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from torchmn.communicators.base import Communicator
+from torchmn.communicators.communicator import Communicator
 
 
 def drawn_seed(comm: Communicator, root: int = 0) -> int:
@@ -14,6 +14,6 @@ def drawn_seed(comm: Communicator, root: int = 0) -> int:
     stay equal. Ranks that are threads share one, from which root alone draws.
     """
     seed = None
-    if comm.rank == root or not comm.ranks_share_a_process:
+    if comm.rank == root or not comm.traits.shares_process:
         seed = int(torch.randint(1 << 62, (), generator=torch.random.default_generator, device="cpu"))
     return comm.bcast_obj(seed if comm.rank == root else None, root)

@@ -22,7 +22,7 @@ PLAIN: dict[str, tuple[Callable[[], nn.Module], tuple[str, ...]]] = {
 
 
 def _register(name: str, aliases: tuple[str, ...], make: Callable[[], nn.Module]) -> None:
-    def build(self: Options, *_: object) -> nn.Module:
+    def build(_options: Options, *_: object) -> nn.Module:
         return make()
 
     for base, register in ((Options, register_activation), (Layer, register_layer)):

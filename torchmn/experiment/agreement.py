@@ -9,7 +9,7 @@ from zlib import crc32
 
 import numpy as np
 
-from torchmn.communicators.base import Communicator
+from torchmn.communicators.communicator import Communicator
 from torchmn.datasets import Arrays
 from torchmn.errors import ExperimentError
 from torchmn.experiment.run_directory import difference

@@ -4,19 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from time import monotonic
-from typing import Any
 
-from torchmn.communicators.base import Communicator
-
-
-class TimedWaits(dict[int, Any]):
-    """The waits of a rank, which adds up how long they last. Only outermost ones are removed: those count."""
-
-    seconds = 0.0
-
-    def __delitem__(self, thread: int) -> None:
-        self.seconds += monotonic() - self[thread].since
-        super().__delitem__(thread)
+from torchmn.communicators.communicator import Communicator, seconds_waited
 
 
 @dataclass(frozen=True)
@@ -34,17 +23,14 @@ class Clock:
     def __init__(self, comm: Communicator):
         self.comm = comm
         self.total = self.communication = 0.0
-        waits = comm._watch.waits
-        self._waits = waits if isinstance(waits, TimedWaits) else TimedWaits(waits)
-        comm._watch.waits = self._waits
 
     def __enter__(self) -> Clock:
-        self._began, self._before = monotonic(), self._waits.seconds
+        self._began, self._before = monotonic(), seconds_waited(self.comm)
         return self
 
     def __exit__(self, *_: object) -> None:
         self.total += monotonic() - self._began
-        self.communication += self._waits.seconds - self._before
+        self.communication += seconds_waited(self.comm) - self._before
 
     def of_all_ranks(self) -> list[RankTime]:
         """The times of each rank; every rank must call it.

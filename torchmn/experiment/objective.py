@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import Tensor
 
-from torchmn.communicators.base import Communicator
+from torchmn.communicators.communicator import Communicator
 from torchmn.experiment.costs import check_per_sample
 from torchmn.experiment.probabilities import Probabilities
 from torchmn.experiment.registry import Options

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor, nn
 
-from torchmn.communicators.base import Communicator
+from torchmn.communicators.communicator import Communicator
 from torchmn.communicators.process_grid import ProcessGrid
 from torchmn.datasets.arrays import Region
 from torchmn.errors import ExperimentError, MismatchError, PeerError, TorchMNError, WaitTimeout

@@ -6,7 +6,7 @@ from hashlib import blake2b
 
 import torch
 
-from torchmn.communicators.base import Communicator
+from torchmn.communicators.communicator import Communicator
 
 
 def begin_step(comm: Communicator, seed: int, step: int) -> None:
@@ -15,7 +15,7 @@ def begin_step(comm: Communicator, seed: int, step: int) -> None:
     A parallel model draws the numbers of the whole batch on every rank, and takes its part. Ranks that are threads
     share one generator: there rank 0 alone draws, and so rank 0 alone sets it.
     """
-    if comm.rank == 0 or not comm.ranks_share_a_process:
+    if comm.rank == 0 or not comm.traits.shares_process:
         torch.manual_seed(seed_of(seed, step))
 
 

@@ -126,8 +126,8 @@ class Registry:
             if known.is_required() and name not in fields:
                 raise ArgumentError(f"register_{self.noun}: expected {function.__name__} to take {name}=")
 
-        def build(self: Options, *args: Any) -> Any:
-            return function(*args[:wanted], **{name: getattr(self, name) for name in fields})
+        def build(options: Options, *args: Any) -> Any:
+            return function(*args[:wanted], **{name: getattr(options, name) for name in fields})
 
         made = create_model(function.__name__, __base__=base, __doc__=function.__doc__, **fields)
         setattr(made, base.as_function, build)

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 from rich.console import Console
 
-from torchmn.communicators.base import Communicator
+from torchmn.communicators.communicator import Communicator
 from torchmn.errors import ExperimentError
 from torchmn.experiment.agreement import on_rank_0
 from torchmn.experiment.clock import RankTime

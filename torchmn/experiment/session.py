@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from torchmn.communicators.base import Communicator
+from torchmn.communicators.communicator import Communicator
 from torchmn.datasets import Arrays
 from torchmn.errors import ExperimentError
 from torchmn.experiment.agreement import look_of, on_every_rank

@@ -10,9 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torchmn.communicators.base import Communicator
+from torchmn.communicators.communicator import Communicator
 from torchmn.communicators.settings import Settings
-from torchmn.communicators.solo import SoloCommunicator
+from torchmn.communicators.transports.solo import SoloTransport
 from torchmn.errors import TorchMNError
 from torchmn.experiment import modes
 from torchmn.experiment.agreement import on_rank_0
@@ -58,7 +58,8 @@ class Row:
 def verify(experiment: Experiment, comm: Communicator, steps: int, data: str | None = None) -> Iterator[Row]:
     """A row for each mode and grid of the ranks of `comm`, as they are done; every rank must go through all of them."""
     alone = _placed_as(experiment, None, {})
-    reference = on_rank_0(comm, "verify", lambda: _run(open_session(alone, SoloCommunicator(Settings()), data), steps))
+    serial = Communicator(SoloTransport.of_world(Settings()))
+    reference = on_rank_0(comm, "verify", lambda: _run(open_session(alone, serial, data), steps))
     shape = load_data(experiment, data)["train"].shape
     for mode, sizes in ways(comm.size, shape):
         try:

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torchmn.communicators.base import Communicator
+from torchmn.communicators.communicator import Communicator
 from torchmn.communicators.uncompiled import uncompiled
 from torchmn.functions.anchor import ANCHOR
 from torchmn.functions.collective import Call, needs_gradient, parts_of

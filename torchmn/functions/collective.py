@@ -10,12 +10,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, TypeVar
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
 
-from torchmn.communicators.base import Communicator
 from torchmn.communicators.checks import describe
+from torchmn.communicators.communicator import Communicator
 from torchmn.communicators.watchdog import ranks_text
 from torchmn.errors import ArgumentError, MismatchError
 from torchmn.functions import recomputation
@@ -33,6 +34,9 @@ OF_ALL_VALUES: dict[str, Callable[[Tensor], Tensor]] = {
 }
 
 
+_calls: WeakKeyDictionary[Communicator, int] = WeakKeyDictionary()  # how many there were, the same on all ranks
+
+
 class Call(NamedTuple):
     """One differentiable collective operation, or the backward of one."""
 
@@ -47,9 +51,10 @@ class Call(NamedTuple):
                 "expected a communicator as the first argument of a collective function, as in F.allreduce(comm, x), "
                 f"got {describe(comm)}"
             )
+        number = _calls.get(comm, 0)
         if not recomputation.replaying():
-            comm._calls += 1
-        return Call(comm, comm._calls)
+            _calls[comm] = number = number + 1
+        return Call(comm, number)
 
     def backward(self) -> Call:
         return self._replace(order=self.order + 1)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from torchmn.communicators.base import Communicator
+from torchmn.communicators.communicator import Communicator
 from torchmn.communicators.process_grid import ProcessGrid, checked_grid
 from torchmn.errors import HaloError
 from torchmn.functions.halo_exchange import halo_exchange, halo_scatter_add

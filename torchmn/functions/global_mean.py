@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from torchmn.communicators import checks
-from torchmn.communicators.base import Communicator
+from torchmn.communicators.communicator import Communicator
 from torchmn.communicators.process_grid import ProcessGrid
 from torchmn.communicators.uncompiled import uncompiled
 from torchmn.errors import ArgumentError

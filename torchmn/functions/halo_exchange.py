@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torchmn.communicators.base import Communicator
+from torchmn.communicators.communicator import Communicator
 from torchmn.communicators.uncompiled import uncompiled
 from torchmn.functions.halo_messages import GATHER, SCATTER_ADD, HaloMessages, check_part
 from torchmn.geometry import BoxCopy, HaloPlan
@@ -101,7 +101,7 @@ class HaloGradients:
         comm: Communicator,
         wants_gradient: bool = False,
     ):
-        self._plan = plan
+        self.plan = plan
         self._messages = HaloMessages(comm, plan, SCATTER_ADD, blocks, like, wants_gradient)
 
     def received(self) -> list[tuple[BoxCopy, Tensor]]:
@@ -110,7 +110,7 @@ class HaloGradients:
         return [
             (box, block)
             for peer, blocks in arrived.items()
-            for box, block in zip(self._plan.sends[peer], blocks, strict=True)
+            for box, block in zip(self.plan.sends[peer], blocks, strict=True)
         ]
 
 
@@ -133,7 +133,7 @@ class HaloScattering(HaloGradients):
 
     def _own(self) -> Tensor:
         """What this rank's own buffer adds to its own part; memory of its own where anything is added to it."""
-        g, plan = self._g, self._plan
+        g, plan = self._g, self.plan
         first = plan.local[0] if plan.local else None
         if first is not None and first.is_plain and first.source_shape == plan.owned_shape:
             total, rest = g[first.target_slices], plan.local[1:]

@@ -17,8 +17,8 @@ import torch
 from torch import Tensor
 
 from torchmn.communicators import checks, wire
-from torchmn.communicators.base import Communicator
 from torchmn.communicators.buffers import StartedExchange
+from torchmn.communicators.communicator import Communicator
 from torchmn.errors import ArgumentError, MismatchError
 from torchmn.geometry import BoxCopy, HaloPlan
 

@@ -1,8 +1,5 @@
 """The two nodes of autograd's graph that `send` and `recv` make. Each is the other one's adjoint.
 
-Messages are sent before their node is made, and in as few steps as Python allows: what happens between two messages is
-what a message costs.
-
 When backward is itself to be differentiated (`create_graph=True`), the gradient travels by the same two nodes: the
 answer to an edge is then an edge, too.
 """
@@ -15,13 +12,13 @@ from typing import Any
 import torch
 from torch import Tensor, is_grad_enabled
 
-from torchmn.communicators.base import Communicator
 from torchmn.communicators.checks import describe
-from torchmn.communicators.edges import HIGHER_ORDER, Edge, Key, Place
+from torchmn.communicators.communicator import Communicator
 from torchmn.communicators.uncompiled import uncompiled
 from torchmn.communicators.wire import Kind, Message
 from torchmn.errors import ArgumentError
 from torchmn.functions.anchor import ANCHOR
+from torchmn.functions.edges import HIGHER_ORDER, Edge
 
 
 def no_communicator(call: str, given: object, others: dict[str, object]) -> ArgumentError:
@@ -31,11 +28,6 @@ def no_communicator(call: str, given: object, others: dict[str, object]) -> Argu
     who = f"rank {comm.rank} of {comm.size}: " if swapped else ""
     way_out = f", and a communicator as {swapped}: put them in that order" if swapped else ""
     return ArgumentError(f"{who}expected comm to be a communicator, as in {call}, got {describe(given)}{way_out}")
-
-
-def delegate_of(comm: Communicator, key: Key, place: Place, *tensors: Tensor) -> Tensor:
-    """The delegate of tensors that were sent on the edge of that key and want their gradients."""
-    return _make_sent(comm._edges.send(comm, key, place), *tensors)
 
 
 _ZERO = torch.zeros((), device="cpu")
@@ -55,14 +47,11 @@ class _Sent(torch.autograd.Function):
     def backward(ctx: Any, delegates_gradient: Tensor | None) -> tuple[Tensor | None, ...]:
         edge: Edge = ctx.edge
         edge.visited = True
-        comm, key = edge.comm, edge.key
-        if comm._closed:
-            comm._check_open("backward of send")
-        edges = comm._edges
-        if edges.unneeded or edges.forgotten or edges.lost_since_backward:
-            edges.tend_after_backward(comm)
+        edges = edge.edges
+        edges.comm.replies.check_open("backward of send")
+        edges.tend_after_backward()
         in_graph = is_grad_enabled()
-        message = edges.await_answer(comm, key, "backward of send", edge.place)
+        message = edges.await_answer(edge.key, "backward of send", edge.place)
         gradients = message.tensors
         if not gradients:  # its receiver did not use it
             return (None,) * len(ctx.needs_input_grad)
@@ -86,9 +75,9 @@ def received_from(arrive: Callable[[], Arrival], delegate: Tensor | None) -> Any
 def _gradients_in_graph(message: Message, edge: Edge, delegate: Tensor | None) -> tuple[Tensor, ...]:
     """The answer to an edge as part of the graph of a backward that is itself differentiated."""
     answer = None
-    if True in message.wants_gradient:
+    if True in message.wants_reply:
         peer, number = edge.key
-        answer = edge.comm._edges.receive(edge.comm, (peer, number + HIGHER_ORDER), edge.place)
+        answer = edge.edges.receive((peer, number + HIGHER_ORDER), edge.place)
     message.kind = Kind.TUPLE
     return received_from(lambda: (message, answer), delegate)
 
@@ -105,7 +94,7 @@ class _Received(torch.autograd.Function):
             ctx.mark_non_differentiable(*message.tensors)
         elif delegate is not ANCHOR or len(message.tensors) > 1:
             ctx.delegate = None if delegate is ANCHOR else (delegate.shape, delegate.dtype)
-            ctx.wants_gradient = message.wants_gradient
+            ctx.wants_gradient = message.wants_reply
         return message.payload()
 
     @staticmethod
@@ -116,19 +105,17 @@ class _Received(torch.autograd.Function):
         if edge is None:
             return None, None
         edge.visited = True
-        comm = edge.comm
-        if comm._closed:
-            comm._check_open("backward of recv")
+        edges = edge.edges
+        edges.comm.replies.check_open("backward of recv")
         if len(gradients) > 1:
             wants = ctx.wants_gradient
             gradients = tuple([gradient for gradient, wanted in zip(gradients, wants, strict=True) if wanted])
-        phi, edges = None, comm._edges
+        phi = None
         if is_grad_enabled():
             phi = _answer_with_edge(edge, gradients)
         else:
-            edges.answer(comm, edge.key, gradients, edge.place)
-        if edges.unneeded or edges.forgotten or edges.lost_since_backward:  # only now: the sender waits
-            edges.tend_after_backward(comm)
+            edges.answer(edge.key, gradients, edge.place)
+        edges.tend_after_backward()  # only now: the sender waits
         delegate = None if phi is None else getattr(ctx, "delegate", None)
         if phi is None or delegate is None:
             return None, None
@@ -143,11 +130,12 @@ def _answer_with_edge(edge: Edge, gradients: tuple[Tensor, ...]) -> Tensor | Non
     answer = None
     if True in wants_gradient:
         peer, number = edge.key
-        answer = edge.comm._edges.send(edge.comm, (peer, number + HIGHER_ORDER), edge.place)
-    edge.comm._edges.answer(edge.comm, edge.key, gradients, edge.place, wants_gradient)
-    return _make_sent(answer, *[g for g in gradients if g.requires_grad]) if answer else None
+        answer = edge.edges.send((peer, number + HIGHER_ORDER), edge.place)
+    edge.edges.answer(edge.key, gradients, edge.place, wants_gradient)
+    return delegate_of(answer, *[g for g in gradients if g.requires_grad]) if answer else None
 
 
 # What `Function.apply` does beside, for functorch's transforms, is a third of its time; and they can not send anyway.
-_make_sent: Callable[..., Tensor] = super(torch.autograd.Function, _Sent).apply  # type: ignore[misc]
+delegate_of: Callable[..., Tensor] = super(torch.autograd.Function, _Sent).apply  # type: ignore[misc]
+"""`delegate_of(edge, *tensors)`: the delegate of tensors that were sent on that edge and want their gradients."""
 _make_received: Callable[..., Any] = super(torch.autograd.Function, _Received).apply  # type: ignore[misc]

@@ -18,7 +18,7 @@ from typing import Any
 
 from torch import Tensor
 
-from torchmn.communicators.base import Communicator
+from torchmn.communicators.communicator import Communicator
 from torchmn.communicators.wire import Message
 from torchmn.errors import RecomputeError
 

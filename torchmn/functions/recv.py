@@ -11,13 +11,13 @@ from typing import Any
 import torch
 from torch import Tensor, is_grad_enabled
 
-from torchmn.communicators.base import Communicator
 from torchmn.communicators.checks import describe
-from torchmn.communicators.edges import Place, place_of_caller
+from torchmn.communicators.communicator import Communicator
 from torchmn.communicators.uncompiled import uncompiled
 from torchmn.communicators.wire import Kind, Message
 from torchmn.errors import ArgumentError, TorchMNError
 from torchmn.functions import recomputation
+from torchmn.functions.edges import Place, edges_of, place_of_caller
 from torchmn.functions.point_to_point import Arrival, no_communicator, received_from
 
 _current_backward = torch._C._current_graph_task_id
@@ -34,12 +34,10 @@ def recv(
     Of a tuple, values that the loss does not depend on get a gradient of zeros; so does a value that is thrown away,
     or was received under `torch.no_grad`.
     """
-    try:
-        check = comm._check_peer
-    except AttributeError:
+    if not isinstance(comm, Communicator):
         others: dict[str, object] = {"rank": rank, "delegate_variable": delegate_variable}
-        raise no_communicator("F.recv(comm, rank)", comm, others) from None
-    check("recv", "rank", rank, tag)
+        raise no_communicator("F.recv(comm, rank)", comm, others)
+    comm.replies.check_peer("recv", "rank", rank, tag)
     if delegate_variable is not None and not isinstance(delegate_variable, Tensor):
         raise ArgumentError(
             f"rank {comm.rank} of {comm.size}: recv: expected delegate_variable to be the tensor that send returned, "
@@ -52,28 +50,27 @@ def recv(
         place = place_of_caller(tag, sys._getframe(2))
         received = received_from(lambda: _arrived(comm, rank, tag, place), delegate_variable)
     else:
-        message = _checked(comm, comm._recv_message(rank, tag), rank, tag)
-        if message.edge:
-            comm._edges.unneeded.append((rank, message.edge))
+        message = _next_message(comm, rank, tag)
+        if message.request:
+            comm.replies.declined.append((rank, message.request))
         received = message.payload()
     return (received,) if force_tuple and isinstance(received, Tensor) else received
 
 
 def _arrived(comm: Communicator, rank: int, tag: int, place: Place) -> Arrival:
     """The next message from that rank, and the edge that it makes at this place, if there is one."""
-    message = _checked(comm, comm._recv_message(rank, tag), rank, tag)
-    if True not in message.wants_gradient:
+    message = _next_message(comm, rank, tag)
+    if True not in message.wants_reply:
         return message, None
-    return message, comm._edges.receive(comm, (rank, message.edge), place)
+    return message, edges_of(comm).receive((rank, message.request), place)
 
 
-def _checked(comm: Communicator, message: Message, rank: int, tag: int) -> Message:
-    """A message of tensors that has come; on this occasion, look after edges that backward can not reach."""
+def _next_message(comm: Communicator, rank: int, tag: int) -> Message:
+    """The next message of tensors; on this occasion, look after edges that backward can not reach."""
+    message = comm.replies.receive(rank, tag)
     if recomputation.keeping():
         recomputation.record(_described(comm, rank, tag), message)
-    edges = comm._edges
-    if edges.unneeded or edges.forgotten or edges.lost:
-        edges.tend(comm)
+    edges_of(comm).tend()
     if message.kind == Kind.OBJECT:
         raise TorchMNError(
             f"rank {comm.rank} of {comm.size}: recv from rank {rank}, tag {tag}: expected tensors, got an object "
@@ -91,6 +88,6 @@ def _received_again(comm: Communicator, rank: int, tag: int, delegate: Tensor | 
     message = recomputation.replay(comm, _described(comm, rank, tag))
     if not is_grad_enabled():
         return message.payload()
-    if message.edge:
+    if message.request:
         delegate = torch.zeros((), requires_grad=True, device="cpu")
     return received_from(lambda: (message, None), delegate)

@@ -10,8 +10,8 @@ from typing import Any
 
 from torch import nn
 
-from torchmn.communicators.base import Communicator
 from torchmn.communicators.checks import describe
+from torchmn.communicators.communicator import Communicator
 from torchmn.communicators.uncompiled import uncompiled
 from torchmn.errors import ArgumentError
 from torchmn.graph.delegates import attach, blank

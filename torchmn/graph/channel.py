@@ -10,7 +10,7 @@ from torch import Tensor
 
 from torchmn import functions as F
 from torchmn.communicators import wire
-from torchmn.communicators.base import Communicator
+from torchmn.communicators.communicator import Communicator
 from torchmn.errors import GraphError, PeerError
 from torchmn.graph.delegates import join
 from torchmn.graph.description import Edge

@@ -9,9 +9,10 @@ from weakref import WeakKeyDictionary
 
 from torch import Tensor
 
-from torchmn.communicators.base import Communicator
+from torchmn.communicators.communicator import Communicator
 from torchmn.communicators.uncompiled import uncompiled
 from torchmn.errors import GraphError
+from torchmn.functions.edges import edges_of
 from torchmn.graph.channel import Channel
 from torchmn.graph.description import Component, Edge, Graph, connect
 from torchmn.graph.failures import with_its_place
@@ -40,12 +41,12 @@ class Program:
         self._rank = comm.rank
         self._tasks: dict[int, list[Task]] = {}  # by number of micro-batches
         self._channels = {
-            edge: Channel(edge, comm, comm.tag_limit - 1 - taken_tags - edge.number)
+            edge: Channel(edge, comm, comm.traits.tag_limit - 1 - taken_tags - edge.number)
             for edge in graph.edges
             if edge.crosses_ranks and comm.rank in (edge.source.rank, edge.target.rank)
         }
         for edge, channel in self._channels.items():
-            comm._edges.chains[channel.tag] = f"what {edge.source} sent to {edge.target} in the call"
+            edges_of(comm).chains[channel.tag] = f"what {edge.source} sent to {edge.target} in the call"
 
     @staticmethod
     def agree(

@@ -12,8 +12,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from torchmn.communicators.base import Communicator
 from torchmn.communicators.checks import describe
+from torchmn.communicators.communicator import Communicator
 from torchmn.errors import GraphError, nearest
 from torchmn.graph.payload import flatten, restore
 

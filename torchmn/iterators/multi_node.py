@@ -8,7 +8,7 @@ from enum import IntEnum
 from typing import Any
 
 from torchmn.communicators import checks
-from torchmn.communicators.base import Communicator
+from torchmn.communicators.communicator import Communicator
 from torchmn.data.parcel import pack, unpack
 from torchmn.errors import ArgumentError, PeerError
 

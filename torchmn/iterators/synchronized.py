@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader
 
-from torchmn.communicators.base import Communicator
+from torchmn.communicators.communicator import Communicator
 from torchmn.data.seeds import drawn_seed
 from torchmn.errors import TorchMNError
 from torchmn.iterators import order as orders

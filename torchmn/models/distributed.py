@@ -11,7 +11,7 @@ from typing import Any
 
 from torch import nn
 
-from torchmn.communicators.base import Communicator
+from torchmn.communicators.communicator import Communicator
 from torchmn.communicators.process_grid import ProcessGrid
 from torchmn.models.configurations import MNIST, Configuration
 from torchmn.models.sparse_autoencoder import SparseAutoencoder

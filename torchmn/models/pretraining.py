@@ -126,7 +126,7 @@ def pretraining_step(
     count = placement.sum_over_copies(torch.tensor([float(x.shape[0])], dtype=torch.float64)).item()
     filters = stack.filter
     with torch.no_grad():
-        for weight, gradient in ((filters._decoder(None), found.decoder), (filters.weight, found.encoder)):
+        for weight, gradient in ((filters.decoding_weight(None), found.decoder), (filters.weight, found.encoder)):
             weight.sub_(placement.sum_over_copies(gradient), alpha=learning_rate / max(count, 1.0))
             unit_norm_(weight)
     here = torch.stack([found.reconstruction, sparsity * found.pooled, found.pooled.new_tensor(x.shape[0])]).double()
@@ -142,7 +142,7 @@ def _gradients_by_autograd(stack: Stack, x: Tensor, sparsity: float) -> Gradient
     filters = stack.filter
     encoder = filters.weight
     # A second handle on it, so that with tied filters the gradient of decoding is told apart from that of encoding.
-    decoder = filters._decoder(None).detach().requires_grad_()
+    decoder = filters.decoding_weight(None).detach().requires_grad_()
     y = filters(x)
     error = filters.transpose(y, decoder) - x
     reconstruction = 0.5 * (error * error).sum()

@@ -12,7 +12,7 @@ from itertools import accumulate, pairwise
 
 from torch import Tensor
 
-from torchmn.communicators.base import Communicator
+from torchmn.communicators.communicator import Communicator
 from torchmn.functions.halo_exchange import halo_exchange, halo_scatter_add, start_halo_exchange
 from torchmn.geometry import DimPlan, HaloPlan, Interval
 from torchmn.nn.batch_last import over_all_dims

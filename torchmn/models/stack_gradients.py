@@ -54,7 +54,7 @@ def gradients(stack: Stack, x: Tensor, sparsity: float) -> Gradients:
     x: (batch, map, height, width), all that this rank's filters see, in memory with the batch last
     """
     filters = stack.filter
-    encoder, decoder = by_pixel(filters.weight), by_pixel(filters._decoder(None))
+    encoder, decoder = by_pixel(filters.weight), by_pixel(filters.decoding_weight(None))
     image = pixels(x)
     tiling = Tiling((x.shape[2], x.shape[3]), filters.kernel, filters.stride)
     if isinstance(filters, TiledLocalFilter2d):

@@ -49,7 +49,7 @@ def inputs_with_halo(model: SparseAutoencoder, x: Part, number: int) -> Tensor:
     x: this rank's part of the images
     """
     first = filters_of(model.stacks[0])
-    first._check(x, "forward", (first.in_maps, *first.in_size))
+    first.check_shape(x, "forward", (first.in_maps, *first.in_size))
     with plain_tensors():
         buffer = first.fetched(local(x))
         for stack, above in pairwise(model.stacks[: number + 1]):

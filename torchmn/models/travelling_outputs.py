@@ -7,7 +7,7 @@ from itertools import groupby
 
 from torch import Tensor
 
-from torchmn.communicators.base import Communicator
+from torchmn.communicators.communicator import Communicator
 from torchmn.functions.halo_exchange import HaloGradients, put_halos, start_halo_exchange, start_halo_scatter_add
 from torchmn.geometry import HaloPlan
 from torchmn.nn.batch_last import over_all_dims

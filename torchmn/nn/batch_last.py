@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torchmn.communicators.base import Communicator
+from torchmn.communicators.communicator import Communicator
 from torchmn.functions.halo_exchange import halo_exchange, halo_scatter_add
 from torchmn.geometry import DimPlan, HaloPlan, Interval
 

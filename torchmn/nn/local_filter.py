@@ -84,7 +84,7 @@ class LocalFilter2d(nn.Module):
         """
         y = self._checked(y, "transpose", (self.out_maps, *self.out_size))
         (top, left), (height, width) = self.padding, self.in_size
-        image = self.local_transpose(y, self._padded_size(), self._decoder(weight))
+        image = self.local_transpose(y, self._padded_size(), self.decoding_weight(weight))
         return image[:, :, top : top + height, left : left + width]
 
     def local(self, x: Tensor) -> Tensor:
@@ -123,7 +123,7 @@ class LocalFilter2d(nn.Module):
 
         return TiledLocalFilter2d.of(self, grid)
 
-    def _decoder(self, weight: Tensor | None) -> Tensor:
+    def decoding_weight(self, weight: Tensor | None) -> Tensor:
         if weight is not None:
             return weight
         return self.weight if self.decoder_weight is None else self.decoder_weight
@@ -136,10 +136,10 @@ class LocalFilter2d(nn.Module):
 
     def _checked(self, x: Tensor, operation: str, expected: tuple[int, int, int]) -> Tensor:
         """`x`, the whole of it: of a grid with one tile, or of maps that are cut, it is a Part."""
-        self._check(x, operation, expected)
+        self.check_shape(x, operation, expected)
         return whole(x) if isinstance(x, Part) else x
 
-    def _check(self, x: Tensor, operation: str, expected: tuple[int, int, int]) -> None:
+    def check_shape(self, x: Tensor, operation: str, expected: tuple[int, int, int]) -> None:
         if x.dim() != 4 or tuple(x.shape[1:]) != expected:
             shape = ", ".join(map(str, expected))
             raise ArgumentError(

@@ -10,8 +10,8 @@ from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.lazy import LazyModuleMixin
 
-from torchmn.communicators.base import Communicator
 from torchmn.communicators.checks import describe
+from torchmn.communicators.communicator import Communicator
 from torchmn.errors import ArgumentError
 from torchmn.nn.batch_norm import (
     MultiNodeBatchNorm,

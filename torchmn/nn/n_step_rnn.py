@@ -10,7 +10,7 @@ from torch.nn.utils.rnn import PackedSequence
 
 from torchmn import functions as F
 from torchmn.communicators import checks
-from torchmn.communicators.base import Communicator
+from torchmn.communicators.communicator import Communicator
 from torchmn.errors import ArgumentError
 from torchmn.functions.pseudo_connect import connect
 

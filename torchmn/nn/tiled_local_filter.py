@@ -51,7 +51,7 @@ class TiledLocalFilter2d(SlicedModule, LocalFilter2d):
 
     def forward(self, x: Tensor) -> Tensor:
         """This rank's part of the outputs, from a Part of the images."""
-        self._check(x, "forward", (self.in_maps, *self.in_size))
+        self.check_shape(x, "forward", (self.in_maps, *self.in_size))
         mine, layout = self._opened(x, "forward")
         result = image_layout(self.grid, (mine.shape[0], self.out_maps, *self.out_size), layout.samples)
         with plain_tensors():
@@ -62,8 +62,8 @@ class TiledLocalFilter2d(SlicedModule, LocalFilter2d):
 
     def transpose(self, y: Tensor, weight: Tensor | None = None) -> Tensor:
         """This rank's part of the decoded images, from a Part of the outputs."""
-        self._check(y, "transpose", (self.out_maps, *self.out_size))
-        (mine, layout), decoder = self._opened(y, "transpose"), self._decoder(weight)
+        self.check_shape(y, "transpose", (self.out_maps, *self.out_size))
+        (mine, layout), decoder = self._opened(y, "transpose"), self.decoding_weight(weight)
         result = image_layout(self.grid, (mine.shape[0], self.in_maps, *self.in_size), layout.samples)
         with plain_tensors():
             if decoder.numel() == 0:

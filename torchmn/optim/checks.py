@@ -11,7 +11,7 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from torchmn.communicators.base import Communicator
+from torchmn.communicators.communicator import Communicator
 from torchmn.gradient_role import role_of
 from torchmn.optim.values import ONLY_SPEED, plain_value
 from torchmn.optim.wrapper import WrappedOptimizer
@@ -94,7 +94,7 @@ def _chain_problem(model: nn.Module, comm: Communicator) -> str | None:
     chains: list[Any] = [module for module in model.modules() if isinstance(module, chain_list.MultiNodeChainList)]
     for chain in chains:
         if chain.comm is not None:
-            shared = set(chain.comm._world_ranks) & set(comm._world_ranks)
+            shared = set(chain.comm.world_ranks) & set(comm.world_ranks)
             if len(shared) > 1:
                 return (
                     f"`model` is a MultiNodeChainList whose ranks hold different components, and {len(shared)} of them "

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from torchmn.communicators.base import Communicator
+from torchmn.communicators.communicator import Communicator
 from torchmn.communicators.mean import means
 from torchmn.communicators.uncompiled import uncompiled
 from torchmn.communicators.watchdog import ranks_text
@@ -207,7 +207,7 @@ def take_mean(
                 like = grad.parameter if grad.value is None else grad.value
                 grad.value = torch.zeros_like(like, dtype=dtype)
             dense.setdefault(among, {})[place] = grad.value
-    with comm.agreed_before("gradient mean"):
+    with comm.agreed("gradient mean", compared=True):
         for among, values in dense.items():
             if among.size > 1 and values:
                 share = None if equal else agreement.share * comm.size / among.size

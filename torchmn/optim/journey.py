@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable
 from queue import SimpleQueue
 
-from torchmn.communicators.base import Communicator
+from torchmn.communicators.communicator import Communicator
 from torchmn.errors import ArgumentError
 from torchmn.gradient_role import role_of
 from torchmn.optim.gradients import Gradient

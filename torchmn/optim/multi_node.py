@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from torchmn.communicators.base import Communicator
+from torchmn.communicators.communicator import Communicator
 from torchmn.communicators.models import bcast_tensors
 from torchmn.errors import ArgumentError, ParallelizeError
 from torchmn.gradient_role import role_of

@@ -10,7 +10,7 @@ from zlib import crc32
 import torch
 from torch import Tensor, nn
 
-from torchmn.communicators.base import Communicator
+from torchmn.communicators.communicator import Communicator
 from torchmn.errors import MismatchError, ParallelizeError
 
 _OPERATION = "forward of a parallel model with parameters of functional_call"

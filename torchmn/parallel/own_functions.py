@@ -118,10 +118,10 @@ def refuse_scripts() -> None:
         torch.jit.ScriptFunction.__call__ = _checked_script  # type: ignore[method-assign]
 
 
-def _checked_script(self: Any, *args: Any, **kwargs: Any) -> Any:
+def _checked_script(function: Any, /, *args: Any, **kwargs: Any) -> Any:
     if any(isinstance(x, Part) for x in pytree.tree_leaves((args, kwargs))):
         refuse(
-            f"the TorchScript function {self.name!r} would compute with this rank's part of a cut tensor as if it were "
-            "the whole. Call the plain function"
+            f"the TorchScript function {function.name!r} would compute with this rank's part of a cut tensor as if it "
+            "were the whole. Call the plain function"
         )
-    return _call_script(self, *args, **kwargs)
+    return _call_script(function, *args, **kwargs)

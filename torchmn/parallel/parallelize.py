@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 import torchmn.nn.parts.rules  # noqa: F401  (registers the rules)
-from torchmn.communicators.base import Communicator
+from torchmn.communicators.communicator import Communicator
 from torchmn.communicators.process_grid import ProcessGrid
 from torchmn.communicators.uncompiled import uncompiled
 from torchmn.errors import ArgumentError, ParallelizeError, nearest
@@ -105,8 +105,8 @@ def _copy(model: nn.Module, comm: Communicator) -> nn.Module:
 
 
 @uncompiled
-def _forward(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
-    return self.parallelism.run(self, args, kwargs)  # type: ignore[operator, union-attr]
+def _forward(model: nn.Module, /, *args: Any, **kwargs: Any) -> Any:
+    return model.parallelism.run(model, args, kwargs)  # type: ignore[operator, union-attr]
 
 
 def _problem(model: object, mode: object, output: object, input_shape: object) -> str | None:

@@ -46,7 +46,7 @@ class SerialRandomness(TorchFunctionMode):
 
     def _check_may_draw(self, func: Any) -> None:
         """Processes with one seed draw the same numbers, if each draws for the same samples; others may not."""
-        if self.grid.sizes["data"] > 1 or self.grid.comm.ranks_share_a_process:
+        if self.grid.sizes["data"] > 1 or self.grid.comm.traits.shares_process:
             refuse(
                 f"{getattr(func, '__name__', func)!r} draws random numbers, and each rank would draw others than one "
                 "process does. Use F.dropout or nn.Dropout, whose mask is that of one process (and dropout=0 in layers "

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from torchmn.communicators.base import Communicator
+from torchmn.communicators.communicator import Communicator
 
 
 def decided_on_rank_0(

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from torchmn.communicators import models
-from torchmn.communicators.base import Communicator
+from torchmn.communicators.communicator import Communicator
 from torchmn.errors import ArgumentError
 from torchmn.nn.moments import Moments, union
 from torchmn.optim.gradients import number_of_samples

@@ -8,8 +8,8 @@ from typing import Any
 
 from torch import Tensor
 
-from torchmn.communicators.base import Communicator
 from torchmn.communicators.checks import describe
+from torchmn.communicators.communicator import Communicator
 from torchmn.errors import ArgumentError, nearest
 from torchmn.training.agreement import decided_on_rank_0
 from torchmn.training.observation import mean_of_all, plain

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from torchmn.communicators.base import Communicator
+from torchmn.communicators.communicator import Communicator
 from torchmn.data.scattered import noted_uses
 from torchmn.errors import ArgumentError, nearest
 from torchmn.training import metrics

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from torchmn.communicators import checks
-from torchmn.communicators.base import Communicator
+from torchmn.communicators.communicator import Communicator
 from torchmn.data.scattered import noted_uses
 from torchmn.errors import ArgumentError
 from torchmn.training.exact_data import is_data, without_repeats

@@ -23,8 +23,8 @@ from rich.progress import (
 )
 from torch import Tensor
 
-from torchmn.communicators.base import Communicator
 from torchmn.communicators.checks import describe
+from torchmn.communicators.communicator import Communicator
 from torchmn.errors import ArgumentError
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from torchmn.communicators.base import Communicator
+from torchmn.communicators.communicator import Communicator
 from torchmn.errors import ArgumentError
 from torchmn.training import metrics
 from torchmn.training.agreement import decided_on_rank_0

@@ -12,8 +12,8 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from torchmn.communicators.base import Communicator
 from torchmn.communicators.checks import describe
+from torchmn.communicators.communicator import Communicator
 from torchmn.errors import ArgumentError, MismatchError
 
 

@@ -13,7 +13,7 @@ from torch import Tensor
 import torchmn
 from tests.worlds import ranks
 from torchmn import functions as F
-from torchmn.communicators.base import Communicator
+from torchmn.communicators.communicator import Communicator
 from torchmn.errors import PeerError, ThreadError
 
 EVERYWHERE = ("threads", "mpi", "openmpi", "gloo")
@@ -44,7 +44,7 @@ class Worker(threading.Thread):
 
 def wait_until_broken(comm: Communicator) -> None:
     """The news takes another way than messages do. The test's own timeout ends a wait in vain."""
-    while comm.name not in comm._watch.broken:
+    while comm.name not in comm.group.watch.broken:
         threading.Event().wait(0.01)
 
 

@@ -11,7 +11,7 @@ from torch import nn
 
 from tests.nn.parts.parity import GRIDS_2D, assert_parity, numbers
 from torchmn.communicators.process_grid import ProcessGrid
-from torchmn.communicators.threads import run_threads
+from torchmn.communicators.run_threads import run_threads
 from torchmn.nn.parts.part import Part
 from torchmn.parallel import parallelize
 

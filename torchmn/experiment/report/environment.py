@@ -13,17 +13,16 @@ import numpy as np
 import torch
 
 import torchmn
-from torchmn.communicators.base import Communicator
+from torchmn.communicators.communicator import Communicator
 
 
 def environment(comm: Communicator) -> dict[str, str]:
     """Names and values; every rank must call it."""
     hosts = comm.allgather_obj(platform.node())
-    kinds = sorted(set(comm.allgather_obj(type(comm).__name__.removesuffix("Communicator"))))
     return {
         "finished": datetime.now(timezone.utc).strftime("%Y-%m-%d %H:%M UTC"),
         "command": shlex.join([_program(sys.argv[0]), *sys.argv[1:]]),
-        "ranks": f"{comm.size} over {', '.join(kinds)}",
+        "ranks": f"{comm.size} over {comm.traits.name}",
         "hosts": ", ".join(f"{host} ({hosts.count(host)})" for host in dict.fromkeys(hosts)),
         "device": str(comm.device),
         "threads per rank": str(torch.get_num_threads()),

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from torchmn.nn.parts.layout import Layout
-
-if TYPE_CHECKING:
-    from torchmn.nn.parts.wide import Wide
 
 Rule = Callable[..., Any]
 
@@ -40,7 +37,7 @@ class Part(Tensor):
     """
 
     layout_: Layout  # with underscore: `layout` is torch's word for strided or sparse
-    wide: Wide | None = None  # what lies around the tile, where a rule knows it
+    wide: Any = None  # a `Wide`: what lies around the tile, where a rule knows it
 
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:

@@ -7,7 +7,7 @@ import secrets
 from contextlib import suppress
 from pathlib import Path
 
-from torchmn.communicators.base import Communicator
+from torchmn.communicators.communicator import Communicator
 from torchmn.training.checkpoint import disk
 from torchmn.training.checkpoint.errors import CheckpointError
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from torchmn.communicators.base import Communicator
+from torchmn.communicators.communicator import Communicator
 from torchmn.training.checkpoint.library import Library
 from torchmn.training.checkpoint.snapshot import Identity
 

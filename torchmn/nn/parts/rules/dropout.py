@@ -69,7 +69,7 @@ def check_dropout(grid: ProcessGrid, samples: Samples, of_image: bool) -> None:
             "dropout while the model evaluates: each rank along 'data' has samples of its own, and which part of the "
             "mask is theirs is asked in training only. Call model.train(), or use a grid without the axis data"
         )
-    if (grid.sizes["data"] > 1 and not of_image) or (grid.comm.ranks_share_a_process and grid.comm.size > 1):
+    if (grid.sizes["data"] > 1 and not of_image) or (grid.comm.traits.shares_process and grid.comm.size > 1):
         refuse_in_checkpoint("dropout")
 
 
@@ -81,10 +81,10 @@ def part_of_mask(layout: Layout, mask_shape: tuple[int, ...], probability: float
     elif samples.start + layout.shape[0] > samples.total:
         refuse(f"dropout expects the batch as its first dim, to cut the mask of the whole batch; got {layout}")
     drawn: Any = None
-    if not comm.ranks_share_a_process or comm.rank == 0:
+    if not comm.traits.shares_process or comm.rank == 0:
         of_elements = tuple(mask_shape) == layout.shape[1:]
         drawn = _drawn((samples.total, *mask_shape), probability, like, of_elements)
-    if comm.ranks_share_a_process and comm.size > 1:
+    if comm.traits.shares_process and comm.size > 1:
         drawn = comm.bcast(drawn)
     mine = drawn.narrow(0, samples.start, layout.shape[0])
     return cut_like(mine, layout, {dim: dim for dim in range(1, len(layout.shape))}).clone()

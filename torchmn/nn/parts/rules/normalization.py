@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from torchmn.communicators.base import Communicator
+from torchmn.communicators.communicator import Communicator
 from torchmn.nn.batch_norm import normalize_over_ranks, track_statistics
 from torchmn.nn.moments import Moments, local_moments, union
 from torchmn.nn.parts.exchange import in_memory_as

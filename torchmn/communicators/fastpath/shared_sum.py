@@ -15,8 +15,8 @@ import torch
 from mpi4py import MPI
 from torch import Tensor
 
-from torchmn.communicators.buffers import scale_
-from torchmn.communicators.shared_memory import share
+from torchmn.communicators.fastpath.shared_memory import share
+from torchmn.communicators.reductions import scale_
 
 CHUNK_BYTES = 1 << 20
 """The size of a stage. Half as much costs a large sum a fifth of its speed; the stages count in every rank's memory."""
@@ -28,9 +28,9 @@ DTYPES = {
 """What torch itself can add; MPI adds the others."""
 
 
-def least_bytes(ranks: int) -> int:
-    """How large a sum must be to come here; measured: MPI is faster with less."""
-    return 128 << 10 if ranks == 2 else 1 << 20
+def takes(x: Tensor, ranks: int) -> bool:
+    """Returns whether a sum is better made here; measured: MPI is faster with less."""
+    return x.nbytes >= (128 << 10 if ranks == 2 else 1 << 20) and x.dtype in DTYPES
 
 
 class SharedSum:

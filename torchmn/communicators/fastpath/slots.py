@@ -1,4 +1,4 @@
-"""Shared memory between the ranks of a host: a sender copies a tensor into its outbox, and the receiver has it there.
+"""Messages in shared memory between the ranks of a host: a sender copies a tensor into a slot of its own.
 
 `send` must not wait and its caller may change the tensor at once, so one copy has to be made anyway; made here, it is
 the transfer. MPI would make another one or two. The receiver copies it out, side by side with the sender, who says how
@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from mpi4py import MPI
 from torch import Tensor
 
-from torchmn.communicators.shared_memory import share
+from torchmn.communicators.fastpath.shared_memory import share
 
 SLOT_BYTES = 4 << 20
 SLOTS = 3
@@ -31,7 +31,7 @@ _SPINS = 200
 _Slot = tuple[ctypes.c_uint64, int]  # its number, and where its room begins
 
 
-class Outbox:
+class Slots:
     """This rank's slots, and those of the other ranks on its host, by their rank in the world."""
 
     def __init__(self, world: MPI.Comm, hosts: Sequence[str]):

@@ -12,8 +12,8 @@ import os
 import queue
 import threading
 from collections import defaultdict, deque
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
@@ -21,15 +21,15 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from torchmn.communicators import gloo, job, wire
-from torchmn.communicators.base import Communicator
-from torchmn.communicators.buffers import scale_
+from torchmn.communicators import reductions, wire
+from torchmn.communicators.group import Group
+from torchmn.communicators.job import limited
 from torchmn.communicators.launchers import Launch
-from torchmn.communicators.reductions import may_lose_nan
 from torchmn.communicators.settings import Settings
-from torchmn.communicators.topology import Machine, Place, names_of_hosts
-from torchmn.communicators.transport import Exchange
-from torchmn.communicators.watchdog import Wait, Watch
+from torchmn.communicators.topology import Machine, names_of_hosts
+from torchmn.communicators.transports import gloo
+from torchmn.communicators.transports.transport import Buffers, Carrier, Exchange, Pending, Traits
+from torchmn.communicators.watchdog import Watch
 from torchmn.communicators.wire import Header, Kind, Layout, Message, TensorSpec
 from torchmn.errors import LaunchError, PeerError
 
@@ -103,24 +103,35 @@ class _Deliveries:
             raise self._failure
 
 
-class ProcessGroupCommunicator(Communicator):
-    """Ranks that torchrun, or `torchmn run --transport gloo`, started."""
+@dataclass
+class _Undelivered:
+    """Messages that have not been received, the first of them to `dest`."""
 
-    tag_limit = 1 << 30
-    tells_arrivals = False  # gloo tells only whoever waits
-    dies_of_other_sizes = True
+    dest: int
+    tag: int | None
+    deliveries: _Deliveries
 
-    def __init__(self, place: Place, settings: Settings, meeting: gloo.Meeting, use_nccl: bool):
-        name, rank, size = place.name, place.rank, len(place.hosts)
+    def wait(self) -> None:
+        self.deliveries.finish()
+
+
+class ProcessGroupTransport:
+    """One rank's end in a group of ranks that torchrun, or `torchmn run --transport gloo`, started."""
+
+    def __init__(self, group: Group, meeting: gloo.Meeting, use_nccl: bool):
+        self.group = group
+        name = "nccl" if use_nccl else "gloo"
+        self.traits = Traits(name, reads_gpu_memory=use_nccl, sees_arrivals=False, checks_sizes=False)
+        self.carrier: Carrier | None = None
+        self._rank, self._size = group.rank, group.size
         self._meeting_place = meeting
-        self._patience = timedelta(seconds=2 * settings.timeout + 600)  # our watchdog is to bark first
-        self._gloo: Any = gloo.connect(meeting, name, rank, size, self._patience)
+        patience = timedelta(seconds=2 * group.settings.timeout + 600)  # our watchdog is to bark first
+        self._gloo: Any = gloo.connect(meeting, group.name, group.rank, group.size, patience)
         # Whoever drops its communicator at once would close connections that others are still making.
         self._gloo.barrier().wait()
-        self._nccl = _nccl(dist.PrefixStore(f"{name}/nccl", meeting.store), rank, size) if use_nccl else None
+        store = dist.PrefixStore(f"{group.name}/nccl", meeting.store)
+        self._nccl = _nccl(store, group.rank, group.size) if use_nccl else None
         self._one_way: dict[tuple[int, int], Any] = {}  # nccl groups of two, by (source, dest)
-        self.reads_gpu_memory = use_nccl
-        super().__init__(place, settings)
         self._deliveries = _Deliveries()
         self._boxes: defaultdict[tuple[int, int], deque[Message]] = defaultdict(deque)
         # Several threads may send and receive at once, but a stream is written, and read, by one of them at a time.
@@ -131,8 +142,8 @@ class ProcessGroupCommunicator(Communicator):
 
     # -- point to point ----------------------------------------------------------------------------------------
 
-    def _post(self, message: Message, dest: int, tag: int) -> None:
-        header = Header(message.kind, message.edge, tag, message.layout())
+    def post(self, message: Message, dest: int, tag: int) -> Pending | None:
+        header = Header(message.kind, message.request, tag, message.layout())
         encoded = wire.from_bytes(header.encode())
         tensors = [x if message.private else x.clone() for x in message.tensors]
         block = wire.room(HEADER_BYTES)
@@ -140,7 +151,7 @@ class ProcessGroupCommunicator(Communicator):
         if encoded.numel() > HEADER_BYTES:
             length = Layout.of((TensorSpec(torch.uint8, (encoded.numel(),)),))
             follow = [encoded, *tensors]
-            encoded = wire.from_bytes(Header(Kind.LONG, message.edge, tag, length).encode())
+            encoded = wire.from_bytes(Header(Kind.LONG, message.request, tag, length).encode())
         elif encoded.numel() + header.layout.nbytes <= HEADER_BYTES and not message.on_gpu:
             encoded = torch.cat([encoded, *(wire.as_bytes(x) for x in tensors)])
             follow = []
@@ -149,14 +160,14 @@ class ProcessGroupCommunicator(Communicator):
             try:
                 works.append(self._gloo.send([block], dest, _STREAM))
                 for piece in self._pieces(follow):
-                    group, peer = self._route(piece, self.rank, dest)
+                    group, peer = self._route(piece, self._rank, dest)
                     works.append(group.send([piece], peer, _PAYLOAD))
             except RuntimeError as error:
                 raise _gone(dest, tag, error) from None
             self._deliveries.add(dest, tag, works, (block, follow))
-        self._watch.pinned.add(self)  # a communicator that its user has dropped must deliver what was sent, too
+        return None
 
-    def _take(self, source: int, tag: int) -> Message:
+    def take(self, source: int, tag: int) -> Message:
         boxes, changed = self._boxes, self._arrived_in_box
         while True:
             with changed:
@@ -177,7 +188,7 @@ class ProcessGroupCommunicator(Communicator):
                     self._reading.discard(source)
                     changed.notify_all()
 
-    def _has_arrived(self, source: int, tag: int) -> bool:
+    def arrived(self, source: int, tag: int) -> bool:
         return bool(self._boxes.get((source, tag)))
 
     def _next_message(self, source: int) -> tuple[int, Message]:
@@ -193,17 +204,18 @@ class ProcessGroupCommunicator(Communicator):
             start = HEADER_BYTES
         if start + header.layout.nbytes <= HEADER_BYTES and not header.layout.on_gpu:
             return header.number, header.message_in(data, start)
-        tensors = [self._room(spec.shape, spec) for spec in header.layout.specs]
+        gpu = self.group.settings.device if self.traits.reads_gpu_memory else None
+        tensors = [spec.empty(gpu) for spec in header.layout.specs]
         self._receive(tensors, source)
         return header.number, header.message(tensors)
 
     def _receive(self, tensors: Sequence[Tensor], source: int) -> None:
         for piece in self._pieces(tensors):
-            group, peer = self._route(piece, source, self.rank)
+            group, peer = self._route(piece, source, self._rank)
             self._run(group.recv, [piece], peer, _PAYLOAD)
 
     def _pieces(self, tensors: Sequence[Tensor]) -> list[Tensor]:
-        limit = self.max_message_bytes
+        limit = self.group.settings.max_message_bytes
         return [piece for x in tensors if x.numel() for piece in wire.pieces(wire.as_bytes(x), limit)]
 
     def _route(self, piece: Tensor, source: int, dest: int) -> tuple[Any, int]:
@@ -212,21 +224,20 @@ class ProcessGroupCommunicator(Communicator):
         nccl gets a group of its own per direction: sends and receives of one group share a stream, and two
         ranks that send to each other first would wait for each other there.
         """
-        peer = dest if source == self.rank else source
+        peer = dest if source == self._rank else source
         if not piece.is_cuda:
             return self._gloo, peer
         if (source, dest) not in self._one_way:
-            store = dist.PrefixStore(f"{self.name}/{source}to{dest}", self._meeting_place.store)
-            self._one_way[source, dest] = _nccl(store, 0 if self.rank == source else 1, 2)
-        return self._one_way[source, dest], 1 if self.rank == source else 0
+            store = dist.PrefixStore(f"{self.group.name}/{source}to{dest}", self._meeting_place.store)
+            self._one_way[source, dest] = _nccl(store, 0 if self._rank == source else 1, 2)
+        return self._one_way[source, dest], 1 if self._rank == source else 0
 
-    def _undelivered(self) -> list[int]:
+    def undelivered(self) -> list[int]:
         return [dest for dest, _ in tuple(self._deliveries.pending)]
 
-    def _flush(self) -> None:
+    def flush(self) -> Iterator[Pending]:
         for dest, tag in tuple(self._deliveries.pending)[:1]:
-            with Wait(self, "finalize (a message not yet received)", dest, tag):
-                self._deliveries.finish()
+            yield _Undelivered(dest, tag, self._deliveries)
         self._deliveries.finish()  # a message may have been lost before this rank came here
 
     # -- collective operations ---------------------------------------------------------------------------------
@@ -237,80 +248,75 @@ class ProcessGroupCommunicator(Communicator):
             # gloo raises as soon as it starts where the connection was broken before.
             start(*arguments).wait()
         except RuntimeError as error:
-            raise self._disconnected(error) from None
+            raise self.disconnected(error) from None
 
-    def _disconnected(self, error: RuntimeError) -> PeerError:
-        wait = self._watch.longest()
+    def disconnected(self, error: RuntimeError) -> PeerError:
+        wait = self.group.watch.longest()
         operation = wait.operation if wait else "an operation"
         return PeerError(
-            f"rank {self.rank} of {self.size}: {operation}: lost the connection to another rank, "
+            f"rank {self._rank} of {self._size}: {operation}: lost the connection to another rank, "
             f"which ended or was killed ({_core(error)})"
         )
 
-    def _group(self, x: Tensor) -> Any:
+    def _backend(self, x: Tensor) -> Any:
         return self._nccl if x.is_cuda else self._gloo
 
-    def _exchange(self, outgoing: Mapping[int, Tensor], incoming: Mapping[int, Tensor]) -> None:
-        self._start_exchange(outgoing, incoming).wait()
-
-    def _start_exchange(self, outgoing: Mapping[int, Tensor], incoming: Mapping[int, Tensor]) -> Exchange:
+    def exchange(self, outgoing: Buffers, incoming: Buffers) -> Exchange:
         on_gpu = any(x.is_cuda for x in (*outgoing.values(), *incoming.values()))
         if on_gpu:  # nccl: one group call, or a pair that sends first on both sides would wait for itself
-            self._nccl._start_coalescing(self.device)  # type: ignore[union-attr]
+            self._nccl._start_coalescing(self.group.settings.device)  # type: ignore[union-attr]
         group = self._nccl if on_gpu else self._gloo
         try:
             works = [group.recv([wire.as_bytes(x)], peer, _EXCHANGE) for peer, x in incoming.items()]  # type: ignore[union-attr]
             works += [group.send([wire.as_bytes(x)], peer, _EXCHANGE) for peer, x in outgoing.items()]  # type: ignore[union-attr]
         except RuntimeError as error:
-            raise self._disconnected(error) from None
+            raise self.disconnected(error) from None
         if on_gpu:
-            works = [self._nccl._end_coalescing(self.device)]  # type: ignore[union-attr]
+            works = [self._nccl._end_coalescing(self.group.settings.device)]  # type: ignore[union-attr]
         return _Works(self, works, (outgoing, incoming))
 
-    def _same_everywhere(self, number: int) -> bool:
+    def equal(self, number: int) -> bool:
         self._numbers[0], self._numbers[1] = number, -number
-        self._allreduce_(self._numbers, self._numbers, "max")
+        self.allreduce_(self._numbers, self._numbers, "max", 1.0)
         highest, lowest = self._numbers.tolist()
         return highest == -lowest
 
-    def _barrier(self) -> None:
-        self._run(self._gloo.barrier)
-
-    def _bcast_(self, flat: Tensor, root: int) -> None:
+    def bcast_(self, flat: Tensor, root: int) -> None:
         options = dist.BroadcastOptions()
         options.rootRank, options.rootTensor = root, 0
-        self._run(self._group(flat).broadcast, [wire.as_bytes(flat)], options)
+        self._run(self._backend(flat).broadcast, [wire.as_bytes(flat)], options)
 
-    def _reduces(self, dtype: torch.dtype, op: str) -> bool:
-        return dtype in _REDUCIBLE and not may_lose_nan(dtype, op)
-
-    def _allreduce_(self, source: Tensor, x: Tensor, op: str, scale: float = 1.0) -> None:
-        if source is not x:
-            x.copy_(source)
+    def allreduce_(self, source: Tensor, out: Tensor, op: str, scale: float) -> bool:
+        if out.dtype not in _REDUCIBLE or reductions.may_lose_nan(out.dtype, op):
+            return False
+        if source is not out:
+            out.copy_(source)
         options = dist.AllreduceOptions()
         options.reduceOp = _OPERATIONS[op]  # type: ignore[assignment]
-        self._run(self._group(x).allreduce, [x], options)
-        scale_(x, scale)
+        self._run(self._backend(out).allreduce, [out], options)
+        reductions.scale_(out, scale)
+        return True
 
-    def _allgather_(self, flat: Tensor, whole: Tensor, counts: Sequence[int]) -> None:
+    def allgather_(self, flat: Tensor, whole: Tensor, counts: Sequence[int]) -> None:
         parts = [wire.as_bytes(part) for part in whole.split(list(counts))]
         if len(set(counts)) == 1:
             if flat.numel():
-                self._run(self._group(flat).allgather, [parts], [wire.as_bytes(flat)])
+                self._run(self._backend(flat).allgather, [parts], [wire.as_bytes(flat)])
             return
-        parts[self.rank].copy_(wire.as_bytes(flat))
-        others = [peer for peer in range(self.size) if peer != self.rank]
+        parts[self._rank].copy_(wire.as_bytes(flat))
+        others = [peer for peer in range(self._size) if peer != self._rank]
         outgoing = dict.fromkeys(others, flat) if flat.numel() else {}
-        self._exchange(outgoing, {peer: parts[peer] for peer in others if counts[peer]})
+        self.exchange(outgoing, {peer: parts[peer] for peer in others if counts[peer]}).wait()
 
-    def _subgroup(self, members_of: Mapping[int, list[int]], color: int | None, name: str) -> Communicator | None:
+    def subgroup(
+        self, members_of: Mapping[int, list[int]], color: int | None, name: str
+    ) -> ProcessGroupTransport | None:
         if color is None:
             return None
-        place = self._place.among(members_of[color], name)
-        use_nccl = self._nccl is not None
-        return ProcessGroupCommunicator(place, replace(self.settings), self._meeting_place, use_nccl)
+        group = self.group.among(members_of[color], name)
+        return ProcessGroupTransport(group, self._meeting_place, self._nccl is not None)
 
-    def _close(self) -> None:
+    def close(self) -> None:
         # The backends have threads of their own, which must end before Python does: give them back now.
         self._deliveries.close()
         self._gloo = self._nccl = None
@@ -320,8 +326,8 @@ class ProcessGroupCommunicator(Communicator):
 class _Works:
     """An exchange on its way, with the buffers that it reads and writes."""
 
-    def __init__(self, comm: ProcessGroupCommunicator, works: list[Any], buffers: Any):
-        self._comm = comm
+    def __init__(self, transport: ProcessGroupTransport, works: list[Any], buffers: Any):
+        self._transport = transport
         self._works = works
         self._buffers = buffers
 
@@ -330,7 +336,7 @@ class _Works:
             for work in self._works:
                 work.wait()
         except RuntimeError as error:
-            raise self._comm._disconnected(error) from None
+            raise self._transport.disconnected(error) from None
 
     def wait_received(self) -> None:
         self.wait()
@@ -341,8 +347,8 @@ def _nccl(store: dist.Store, rank: int, size: int) -> Any:
     return dist.ProcessGroupNCCL(store, rank, size, options)  # type: ignore[attr-defined]
 
 
-def create(backend: str, settings: Settings, launch: Launch, name: str) -> Communicator:
-    """The communicator of all ranks that the launcher started."""
+def create(backend: str, settings: Settings, launch: Launch, name: str) -> ProcessGroupTransport:
+    """The transport of all ranks that the launcher started."""
     rank, size = launch.rank, launch.size
     assert size is not None
     use_nccl = backend == "nccl"
@@ -367,23 +373,20 @@ def create(backend: str, settings: Settings, launch: Launch, name: str) -> Commu
             f"rank {rank} of {size}: another process has created {name!r} as this rank of the job already. A program "
             "that a rank starts is no rank: start it with `torchmn run` or another launcher of its own"
         )
-    with job.limited(patience.total_seconds()):
+    with limited(patience.total_seconds()):
         machines = gloo.told_to_all(store, "machine", Machine.here(), rank, size)
         hosts = names_of_hosts([Machine(*machine) for machine in machines])
-        place = Place.in_world(name, hosts, Watch(rank, hosts[rank]))
-        meeting_place = os.environ["MASTER_ADDR"]
-        address = gloo.address_to_offer(store, rank, size, meeting_place)
+        group = Group.of_world(name, hosts, Watch(rank, hosts[rank]), settings)
+        address = gloo.address_to_offer(store, rank, size, os.environ["MASTER_ADDR"])
         secret = gloo.secret_of_all(store, rank) if is_closed else None
         try:
-            world = ProcessGroupCommunicator(place, settings, gloo.Meeting(store, address, secret), use_nccl)
+            return ProcessGroupTransport(group, gloo.Meeting(store, address, secret), use_nccl)
         except RuntimeError as error:
             raise LaunchError(
                 f"rank {rank} of {size} on {hosts[rank]}: gloo does not connect the ranks: {_core(error)}. A "
                 "firewall, or the wrong network? GLOO_SOCKET_IFNAME=eth0, on every host, names the right interface."
             ) from error
-        job.guard(world, _end_nothing, meeting_place)
-    return world
 
 
-def _end_nothing(status: int) -> None:
+def end_nothing(status: int) -> None:
     """torch.distributed can not end other processes: their watchdogs see the alarm, and the launcher the exit."""

@@ -1,4 +1,4 @@
-"""A meeting of a few ranks: each tells every other one a number and, beside it, a small tensor, in one message.
+"""A comparison of a few ranks: each sends a number and, beside it, a small tensor to every other one, in one message.
 
 With two ranks that is the least that a reduction can cost, and the comparison of arguments comes for free. Messages
 may be of different lengths: ranks that are not in the same operation hear each other's numbers all the same.
@@ -20,7 +20,7 @@ _KEPT_VIEWS = 1000
 _memmove, _BYTE = ctypes.memmove, MPI.BYTE
 
 
-class DirectMeeting:
+class DirectComparison:
     """The buffers in which one rank of a communicator speaks and hears. No other messages there may have its tag."""
 
     def __init__(self, comm: MPI.Comm):
@@ -35,7 +35,7 @@ class DirectMeeting:
         self._address = buffers[comm.rank].data_ptr() + _START
         self._views: dict[tuple[torch.dtype, torch.Size], list[Tensor]] = {}
 
-    def agree(self, number: int, carried: Tensor | None) -> bool:
+    def equal(self, number: int, carried: Tensor | None) -> bool:
         """Whether all ranks passed this number; their tensors then are in `parts`. `carried` is contiguous."""
         comm, numbers = self._comm, self._numbers
         numbers[self._rank][0] = number
@@ -54,8 +54,9 @@ class DirectMeeting:
         MPI.Request.Waitall(requests)
         return all(numbers[peer][0] == number for peer in self._others)
 
-    def parts(self, dtype: torch.dtype, shape: torch.Size) -> list[Tensor]:
-        """What the ranks carried to the last meeting, in rank order; it is overwritten by the next."""
+    def parts(self, carried: Tensor) -> list[Tensor]:
+        """What the ranks carried in the last comparison, in rank order; it is overwritten by the next."""
+        dtype, shape = carried.dtype, carried.shape
         views = self._views.get((dtype, shape))
         if views is None:
             if len(self._views) >= _KEPT_VIEWS:

@@ -1,0 +1,145 @@
+"""An MPI transport that uses the memory which ranks of a host share."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from threading import Lock
+from time import sleep
+
+from mpi4py import MPI
+from torch import Tensor
+
+from torchmn.communicators import reductions, staging, wire
+from torchmn.communicators.fastpath import shared_sum
+from torchmn.communicators.fastpath.direct_comparison import CARRIED_BYTES, MOST_RANKS, DirectComparison
+from torchmn.communicators.fastpath.shared_sum import SharedSum
+from torchmn.communicators.fastpath.slots import FILLS_WHILE_READ, SLOT_BYTES, Slots
+from torchmn.communicators.group import Group
+from torchmn.communicators.transports.mpi import MPITransport
+from torchmn.communicators.transports.transport import Pending
+from torchmn.communicators.wire import Header, Kind, Message
+
+_LEAST_SLOT_BYTES = 64 << 10  # smaller messages travel whole
+
+
+class HostTransport(MPITransport):
+    """`MPITransport` with four faster ways, which ranks take alike because all know the same sizes.
+
+    - A message of 64 KB to 4 MB to a rank of this host lies in a slot of shared memory; MPI brings only its header.
+    - Up to four ranks compare numbers directly, each with each.
+    - A small tensor travels with the number (see `Carrier`).
+    - Ranks of one host add up large tensors in shared memory.
+    """
+
+    def __init__(self, group: Group, point_to_point: MPI.Comm, slots: Slots):
+        super().__init__(group, point_to_point)
+        self._slots = slots
+        self._filled: list[_Filled] = []
+        self._filling = Lock()  # several threads may send at once
+        self._comparison = DirectComparison(self.collective) if 1 < group.size <= MOST_RANKS else None
+        self._on_one_host = len(set(group.hosts)) == 1 < group.size
+        self._sum: SharedSum | None = None  # made by the first sum that is large enough
+        if self._comparison is not None:
+            self.carrier = self
+
+    @staticmethod
+    def of_world(group: Group, point_to_point: MPI.Comm) -> HostTransport:
+        """Returns the transport of all ranks that were started together."""
+        return HostTransport(group, point_to_point, Slots(point_to_point, group.hosts))
+
+    def like(self, group: Group, point_to_point: MPI.Comm) -> HostTransport:
+        return HostTransport(group, point_to_point, self._slots)
+
+    # -- messages in slots -------------------------------------------------------------------------------------
+
+    def post(self, message: Message, dest: int, tag: int) -> Pending | None:
+        if message.kind == Kind.TENSOR and _LEAST_SLOT_BYTES < message.tensors[0].nbytes <= SLOT_BYTES:
+            slot = None
+            if not message.on_gpu and self._slots.reaches(self.group.world_ranks[dest]):
+                slot = self._slots.claim()
+            if slot is not None:
+                self._post_in_slot(message, dest, tag, slot)
+                return None
+        return super().post(message, dest, tag)
+
+    def _post_in_slot(self, message: Message, dest: int, tag: int, slot: int) -> None:
+        x = message.tensors[0]
+        header = Header(message.kind, message.request, slot, message.layout())
+        notice = Message(Kind.ELSEWHERE, (wire.from_bytes(header.encode()),))
+        if not FILLS_WHILE_READ:
+            self._slots.fill(slot, x.data_ptr(), x.nbytes)
+        super().post(notice, dest, tag)
+        if FILLS_WHILE_READ:
+            self._slots.fill(slot, x.data_ptr(), x.nbytes)
+        with self._filling:
+            self._filled = [each for each in self._filled if not each.is_read()]
+            self._filled.append(_Filled(dest, tag, self._slots, slot))
+
+    def take(self, source: int, tag: int) -> Message:
+        message = super().take(source, tag)
+        if message.kind != Kind.ELSEWHERE:
+            return message
+        header, _ = Header.decode(wire.to_bytes(message.tensors[0]))
+        x = header.layout.specs[0].empty()
+        self._slots.copy_out(self.group.world_ranks[source], header.number, x)
+        return header.message((x,))
+
+    def undelivered(self) -> list[int]:
+        return super().undelivered() + [each.dest for each in self._filled if not each.is_read()]
+
+    def flush(self) -> Iterator[Pending]:
+        yield from super().flush()
+        yield from self._filled
+
+    # -- numbers, and tensors that travel with them ------------------------------------------------------------
+
+    def equal(self, number: int) -> bool:
+        return super().equal(number) if self._comparison is None else self._comparison.equal(number, None)
+
+    def payload(self, x: Tensor) -> Tensor | None:
+        """See `Carrier`."""
+        # Two ranks that have added up something large show each other more; with more ranks, they divide the work.
+        shows = self._sum is not None and self._sum.works and self.group.size == 2
+        limit = min(shared_sum.CHUNK_BYTES if shows else CARRIED_BYTES, self.group.settings.max_message_bytes)
+        if not 0 < x.nbytes <= limit or x.dtype not in reductions.REDUCED_BY_TORCH:
+            return None
+        return staging.plain_memory(x, on_host=True)
+
+    def equal_carrying(self, number: int, payload: Tensor) -> list[Tensor] | None:
+        """See `Carrier`."""
+        comparison = self._comparison
+        assert comparison is not None
+        if payload.nbytes <= CARRIED_BYTES:
+            return comparison.parts(payload) if comparison.equal(number, payload) else None
+        assert self._sum is not None
+        self._sum.show(payload)
+        return self._sum.seen(payload) if comparison.equal(number, None) else None
+
+    # -- sums --------------------------------------------------------------------------------------------------
+
+    def allreduce_(self, source: Tensor, out: Tensor, op: str, scale: float) -> bool:
+        if self._on_one_host and op == "sum" and out.is_cpu and shared_sum.takes(out, self.group.size):
+            if self._sum is None:
+                self._sum = SharedSum(self.collective)
+            if self._sum.works:
+                self._sum.sum_(source.view(-1), out.view(-1), scale)
+                return True
+        return super().allreduce_(source, out, op, scale)
+
+
+@dataclass
+class _Filled:
+    """A message to `dest` that lies in a slot."""
+
+    dest: int
+    tag: int | None
+    slots: Slots
+    slot: int
+
+    def is_read(self) -> bool:
+        return self.slots.is_delivered(self.slot)
+
+    def wait(self) -> None:
+        while not self.is_read():
+            sleep(1e-3)

@@ -1,0 +1,180 @@
+"""Messages between two ranks, any of which may ask for a reply.
+
+A request is a message with a number that its sender chose. The reply carries the same number and travels with a tag
+that no user can choose, so that replies never meet users' messages. A receiver that will not reply declines: it replies
+without tensors. What requests and replies mean is up to the layer above (torchmn/functions/edges.py sends gradients).
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from typing import Any, NoReturn, Protocol
+
+from torch import Tensor
+
+from torchmn.communicators import checks, wire
+from torchmn.communicators.buffers import Buffers
+from torchmn.communicators.watchdog import Wait, here
+from torchmn.communicators.wire import Kind, Message
+from torchmn.errors import ArgumentError, PeerError
+
+
+class Handler(Protocol):
+    """What the layer above does with the requests and replies of a communicator."""
+
+    def on_declined(self, peer: int, number: int) -> None:
+        """Called when a request of `peer` was declined."""
+
+    def decline_all(self) -> None:
+        """Declines every request that was received and not replied to. Must not wait."""
+
+    def settle(self) -> None:
+        """Called when the communicator is finalized: waits for all replies that are still to come."""
+
+
+class Replies:
+    """One rank's messages to and from single ranks of a group.
+
+    Attributes:
+        declined: (source, number) of requests that get no reply. Anybody may append to it at any time, also in the
+            middle of another message; they are sent before this rank waits the next time.
+        handler: see `Handler`; None as long as nobody has made a request.
+    """
+
+    def __init__(self, buffers: Buffers):
+        self._transport = transport = buffers.transport
+        self._group = transport.group
+        self._buffers = buffers
+        self._tag_limit = transport.traits.tag_limit
+        self.declined: deque[tuple[int, int]] = deque()
+        self.handler: Handler | None = None
+
+    def handle(self, handler: Handler, comm: object) -> None:
+        """Sets the handler, and keeps `comm` until it is finalized: other ranks may wait for its replies."""
+        self.handler = handler
+        self._group.watch.pinned.add(comm)
+
+    # -- users' messages ---------------------------------------------------------------------------------------
+
+    def check_peer(self, operation: str, name: str, peer: object, tag: object) -> None:
+        """Raises if `peer`, the argument called `name`, is no other rank, or if `tag` is none that a user may have."""
+        group = self._group
+        here.watch = group.watch
+        if type(peer) is int and 0 <= peer < group.size and peer != group.rank and not group.closed:  # noqa: SIM102
+            if type(tag) is int and 0 <= tag < self._tag_limit:
+                return  # the common case; what follows finds the words
+        problem = checks.rank_problem(peer, group.size, name)
+        if problem is None and peer == group.rank:
+            problem = (
+                f"expected {name} to be another rank, got this rank itself ({peer}): keep the value, do not send it"
+            )
+        if problem is None and (isinstance(tag, bool) or not isinstance(tag, int) or not 0 <= tag < self._tag_limit):
+            problem = f"expected tag to be an int in 0..{self._tag_limit - 1}, got {tag!r}"
+        group.check_open(operation)
+        if problem:
+            raise ArgumentError(f"rank {group.rank} of {group.size}: {operation}: {problem}")
+
+    def send(
+        self,
+        x: Tensor | Sequence[Tensor],
+        dest: int,
+        tag: int,
+        number: int = 0,
+        wants_reply: tuple[bool, ...] = (),
+    ) -> None:
+        """Sends a tensor, or a tuple or list of tensors, without waiting for the receiver.
+
+        Args:
+            dest, tag: they were checked.
+            number: of the request that this message makes; 0 for none.
+            wants_reply: for which of the tensors, in a request.
+
+        Raises:
+            ArgumentError: `x` cannot travel. The receiver that waits for it raises, too.
+        """
+        many = isinstance(x, list | tuple)
+        tensors: tuple[Any, ...] = tuple(x) if many else (x,)
+        for item in tensors:
+            problem = checks.tensor_problem(item)
+            if problem:
+                self.refuse("send", dest, tag, f"{problem} (for other objects: send_obj)")
+        self.post(Message(Kind.TUPLE if many else Kind.TENSOR, tensors, number, wants_reply), dest, tag)
+
+    def receive(self, source: int, tag: int, operation: str = "recv") -> Message:
+        """Waits for the next message from `source` with this `tag`. If `message.request` is not 0, it wants a reply."""
+        if self.declined:
+            self.send_declined()
+        group = self._group
+        with Wait(group, operation, source, tag):
+            message = self._transport.take(source, tag)
+        if message.kind == Kind.ERROR:
+            reason = wire.to_bytes(message.tensors[0]).decode()
+            raise PeerError(f"rank {group.rank} of {group.size}: {operation} from rank {source}, tag {tag}: {reason}")
+        return self._buffers.placed(message) if message.on_gpu else message
+
+    def post(self, message: Message, dest: int, tag: int) -> None:
+        """Sends a message whose tensors were checked."""
+        tensors, on_gpu, private = [], [], True
+        for given in message.tensors:
+            x = self._buffers.outgoing(given)
+            tensors.append(x)
+            on_gpu.append(given.is_cuda)
+            private &= x.data_ptr() != given.data_ptr()
+        message.tensors = tuple(tensors)
+        message.on_gpu = tuple(on_gpu) if True in on_gpu else ()
+        message.private = private or message.kind == Kind.OBJECT
+        pending = self._transport.post(message, dest, tag)
+        if pending is not None:
+            with Wait(self._group, "send", dest, tag):
+                pending.wait()
+
+    def refuse(self, operation: str, dest: int, tag: int, problem: str) -> NoReturn:
+        """Raises, and lets the receiver that waits for this message raise, too."""
+        text = f"rank {self._group.rank} of {self._group.size}: {operation} to rank {dest}, tag {tag}: {problem}"
+        self.post(Message(Kind.ERROR, (wire.from_bytes(text.encode()),)), dest, tag)
+        raise ArgumentError(text)
+
+    # -- replies -----------------------------------------------------------------------------------------------
+
+    def reply(self, peer: int, number: int, tensors: tuple[Tensor, ...], wants_reply: tuple[bool, ...] = ()) -> None:
+        """Replies to a request of `peer` with tensors that were checked; without any, declines it."""
+        self.post(Message(Kind.TUPLE, tensors, number, wants_reply), peer, self._tag_limit)
+
+    def refuse_reply(self, peer: int, number: int, text: str) -> NoReturn:
+        """Raises, and gives `peer` this text for its request: a message of `Kind.ERROR`."""
+        self.post(Message(Kind.ERROR, (wire.from_bytes(text.encode()),), number), peer, self._tag_limit)
+        raise ArgumentError(text)
+
+    def take(self, peer: int, operation: str, tag: int, about: Any = None) -> Message:
+        """Waits for the next reply of `peer`, whatever request it is for.
+
+        Args:
+            operation, tag: for the watchdog.
+            about: what else a report of the watchdog may say of this wait. See `watchdog.reports`.
+        """
+        with Wait(self._group, operation, peer, tag, about):
+            message = self._transport.take(peer, self._tag_limit)
+        return self._buffers.placed(message) if message.on_gpu else message
+
+    def arrived(self, peer: int) -> bool:
+        """Whether a reply of `peer` has come. False, too, if the transport does not see it."""
+        return self._transport.arrived(peer, self._tag_limit)
+
+    def check_open(self, operation: str) -> None:
+        """Raises if the communicator is closed."""
+        self._group.check_open(operation)
+
+    def decline_all(self) -> None:
+        """Declines every request that was received and not replied to: this rank is about to leave."""
+        self.send_declined()
+        if self.handler is not None:
+            self.handler.decline_all()
+
+    def send_declined(self) -> None:
+        """Tells the senders of declined requests so."""
+        while self.declined:
+            peer, number = self.declined.popleft()
+            self.reply(peer, number, ())
+            if self.handler is not None:
+                self.handler.on_declined(peer, number)

@@ -1,0 +1,1 @@
+"""Transports: how flat buffers and small messages get from one rank to another."""

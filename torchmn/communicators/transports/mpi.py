@@ -1,0 +1,300 @@
+"""The MPI transport: mpi4py on MPICH, Open MPI, Intel MPI, ...
+
+A small message is one MPI message: header and payload together, received into a buffer that is always large enough. A
+larger payload follows its header, straight into the receiver's tensors. `post` must not wait, and its caller may change
+the tensor afterwards: so a payload is copied, unless it is large and the receiver says at once, with an empty "ready"
+message, that it is waiting.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import count
+from threading import Lock
+from time import perf_counter
+from typing import Any
+
+import torch
+from mpi4py import MPI
+from torch import Tensor
+
+from torchmn.communicators import plain, reductions, wire
+from torchmn.communicators.group import Group
+from torchmn.communicators.transports.mpi_library import reads_gpu_memory
+from torchmn.communicators.transports.transport import Buffers, Carrier, Exchange, Pending, Traits
+from torchmn.communicators.wire import Header, Kind, Layout, Message, TensorSpec
+
+INLINE_BYTES = 68 << 10  # 64 KB and its header
+_COPIED_BYTES = 512 << 10  # up to this a copy is cheaper than asking whether the receiver is ready
+_COPY_BYTES_PER_SECOND = 10e9  # how long to look for a "ready": about as long as the copy would take
+_OPERATIONS = {"sum": MPI.SUM, "max": MPI.MAX, "min": MPI.MIN, "prod": MPI.PROD}
+_DATATYPES = {
+    torch.float32: MPI.FLOAT,
+    torch.float64: MPI.DOUBLE,
+    torch.int8: MPI.INT8_T,
+    torch.int16: MPI.INT16_T,
+    torch.int32: MPI.INT32_T,
+    torch.int64: MPI.INT64_T,
+    torch.uint8: MPI.UINT8_T,
+    torch.uint16: MPI.UINT16_T,
+    torch.uint32: MPI.UINT32_T,
+    torch.uint64: MPI.UINT64_T,
+    torch.complex64: MPI.C_FLOAT_COMPLEX,
+    torch.complex128: MPI.C_DOUBLE_COMPLEX,
+}
+
+
+def memory(x: Tensor) -> Any:
+    """The memory of a contiguous tensor, for MPI to read or write."""
+    if x.is_cuda:
+        torch.cuda.current_stream(x.device).synchronize()  # MPI knows nothing of streams
+    return MPI.memory.fromaddress(x.data_ptr(), x.nbytes)
+
+
+def told_to_all(comm: MPI.Comm, value: Any) -> list[Any]:
+    """Returns what every rank of `comm` tells, a plain value, in rank order. mpi4py's own `allgather` would pickle."""
+    data = plain.encode(value)
+    counts = array("q", [0] * comm.size)
+    comm.Allgather([array("q", [len(data)]), MPI.INT64_T], [counts, MPI.INT64_T])
+    whole = bytearray(sum(counts))
+    comm.Allgatherv([data, MPI.BYTE], [whole, list(counts), MPI.BYTE])
+    starts = [sum(counts[:rank]) for rank in range(comm.size)]
+    return [plain.decode(bytes(whole[start : start + n])) for start, n in zip(starts, counts, strict=True)]
+
+
+@dataclass
+class _Sent:
+    """A send that has not ended: its buffers must live until it has."""
+
+    dest: int
+    tag: int | None  # None in an exchange
+    requests: list[MPI.Request]
+    buffers: Any
+
+    def has_ended(self) -> bool:
+        return MPI.Request.Testall(self.requests)
+
+    def wait(self) -> None:
+        MPI.Request.Waitall(self.requests)
+
+
+@dataclass
+class _Exchange:
+    """An exchange on its way, with the buffers that it reads and writes."""
+
+    transport: MPITransport
+    receives: list[MPI.Request]
+    sends: list[MPI.Request]
+    outgoing: Buffers
+    incoming: Buffers
+
+    def wait(self) -> None:
+        MPI.Request.Waitall(self.receives + self.sends)
+
+    def wait_received(self) -> None:
+        MPI.Request.Waitall(self.receives)
+        for (peer, x), send in zip(self.outgoing.items(), self.sends, strict=True):
+            self.transport.hold(_Sent(peer, None, [send], x))
+
+
+class _Inbox:
+    """A buffer that the first part of every message fits into."""
+
+    __slots__ = ("buffer", "data")
+
+    def __init__(self) -> None:
+        self.data = bytearray(INLINE_BYTES)
+        self.buffer = [self.data, MPI.BYTE]
+
+
+class MPITransport:
+    """One rank's end in a group of ranks that an MPI launcher started.
+
+    Attributes:
+        p2p, collective: two communicators of MPI, so that a user's messages never meet those of a collective operation.
+    """
+
+    def __init__(self, group: Group, point_to_point: MPI.Comm):
+        self.group = group
+        self.p2p = point_to_point
+        self.collective = point_to_point.Dup()
+        # A third of the tags each: the users', payloads that follow a header, "ready" messages.
+        self._third = ((MPI.COMM_WORLD.Get_attr(MPI.TAG_UB) or 32767) + 1) // 3
+        self.traits = Traits("mpi", tag_limit=self._third, reads_gpu_memory=reads_gpu_memory())
+        self.carrier: Carrier | None = None
+        # Several threads may send and receive at once: no number is given twice, and one of them cuts `_held`.
+        self._numbers = [count(1) for _ in range(group.size)]
+        self._held: list[_Sent] = []
+        self._releasing = Lock()
+        self._inboxes: list[_Inbox] = []
+        self._nothing = [bytearray(1), 0, MPI.BYTE]
+        self._compared = array("q", (0, 0))
+
+    # -- messages ----------------------------------------------------------------------------------------------
+
+    def post(self, message: Message, dest: int, tag: int) -> Pending | None:
+        header = Header(message.kind, message.request, 0, message.layout())
+        encoded = header.encode()
+        if len(encoded) + header.layout.nbytes <= INLINE_BYTES and not message.on_gpu:
+            data = b"".join([encoded, *[wire.read_memory(x) for x in message.tensors]])
+            self.hold(_Sent(dest, tag, [self.p2p.Isend([data, MPI.BYTE], dest, tag)], data))
+            return None
+        return self._post_large(message, header, dest, tag)
+
+    def _post_large(self, message: Message, header: Header, dest: int, tag: int) -> Pending | None:
+        number = next(self._numbers[dest]) % (self._third - 1) + 1
+        tensors, nbytes = list(message.tensors), header.layout.nbytes
+        asks = not message.private and nbytes > _COPIED_BYTES
+        if not message.private and not asks:
+            tensors = [x.clone() for x in tensors]
+        # A negative number asks the receiver to say when it is ready.
+        encoded = Header(header.kind, header.request, -number if asks else number, header.layout).encode()
+        first, long = encoded, []
+        if len(encoded) > INLINE_BYTES:  # thousands of tensors: the header itself follows, ahead of them
+            length = Layout.of((TensorSpec(torch.uint8, (len(encoded),)),))
+            first = Header(Kind.LONG, header.request, number, length).encode()
+            long = [wire.from_bytes(encoded)]
+        ready = self.p2p.Irecv(self._nothing, dest, 2 * self._third + number) if asks else None
+        requests = [self.p2p.Isend([first, MPI.BYTE], dest, tag), *self._isend(long, dest, number)]
+        if ready is not None:
+            if _becomes_ready(ready, nbytes):
+                requests += self._isend(tensors, dest, number)
+                return _Sent(dest, tag, requests, (first, long, tensors))
+            tensors = [x.clone() for x in tensors]
+            requests.append(ready)
+        self.hold(_Sent(dest, tag, requests + self._isend(tensors, dest, number), (first, long, tensors)))
+        return None
+
+    def _isend(self, tensors: Sequence[Tensor], dest: int, number: int) -> list[MPI.Request]:
+        tag = self._third + number
+        return [self.p2p.Isend([memory(piece), MPI.BYTE], dest, tag) for piece in self._pieces(tensors)]
+
+    def _irecv(self, tensors: Sequence[Tensor], source: int, number: int) -> list[MPI.Request]:
+        tag = self._third + number
+        return [self.p2p.Irecv([memory(piece), MPI.BYTE], source, tag) for piece in self._pieces(tensors)]
+
+    def _pieces(self, tensors: Sequence[Tensor]) -> list[Tensor]:
+        limit = self.group.settings.max_message_bytes
+        return [piece for x in tensors for piece in wire.pieces(x.view(-1), limit)]
+
+    def hold(self, send: _Sent) -> None:
+        """Keeps the buffers of a send until it has ended; and lets go of those of earlier ones."""
+        if self._held:
+            self._release_ended()
+        if not send.has_ended():
+            self._held.append(send)
+
+    def _release_ended(self) -> None:
+        if self._releasing.acquire(blocking=False):  # else another thread does it; MPI may be asked by one at a time
+            try:
+                seen = self._held[:]
+                # In place: other threads append to this very list meanwhile.
+                self._held[: len(seen)] = [send for send in seen if not send.has_ended()]
+            finally:
+                self._releasing.release()
+
+    def take(self, source: int, tag: int) -> Message:
+        try:
+            inbox = self._inboxes.pop()
+        except IndexError:  # other threads have them
+            inbox = _Inbox()
+        self.p2p.Recv(inbox.buffer, source, tag)
+        header, start = Header.decode(inbox.data)
+        if header.number == 0:
+            message = header.message_in(inbox.data, start)
+            self._inboxes.append(inbox)
+            return message
+        self._inboxes.append(inbox)
+        return self._take_large(header, source)
+
+    def _take_large(self, header: Header, source: int) -> Message:
+        number = abs(header.number)
+        if header.kind == Kind.LONG:
+            long = header.layout.specs[0].empty()
+            MPI.Request.Waitall(self._irecv([long], source, number))
+            header, _ = Header.decode(wire.to_bytes(long))
+        if header.number < 0:
+            # First of all, because the sender spins until it hears it; MPI keeps what comes before its room is there.
+            self.p2p.Send(self._nothing, source, 2 * self._third + number)
+        gpu = self.group.settings.device if self.traits.reads_gpu_memory else None
+        tensors = [spec.empty(gpu) for spec in header.layout.specs]
+        MPI.Request.Waitall(self._irecv(tensors, source, number))
+        return header.message(tensors)
+
+    def arrived(self, source: int, tag: int) -> bool:
+        return self.p2p.Iprobe(source, tag)
+
+    def undelivered(self) -> list[int]:
+        return [send.dest for send in self._held]
+
+    def flush(self) -> Iterator[Pending]:
+        with self._releasing:
+            while self._held:
+                yield self._held[0]
+                self._held.pop(0)
+
+    # -- collective operations ---------------------------------------------------------------------------------
+
+    def exchange(self, outgoing: Buffers, incoming: Buffers) -> Exchange:
+        receives = [self.collective.Irecv([memory(x), MPI.BYTE], peer) for peer, x in incoming.items()]
+        sends = [self.collective.Isend([memory(x), MPI.BYTE], peer) for peer, x in outgoing.items()]
+        return _Exchange(self, receives, sends, outgoing, incoming)
+
+    def equal(self, number: int) -> bool:
+        # max(n) == min(n) in one reduction: the minimum is the negated maximum of the negated numbers.
+        numbers = self._compared
+        numbers[0], numbers[1] = number, -number
+        self.collective.Allreduce(MPI.IN_PLACE, [numbers, 2, MPI.INT64_T], MPI.MAX)
+        return numbers[0] == -numbers[1]
+
+    def bcast_(self, flat: Tensor, root: int) -> None:
+        self.collective.Bcast([memory(flat), MPI.BYTE], root)
+
+    def allgather_(self, flat: Tensor, whole: Tensor, counts: Sequence[int]) -> None:
+        sizes = [n * flat.element_size() for n in counts]
+        if len(set(sizes)) == 1:
+            self.collective.Allgather([memory(flat), MPI.BYTE], [memory(whole), MPI.BYTE])
+        else:
+            self.collective.Allgatherv([memory(flat), MPI.BYTE], [memory(whole), sizes, MPI.BYTE])
+
+    def allreduce_(self, source: Tensor, out: Tensor, op: str, scale: float) -> bool:
+        datatype = _DATATYPES.get(out.dtype)
+        if datatype is None or reductions.may_lose_nan(out.dtype, op):
+            return False
+        given = MPI.IN_PLACE if source is out else [memory(source), datatype]
+        self.collective.Allreduce(given, [memory(out), datatype], _OPERATIONS[op])
+        reductions.scale_(out, scale)
+        return True
+
+    def subgroup(self, members_of: Mapping[int, list[int]], color: int | None, name: str) -> MPITransport | None:
+        if color is None:
+            self.collective.Split(MPI.UNDEFINED, 0)
+            return None
+        members = members_of[color]
+        # MPI's colors are not negative; ours may be any int.
+        split = self.collective.Split(sorted(members_of).index(color), members.index(self.group.rank))
+        return self.like(self.group.among(members, name), split)
+
+    def like(self, group: Group, point_to_point: MPI.Comm) -> MPITransport:
+        """Returns a transport of this kind for another group of ranks of the same job."""
+        return MPITransport(group, point_to_point)
+
+    def close(self) -> None:
+        if not MPI.Is_finalized():
+            self.p2p.Free()
+            self.collective.Free()
+
+
+def _becomes_ready(ready: MPI.Request, nbytes: int) -> bool:
+    deadline = perf_counter() + 100e-6 + nbytes / _COPY_BYTES_PER_SECOND
+    while not ready.Test():
+        if perf_counter() > deadline:
+            return False
+    return True
+
+
+def end_job(status: int) -> None:
+    """Ends every process of the MPI job."""
+    MPI.COMM_WORLD.Abort(status)
