@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import pytest
+import torch
 
+from tests.functions.test_message_count import CountedMPI
 from tests.worlds.jobs import run_job
+from tests.worlds.marks import ranks
 
 SET_ON_ONE_RANK = """
 import os
@@ -70,3 +73,15 @@ def test_communication_works_with_the_package_taken_away() -> None:
     result = run_job(WITHOUT_THE_PACKAGE, 2, "mpi")
     assert result.returncode == 0, result.output
     assert result.output.count("works") == 2
+
+
+@ranks(2, on="mpi")
+def test_a_small_sum_is_one_message_of_each_rank(comm) -> None:
+    comm.barrier()
+    comparison, mpi = comm.transport._comparison, comm.transport.collective
+    comparison._comm = comm.transport.collective = CountedMPI(mpi)
+    try:
+        assert comm.allreduce(torch.ones(256)).tolist() == [2.0] * 256
+        assert len(comparison._comm.sent) == 1
+    finally:
+        comparison._comm = comm.transport.collective = mpi
