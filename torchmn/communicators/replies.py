@@ -174,7 +174,10 @@ class Replies:
     def send_declined(self) -> None:
         """Tells the senders of declined requests so."""
         while self.declined:
-            peer, number = self.declined.popleft()
+            try:
+                peer, number = self.declined.popleft()
+            except IndexError:  # another thread was faster
+                return
             self.reply(peer, number, ())
             if self.handler is not None:
                 self.handler.on_declined(peer, number)
