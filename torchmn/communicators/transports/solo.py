@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from torch import Tensor
 
+from torchmn.communicators import reductions
 from torchmn.communicators.group import Group
 from torchmn.communicators.settings import Settings
 from torchmn.communicators.transports.transport import DONE, Buffers, Carrier, Exchange, Pending, Traits
@@ -52,10 +53,11 @@ class SoloTransport:
     def allreduce_(self, source: Tensor, out: Tensor, op: str, scale: float) -> bool:
         if source is not out:
             out.copy_(source)
+        reductions.scale_(out, scale)
         return True
 
     def subgroup(self, members_of: Mapping[int, list[int]], color: int | None, name: str) -> SoloTransport | None:
-        return None if color is None else SoloTransport(self.group.among([0], name))
+        return None if color is None else SoloTransport(self.group.among(members_of[color], name))
 
     def undelivered(self) -> list[int]:
         return []

@@ -1,7 +1,7 @@
 """The contract of a transport.
 
-To add one, write a class with the members of `Transport` and give an instance to `Communicator`. The communicator
-checks arguments, cuts buffers to size and makes the watchdog's notes; a transport only moves memory.
+A transport moves memory between the ranks of a group. Arguments are checked, tensors staged and cut to size, and the
+watchdog's notes made before it is called. CONTRIBUTING.md says what else a new transport needs.
 """
 
 from __future__ import annotations
@@ -28,8 +28,9 @@ class Traits:
         tag_limit: users' tags are smaller; replies travel with this one.
         reads_gpu_memory: else GPU tensors are copied to the host first.
         shares_process: ranks are threads of one process, and share torch's random generator.
-        sees_arrivals: `arrived` sees every message that has come; else it may return False for one that has.
-        checks_sizes: a message of another size than the room made for it raises; else it ends the process.
+        sees_arrivals: `arrived` sees every message that has come; else it may return False for one that has come.
+        checks_sizes: a buffer of an exchange that does not fit the room made for it is a RuntimeError of its `wait` or
+            `wait_received`. If False, it would crash the process or corrupt memory: then ranks compare sizes first.
     """
 
     name: str
@@ -41,17 +42,17 @@ class Traits:
 
 
 class Pending(Protocol):
-    """A message to `dest` that has not been received. `tag` is None for a buffer of an exchange."""
+    """A message to `dest` that its receiver has not taken. `tag` is None for a buffer of an exchange."""
 
     dest: int
     tag: int | None
 
     def wait(self) -> None:
-        """Returns when it has been received."""
+        """Returns when the receiver has it, or when its memory is not needed here any more."""
 
 
 class Exchange(Protocol):
-    """Buffers on their way."""
+    """Buffers on their way. Exchanges may be waited for in any order, each of them once, by any thread."""
 
     def wait(self) -> None:
         """Returns when all have been sent and filled."""
@@ -91,8 +92,17 @@ class Carrier(Protocol):
 class Transport(Protocol):
     """One rank's end of the connections of a group.
 
-    Every method but `post`, `take`, `arrived` and `undelivered` is called by all ranks of the group, in the same order.
-    Those four may be called by several threads at once, also while another thread is in a collective method.
+    Three kinds of methods:
+
+    - `post`, `take`, `arrived`, `undelivered`: for any rank, by several threads at once, also while another thread is
+      in a method of the other kinds.
+    - `exchange`: by one thread at a time; ranks may call it more or less often than others. Only pairs of ranks match.
+    - `equal`, `bcast_`, `allgather_`, `allreduce_`, `subgroup`: by one thread of every rank of the group, in the same
+      order. `flush` and `close`: once, at the end, when no other method will be called.
+
+    Tensors are detached, contiguous and, unless `Traits.reads_gpu_memory`, on the host. Those of collective methods are
+    flat but for `allreduce_`. A peer is never the rank itself. A wait for a rank that has ended must end, too, and
+    raise a `PeerError`, unless the process is ended from outside (see `job.guard`).
     """
 
     group: Group
@@ -102,13 +112,18 @@ class Transport(Protocol):
     def post(self, message: Message, dest: int, tag: int) -> Pending | None:
         """Starts to send, without waiting for the receiver.
 
-        If `message.private` is False, its tensors may change once this has returned: copy them. Or return what is to be
-        waited for before they may change.
+        If `message.private`, nobody else will change its tensors, and they may be handed over as they are. Else they
+        may change once this has returned: copy them, or return what is to be waited for before they may change.
         """
         ...
 
     def take(self, source: int, tag: int) -> Message:
-        """Waits for the next message from `source` with `tag`. Messages with the same tag arrive in order."""
+        """Waits for the next message from `source` with `tag`. Messages with the same tag arrive in order.
+
+        Its tensors belong to the caller alone, who may change them: keep no reference to the message. (Autograd's layer
+        notices when the last reference to a tensor goes.) They are inference tensors if and only if the calling thread
+        is in inference mode, as tensors are that it makes itself.
+        """
         ...
 
     def arrived(self, source: int, tag: int) -> bool:
@@ -118,7 +133,8 @@ class Transport(Protocol):
     def exchange(self, outgoing: Buffers, incoming: Buffers) -> Exchange:
         """Starts to send and to fill buffers. None may be touched until the exchange has been waited for.
 
-        Sizes match at both ends. Exchanges between two ranks are matched in the order in which they were started.
+        Exchanges between two ranks are matched in the order in which these started them. Number of bytes and dtype are
+        the same at both ends, unless a user made a mistake: see `Traits.checks_sizes`. No buffer is empty.
         """
         ...
 
@@ -135,6 +151,8 @@ class Transport(Protocol):
     def allreduce_(self, source: Tensor, out: Tensor, op: str, scale: float) -> bool:
         """Reduces contiguous `source` over ranks into contiguous `out`, which may be the same.
 
+        The result must have the same bits on all ranks. 16-bit floats come as float32, a mean as a sum with a scale.
+
         Args:
             op: sum, max, min or prod.
             scale: a factor for the result.
@@ -145,18 +163,21 @@ class Transport(Protocol):
         ...
 
     def subgroup(self, members_of: Mapping[int, list[int]], color: int | None, name: str) -> Transport | None:
-        """Returns the transport of a new group called `name`, of the ranks `members_of[color]`; None without a color.
+        """Returns the transport of a new group, of the ranks `members_of[color]` in this order; None without a color.
 
-        `Group.among` makes the group.
+        `self.group.among(members_of[color], name)` makes the group. No other group of the job has this name.
         """
         ...
 
     def undelivered(self) -> list[int]:
-        """Returns the ranks that have not received yet what was posted to them."""
+        """Returns the ranks that have not taken yet what was posted to them. A rank that leaves tells it the others."""
         ...
 
     def flush(self) -> Iterable[Pending]:
-        """Yields every message that was posted and not received. The caller waits for each before it asks for more."""
+        """Yields what was posted, or sent by an exchange after `wait_received`, and is not with its receiver yet.
+
+        The caller waits for each before it asks for the next. Nothing more is posted meanwhile.
+        """
         ...
 
     def close(self) -> None:
