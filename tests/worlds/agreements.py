@@ -17,7 +17,7 @@ def recorded_agreements() -> Iterator[list[str]]:
     compare = Agreement._compare
 
     def recording(agreement: Agreement, compared: bool) -> None:
-        name, group = agreement._operation.name, agreement._agreements.group
+        name, group = agreement.operation, agreement.group
         assert get_ident() in group.watch.waits, f"the watchdog does not see the wait in {name!r}"
         names.append(name)
         compare(agreement, compared)

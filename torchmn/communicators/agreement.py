@@ -74,11 +74,11 @@ class Noted:
         self._agreements.noted = self._outer
 
 
-class Agreement:
+class Agreement(Wait):
     """One collective operation of all ranks of a communicator: a context in which they have compared it.
 
-    It holds the watchdog's note. Inside of it, operations of the same communicator neither compare nor note again: all
-    ranks must pass tensors of the same shapes to them.
+    It is the watchdog's note of that operation. Inside of it, operations of the same communicator neither compare nor
+    note again: all ranks must pass tensors of the same shapes to them.
 
     Args:
         agreements: of the communicator.
@@ -102,8 +102,8 @@ class Agreement:
     """
 
     __slots__ = (
-        *("_agreements", "_compared", "_differ", "_operation", "_optional", "_outer", "_payload", "_problem"),
-        *("_statements", "_values", "_wait", "payloads"),
+        *("_agreements", "_compared", "_differ", "_nested", "_optional", "_outer", "_payload", "_problem"),
+        *("_statements", "_values", "_what", "payloads"),
     )
 
     def __init__(
@@ -117,8 +117,11 @@ class Agreement:
         compared: bool = False,
         optional: bool = False,
     ):
+        self.group = agreements.group
+        self.operation = operation.name
+        self.peer = self.tag = self.about = None
         self._agreements = agreements
-        self._operation = operation
+        self._what = operation
         self._problem = problem
         self._values = values
         self._differ = differ
@@ -135,44 +138,42 @@ class Agreement:
     @property
     def differ(self) -> list[Any]:
         if self._statements is None:
-            return [self._differ] * self._agreements.group.size
+            return [self._differ] * self.group.size
         return [statement.differ for statement in self._statements]
 
     def __enter__(self) -> Agreement:
         agreements = self._agreements
         self._outer = agreements.current
-        self._wait: Wait | None = None
-        if self._outer is not None and agreements.group.owner is here.mark:
-            self._compare(compared=True)
-        else:
-            self._wait = wait = Wait(agreements.group, self._operation.name)  # raises in a thread that is not the owner
-            wait.__enter__()
-            try:
-                self._compare(self._compared)
-            except BaseException:
-                wait.__exit__()
-                raise
+        self._nested = self._outer is not None and self.group.owner is here.mark
+        if not self._nested:
+            super().__enter__()  # raises in a thread that is not the owner
+        try:
+            self._compare(self._nested or self._compared)
+        except BaseException:
+            if not self._nested:
+                super().__exit__()
+            raise
         agreements.current = self
         return self
 
     def __exit__(self, *_: object) -> None:
         self._agreements.current = self._outer
-        if self._wait is not None:
-            self._wait.__exit__()
+        if not self._nested:
+            super().__exit__()
 
     def _compare(self, compared: bool) -> None:
-        agreements, group = self._agreements, self._agreements.group
+        agreements, group = self._agreements, self.group
         if group.closed:
-            group.check_open(self._operation.name)
+            group.check_open(self.operation)
         if agreements.replies.declined:
             agreements.replies.send_declined()
         group.collectives += 1
         compares = group.size > 1 and group.settings.checks and not compared
         if self._problem and not compares:
-            raise ArgumentError(f"rank {group.rank} of {group.size}: {self._operation.name}: {self._problem}")
+            raise ArgumentError(f"rank {group.rank} of {group.size}: {self.operation}: {self._problem}")
         if not compares and not self._exchanges_anyway(compared):
             return
-        if self._operation.lazy:
+        if self._what.lazy:
             self._evaluate(compares)
         number, carrier, payload = self._number(), agreements.transport.carrier, None
         if carrier is not None and self._payload is not None and not self._problem:
@@ -191,23 +192,23 @@ class Agreement:
             self._values = ()
         else:
             self._values = tuple([value() if callable(value) else value for value in self._values])
-            self._problem = plain_problem(self._operation.same, self._values)
+            self._problem = plain_problem(self._what.same, self._values)
 
     def _exchanges_anyway(self, compared: bool) -> bool:
         """Whether there is something to exchange though ranks do not compare."""
-        if self._agreements.group.size == 1:
+        if self.group.size == 1:
             return False
-        noted, assumed = self._agreements.noted, self._optional or (compared and self._operation.ragged)
+        noted, assumed = self._agreements.noted, self._optional or (compared and self._what.ragged)
         return (self._differ is not None and not assumed) or (noted is not None and not noted.optional)
 
     def _number(self) -> int:
         """The number that ranks compare."""
         if self._problem:  # one that no other rank has, so that the comparison fails on all
-            return -1 - self._agreements.group.rank
+            return -1 - self.group.rank
         try:
-            number = fingerprint((self._operation, self._values, self._differ))
+            number = fingerprint((self._what, self._values, self._differ))
         except TypeError:  # lists and dicts have no hash
-            number = fingerprint((self._operation, repr(self._values), repr(self._differ)))
+            number = fingerprint((self._what, repr(self._values), repr(self._differ)))
         noted = self._agreements.noted
         if noted is not None:  # not through the cache: every call has another one
             number = number + (noted.number << 2 | noted.note) * _ODD & _NUMBER_BITS
@@ -215,14 +216,14 @@ class Agreement:
 
     def _exchange_statements(self) -> None:
         """Exchanges what each rank was asked to do; raises on all ranks if that cannot work."""
-        operation, problem, noted = self._operation.name, self._problem, self._agreements.noted
+        operation, problem, noted = self.operation, self._problem, self._agreements.noted
         if noted is not None:
             operation = f"{operation} ({noted.call})"
-        same = {} if problem else dict(zip(self._operation.same, self._values, strict=bool(self._values)))
+        same = {} if problem else dict(zip(self._what.same, self._values, strict=bool(self._values)))
         where = user_line(sys._getframe(1))
         mine = (operation, plain.encode(same, repr).decode(), self._differ, problem, where, noted and noted.note)
         statements = [Statement.of(*told) for told in self._agreements.buffers.allgather_plain(mine)]
-        raise_disagreement(statements, self._agreements.group.rank)
+        raise_disagreement(statements, self.group.rank)
         self._statements = statements
         if noted is not None:
             noted.notes = [statement.note for statement in statements]

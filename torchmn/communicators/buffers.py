@@ -169,8 +169,10 @@ class Buffers:
         incoming = {peer: self.room(shapes[peer], xs[peer]) for peer in self._others}
         self.exchange({peer: self.outgoing(xs[peer]) for peer in self._others}, incoming)
         mine = xs[self.rank].detach().clone()
+        if mine.is_cuda:
+            incoming = {peer: self.arrived(x, mine) for peer, x in incoming.items()}
         incoming[self.rank] = mine
-        return tuple([self.arrived(incoming[peer], mine) for peer in range(self.size)])
+        return tuple([incoming[peer] for peer in range(self.size)])
 
     def exchange(self, outgoing: Mapping[int, Tensor], incoming: Mapping[int, Tensor]) -> None:
         """Swaps contiguous buffers with peers."""
@@ -178,9 +180,15 @@ class Buffers:
 
     def start_exchange(self, outgoing: Mapping[int, Tensor], incoming: Mapping[int, Tensor]) -> Exchange:
         """Starts what `exchange` does; no buffer may be touched until the exchange has been waited for."""
-        out = {peer: x.view(-1) for peer, x in outgoing.items() if x.numel()}
-        into = {peer: x.view(-1) for peer, x in incoming.items() if x.numel()}
-        if max([x.nbytes for x in (*out.values(), *into.values())], default=0) <= self.settings.max_message_bytes:
+        out: dict[int, Tensor] = {}
+        into: dict[int, Tensor] = {}
+        largest = 0
+        for given, flat in ((outgoing, out), (incoming, into)):
+            for peer, x in given.items():
+                if x.numel():
+                    flat[peer] = x.view(-1)
+                    largest = max(largest, x.nbytes)
+        if largest <= self.settings.max_message_bytes:
             return self.transport.exchange(out, into)
         return _All([self.transport.exchange(*each) for each in self._rounds(out, into)])
 

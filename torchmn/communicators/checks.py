@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from hashlib import blake2b
 from typing import Any
 
 import numpy as np
@@ -14,6 +13,7 @@ from torch.nn.parameter import is_lazy
 
 from torchmn.communicators import wire
 from torchmn.communicators.bounded_cache import BoundedCache
+from torchmn.communicators.digests import digest_of, number_of
 
 # Bounded by the letters of what they know, which take about four bytes each: values that never repeat (a learning rate
 # that changes at every step) must not fill the memory.
@@ -29,8 +29,8 @@ def fingerprint(key: tuple) -> int:
         short = _shortened(key)
         if short is not key:
             return fingerprint(short)
-        text = repr(key).encode()
-        known = int.from_bytes(blake2b(text, digest_size=7).digest(), "little")
+        text = repr(key)
+        known = number_of(text)
         _fingerprints.keep(key, known, len(text))
     return known
 
@@ -44,8 +44,8 @@ def _shortened(value: Any) -> Any:
         return value if all(part is own for part, own in zip(parts, value, strict=True)) else parts
     known = _digests.get(value)
     if known is None:
-        text = repr(value).encode()
-        known = blake2b(text, digest_size=16).hexdigest()
+        text = repr(value)
+        known = digest_of((text,), size=16)
         _digests.keep(value, known, len(text))
     return known
 

@@ -181,10 +181,8 @@ class Communicator:
             problem = f"expected color to be an int or None, got {color!r}"
         elif not isinstance(key, int):
             problem = f"expected key to be an int, got {key!r}"
-        with (
-            Agreement(self._agreements, SPLIT, problem),
-            torch.inference_mode(False),
-        ):  # the new one will be used outside, too
+        # Not in inference mode: the new communicator will be used outside of it, too.
+        with Agreement(self._agreements, SPLIT, problem), torch.inference_mode(False):
             choices = self.buffers.allgather_plain((color, key))
             self.group.splits += 1
             name = f"{self.name}/{self.group.splits}.{color}"

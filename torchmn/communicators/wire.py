@@ -44,6 +44,7 @@ class Kind(IntEnum):
 
 
 KINDS = tuple(Kind)
+_NO = (False,)
 _FLAGS = ((False, False), (True, False), (False, True), (True, True))  # (on a GPU, wants a reply), by the bits
 _PREFIX = struct.Struct("<4q")
 
@@ -90,8 +91,9 @@ class Message:
 
     def layout(self) -> Layout:
         """What its header says of the tensors."""
-        if not (self.on_gpu or any(self.wants_reply)):
-            return Layout.of(tuple([TensorSpec(x.dtype, x.shape) for x in self.tensors]))
+        if len(self.tensors) == 1:  # the common case, in one step
+            x = self.tensors[0]
+            return _layout_of_one(x.dtype, x.shape, *(self.on_gpu or _NO), *(self.wants_reply or _NO))
         none = (False,) * len(self.tensors)
         every = zip(self.tensors, self.on_gpu or none, self.wants_reply or none, strict=True)
         return Layout.of(tuple([TensorSpec(x.dtype, x.shape, on_gpu, grad) for x, on_gpu, grad in every]))
@@ -137,6 +139,11 @@ def _read(encoded: bytes) -> Layout:
         specs.append(TensorSpec(dtype, words[at + 2 : end], *_FLAGS[flags >> 8]))
         at = end
     return Layout.of(tuple(specs))
+
+
+@lru_cache(maxsize=4096)
+def _layout_of_one(dtype: torch.dtype, shape: torch.Size, on_gpu: bool, wants_reply: bool) -> Layout:
+    return _layout_of((TensorSpec(dtype, shape, on_gpu, wants_reply),))
 
 
 # Of messages of many tensors, whose shapes may never repeat, nothing is remembered: their number would be no bound.
@@ -186,7 +193,8 @@ def tensor_in(buffer: bytes | bytearray, start: int, nbytes: int, spec: TensorSp
     """A tensor with a copy of the `nbytes` bytes that begin at `start`."""
     if nbytes == 0:
         return spec.empty()
-    flat = torch.frombuffer(bytearray(memoryview(buffer)[start : start + nbytes]), dtype=spec.dtype)
+    copy = buffer[start : start + nbytes]
+    flat = torch.frombuffer(copy if isinstance(copy, bytearray) else bytearray(copy), dtype=spec.dtype)
     # Resized, not a view: autograd forbids to change in place what a node of ours returns as a view of something else.
     return flat if len(spec.shape) == 1 else flat.resize_(spec.shape)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Set
-from hashlib import blake2b
 from pathlib import PurePath
 from typing import Any
 
@@ -11,6 +10,7 @@ import numpy as np
 from torch import Tensor
 
 from torchmn.communicators import wire
+from torchmn.communicators.digests import digest_of
 
 _SCALARS = (bool, int, float, complex, str, bytes, type(None))
 PLAIN = (*_SCALARS, PurePath)
@@ -89,9 +89,4 @@ def _name(kind: type) -> str:
 
 
 def _hashed(*parts: str | bytes) -> str:
-    total = blake2b(digest_size=8)
-    for part in parts:
-        data = part if isinstance(part, bytes) else part.encode(errors="surrogateescape")
-        total.update(len(data).to_bytes(8, "little"))
-        total.update(data)
-    return total.hexdigest()
+    return digest_of(parts)

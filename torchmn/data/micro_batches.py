@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from hashlib import blake2b
 from typing import Any
 
 from torchmn.communicators.communicator import Communicator
+from torchmn.communicators.digests import digest_of
 from torchmn.communicators.process_grid import ProcessGrid, checked_grid
 from torchmn.data.regions import RegionDataset
 from torchmn.geometry import owned
@@ -45,7 +45,7 @@ class MicroBatches:
                 f"batch {small[0]} has {len(epoch[small[0]])} items, too few for {replicas} ranks along 'data'. Use "
                 "drop_last=True or another batch size"
             )
-        order = blake2b(repr(epoch).encode(), digest_size=8).hexdigest()
+        order = digest_of((repr(epoch),))
         self.grid.comm.agree("MicroBatches", problem, order_of_items=order)
         for batch in epoch:
             yield batch[owned(len(batch), replicas, replica).as_slice()]

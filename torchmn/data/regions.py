@@ -156,10 +156,10 @@ def _is_nothing(dataset: Any) -> bool:
     return dataset is None or (hasattr(dataset, "__len__") and len(dataset) == 0)
 
 
-def _facts(total: int, shapes: Any, chosen: int | None) -> tuple[str, ...]:
+def _facts(total: int, shapes: Any, chosen: str | None) -> tuple[str, ...]:
     """What must be equal on ranks that have a data set."""
     facts = (f"{total} items", f"images {shapes}")
-    return facts if chosen is None else (*facts, f"chosen items (give random_split the same generator) {chosen:08x}")
+    return facts if chosen is None else (*facts, f"chosen items (give random_split the same generator) {chosen}")
 
 
 def _sent(

@@ -8,7 +8,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from copy import copy, deepcopy
 from typing import Any
-from zlib import crc32
 
 import numpy as np
 import torch
@@ -17,6 +16,7 @@ from torch.utils.data import ConcatDataset, Dataset, TensorDataset
 
 from torchmn.communicators.checks import describe
 from torchmn.communicators.communicator import Communicator
+from torchmn.communicators.digests import digest_of
 from torchmn.communicators.watchdog import ranks_text
 from torchmn.data.digest import PLAIN, digest
 from torchmn.datasets.image_set import ImageSet
@@ -156,14 +156,14 @@ def _apart(dataset: Any) -> Any:
     return apart
 
 
-def selection(dataset: Any) -> int | None:
-    """A number for the choice and order of `random_split`, `Subset`, or a part of a scattered set; None for no choice.
+def selection(dataset: Any) -> str | None:
+    """A digest of the choice and order of `random_split`, `Subset`, or a part of a scattered set; None for no choice.
 
     Ranks that split at random with other seeds would deal out items of different splits: some twice, some to nobody.
     """
     if isinstance(dataset, ConcatDataset):
         chosen = [selection(inner) for inner in dataset.datasets]
-        return crc32(repr(chosen).encode()) if any(number is not None for number in chosen) else None
+        return digest_of((repr(chosen),)) if any(each is not None for each in chosen) else None
     indices = getattr(dataset, "indices", None)
     if indices is None or isinstance(dataset, type) or callable(indices):
         return None
@@ -174,4 +174,4 @@ def selection(dataset: Any) -> int | None:
     except Exception:  # an attribute of that name in somebody's own data set may be anything
         return None
     inner = selection(getattr(dataset, "dataset", getattr(dataset, "source", None)))
-    return crc32(np.ascontiguousarray(numbers, dtype=np.int64).tobytes(), inner or 0)
+    return digest_of((numbers.astype(np.int64), inner or ""))

@@ -132,7 +132,7 @@ def _length(dataset: Any, needed: bool) -> tuple[int | None, str | None]:
         return None, f"expected a data set with a length, got {type(dataset).__name__}: {error}"
 
 
-def _check_selections(comm: Communicator, numbers: set[int | None]) -> None:
+def _check_selections(comm: Communicator, numbers: set[str | None]) -> None:
     """Raise if ranks have chosen other items, or another order; all of them know all ranks' `numbers`."""
     if len(numbers) > 1:
         raise MismatchError(

@@ -5,11 +5,11 @@ from __future__ import annotations
 import socket
 from collections.abc import Callable
 from typing import Any, TypeVar
-from zlib import crc32
 
 import numpy as np
 
 from torchmn.communicators.communicator import Communicator
+from torchmn.communicators.digests import digest_of
 from torchmn.datasets import Arrays
 from torchmn.errors import ExperimentError
 from torchmn.experiment.run_directory import difference
@@ -65,4 +65,4 @@ def look_of(splits: dict[str, Arrays]) -> dict[str, Any]:
 
 
 def _checksum(values: np.ndarray) -> str:
-    return f"{crc32(np.ascontiguousarray(values).tobytes()):08x}"
+    return digest_of((values,))

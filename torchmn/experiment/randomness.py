@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from hashlib import blake2b
-
 import torch
 
 from torchmn.communicators.communicator import Communicator
+from torchmn.communicators.digests import number_of
 
 
 def begin_step(comm: Communicator, seed: int, step: int) -> None:
@@ -21,4 +20,4 @@ def begin_step(comm: Communicator, seed: int, step: int) -> None:
 
 def seed_of(seed: int, what: object) -> int:
     """Where the random numbers of `what` begin, in an experiment with this seed."""
-    return int.from_bytes(blake2b(f"{seed}/{what}".encode(), digest_size=7).digest(), "big")
+    return number_of(f"{seed}/{what}")

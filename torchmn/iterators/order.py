@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from copy import copy
-from hashlib import blake2b
 from itertools import islice
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, IterableDataset, SequentialSampler
+
+from torchmn.communicators.digests import digest_of
 
 
 class Order:
@@ -57,11 +58,9 @@ class Order:
     def digest(self) -> str:
         """A short text that is the same on ranks whose samplers draw the same batches."""
         self.begin(0)
-        digest = blake2b(digest_size=8)
-        for batch in self:
-            digest.update(repr(batch).encode())
+        digest = digest_of(repr(batch) for batch in self)
         self.following = None
-        return digest.hexdigest()
+        return digest
 
 
 def loader_in_order(loader: DataLoader, generator: torch.Generator) -> tuple[DataLoader, Order]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from hashlib import blake2b
 from typing import Any
 
 import torch
@@ -11,6 +10,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader
 
 from torchmn.communicators.communicator import Communicator
+from torchmn.communicators.digests import digest_of
 from torchmn.data.seeds import drawn_seed
 from torchmn.errors import TorchMNError
 from torchmn.iterators import order as orders
@@ -103,7 +103,7 @@ class SynchronizedIterator:
                 f"the state was saved inside an epoch of {saved[1]} batches over {saved[0]} items; this loader has "
                 f"{here[1]} batches over {here[0]} items. Resume with the same data set and batch size"
             )
-        random_state = blake2b(generator.numpy().tobytes(), digest_size=8).hexdigest()
+        random_state = digest_of((generator,))
         said = {"epoch": epoch, "position": position, "random state": random_state}
         self.comm.agree("synchronized iterator: load_state_dict", problem, **said)
         self.epoch, self.position = epoch, position

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from hashlib import blake2b
 from typing import Any, NamedTuple
 
 from torch import Tensor
 from torch.optim import Optimizer
 
-from torchmn.communicators import wire
 from torchmn.communicators.communicator import Communicator
+from torchmn.communicators.digests import digest_of
 from torchmn.errors import MismatchError
 from torchmn.gradient_role import role_of
 
@@ -113,10 +112,4 @@ def _tensors_in(state: Any) -> Iterator[Tensor]:
 
 
 def _digest(tensors: Iterable[Tensor]) -> str:
-    result = blake2b(digest_size=8)
-    for x in tensors:
-        plain = x.detach().cpu().to_dense().resolve_conj().resolve_neg().contiguous()
-        result.update(f"{plain.dtype} {tuple(plain.shape)}".encode())
-        if plain.numel():
-            result.update(wire.as_bytes(plain).numpy().data)
-    return result.hexdigest()
+    return digest_of(x.detach().to_dense() for x in tensors)

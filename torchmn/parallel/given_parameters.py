@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
-from zlib import crc32
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from torchmn.communicators.communicator import Communicator
+from torchmn.communicators.digests import checksum_of
 from torchmn.errors import MismatchError, ParallelizeError
 
 _OPERATION = "forward of a parallel model with parameters of functional_call"
@@ -61,7 +61,7 @@ def check_own(model: nn.Module) -> None:
 
 def compare_given(comm: Communicator, given: Mapping[str, Any]) -> None:
     """MismatchError on every rank if ranks that share images would compute with different parameters."""
-    numbers = {name: _number(x) for name, x in given.items()}
+    numbers = {name: checksum_of(torch.ops.aten.detach(x)) for name, x in given.items()}
     told = comm.agree(_OPERATION, differ=tuple(numbers.values()), optional=True, parameters=tuple(numbers))
     odd = [name for place, name in enumerate(numbers) if len({values[place] for values in told}) > 1]
     if odd:
@@ -70,8 +70,3 @@ def compare_given(comm: Communicator, given: Mapping[str, Any]) -> None:
             f"{', '.join(odd)}. What torch.autograd.grad returns for a parameter is this rank's share of the gradient: "
             "take the mean over ranks, comm.allreduce(g, 'mean'), before you compute new parameters with it"
         )
-
-
-def _number(x: Tensor) -> int:
-    values = torch.ops.aten.detach(x).cpu().contiguous()
-    return crc32(values.view(-1).view(torch.uint8).numpy()) if values.numel() else 0  # type: ignore[arg-type]

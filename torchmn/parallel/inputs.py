@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from typing import Any
-from zlib import crc32
 
 import numpy as np
 import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
+from torchmn.communicators import wire
+from torchmn.communicators.digests import checksum_of
 from torchmn.communicators.process_grid import ProcessGrid
 from torchmn.errors import ParallelizeError
 from torchmn.geometry import owned
@@ -52,9 +53,8 @@ def without_values(x: Tensor) -> Tensor:
 
 def comparable(x: Tensor) -> tuple[Any, ...]:
     """What ranks compare of a tensor that all of them have: its looks, and a number for its values."""
-    values = x.detach().cpu().contiguous().view(-1).view(torch.uint8)[:_COMPARED_BYTES]
-    number = crc32(values.numpy()) if x.numel() else 0  # type: ignore[arg-type]
-    return (*x.shape, x.dtype, x.requires_grad, number)
+    values = wire.as_bytes(x.detach().cpu().contiguous())[:_COMPARED_BYTES]
+    return (*x.shape, x.dtype, x.requires_grad, checksum_of(values))
 
 
 def whole_shape(grid: ProcessGrid, shapes: list[tuple[int, ...]]) -> tuple[int, ...]:

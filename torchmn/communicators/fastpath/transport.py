@@ -54,7 +54,7 @@ class HostTransport(MPITransport):
     # -- messages in slots -------------------------------------------------------------------------------------
 
     def post(self, message: Message, dest: int, tag: int) -> Pending | None:
-        if message.kind == Kind.TENSOR and _LEAST_SLOT_BYTES < message.tensors[0].nbytes <= SLOT_BYTES:
+        if len(message.tensors) == 1 and _LEAST_SLOT_BYTES < message.tensors[0].nbytes <= SLOT_BYTES:
             slot = None
             if not message.on_gpu and self._slots.reaches(self.group.world_ranks[dest]):
                 slot = self._slots.claim()

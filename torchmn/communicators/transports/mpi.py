@@ -74,7 +74,7 @@ class _Sent:
     buffers: Any
 
     def has_ended(self) -> bool:
-        return MPI.Request.Testall(self.requests)
+        return self.requests[0].Test() if len(self.requests) == 1 else MPI.Request.Testall(self.requests)
 
     def wait(self) -> None:
         MPI.Request.Waitall(self.requests)
@@ -138,7 +138,7 @@ class MPITransport:
         header = Header(message.kind, message.request, 0, message.layout())
         encoded = header.encode()
         if len(encoded) + header.layout.nbytes <= INLINE_BYTES and not message.on_gpu:
-            data = b"".join([encoded, *[wire.read_memory(x) for x in message.tensors]])
+            data = b"".join([encoded, *[memory(x) for x in message.tensors]])
             self.hold(_Sent(dest, tag, [self.p2p.Isend([data, MPI.BYTE], dest, tag)], data))
             return None
         return self._post_large(message, header, dest, tag)
