@@ -34,7 +34,7 @@ def digest_of(parts: Iterable[Part], size: int = 8) -> str:
 
 
 def checksum_of(x: Tensor) -> int:
-    """Returns a number for the values of a dense tensor: five times as fast as a digest, for what each step compares."""
+    """Returns a number for the values of a dense tensor: five times as fast as a digest, for what steps compare."""
     data = wire.as_bytes(x.detach().cpu().resolve_conj().resolve_neg().contiguous())
     return crc32(data.numpy().data) if len(data) else 0
 
