@@ -80,7 +80,8 @@ comm.barrier()
 
 
 def test_ranks_on_one_host_listen_on_its_loopback_interface_alone() -> None:
-    result = run_job(LISTENS + "sys.stdout.write(f'rank {comm.rank} {sorted(places)}\\n')", 2, "gloo")
+    # In one piece: ranks share the output.
+    result = run_job(LISTENS + "print(f'rank {comm.rank} {sorted(places)}\\n', end='', flush=True)", 2, "gloo")
     # Rank 0 holds torch's store, which listens everywhere.
     assert result.returncode == 0 and "rank 1 ['127.0.0.1']" in result.stdout, result.output
 
