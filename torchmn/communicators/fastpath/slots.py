@@ -25,7 +25,7 @@ _PAGE, _LINE = 4096, 64
 _BYTES = _PAGE + SLOTS * SLOT_BYTES
 # Other processors may show a number to the receiver before the bytes that it speaks of: there, a slot is filled first.
 FILLS_WHILE_READ = platform.machine() in ("x86_64", "AMD64")
-_STEP_BYTES = 128 << 10 if FILLS_WHILE_READ else SLOT_BYTES
+STEP_BYTES = 128 << 10 if FILLS_WHILE_READ else SLOT_BYTES
 _SPINS = 200
 
 _Slot = tuple[ctypes.c_uint64, int]  # its number, and where its room begins
@@ -60,11 +60,11 @@ class Slots:
                     return slot
         return None
 
-    def fill(self, slot: int, address: int, nbytes: int) -> None:
-        """Copy memory into a slot that was claimed; the receiver may be reading already."""
+    def fill(self, slot: int, address: int, nbytes: int, first: int = 0) -> None:
+        """Copy memory from byte `first` on into a slot that was claimed; the receiver may be reading already."""
         filled, room = self._mine[slot]
-        for start in range(0, nbytes, _STEP_BYTES):
-            end = min(start + _STEP_BYTES, nbytes)
+        for start in range(first, nbytes, STEP_BYTES):
+            end = min(start + STEP_BYTES, nbytes)
             ctypes.memmove(room + start, address + start, end - start)
             filled.value = 1 + end
 

@@ -14,7 +14,7 @@ from torchmn.communicators import reductions, staging, wire
 from torchmn.communicators.fastpath import shared_sum
 from torchmn.communicators.fastpath.direct_comparison import CARRIED_BYTES, MOST_RANKS, DirectComparison
 from torchmn.communicators.fastpath.shared_sum import SharedSum
-from torchmn.communicators.fastpath.slots import FILLS_WHILE_READ, SLOT_BYTES, Slots
+from torchmn.communicators.fastpath.slots import SLOT_BYTES, STEP_BYTES, Slots
 from torchmn.communicators.group import Group
 from torchmn.communicators.transports.mpi import MPITransport
 from torchmn.communicators.transports.transport import Pending
@@ -67,11 +67,11 @@ class HostTransport(MPITransport):
         x = message.tensors[0]
         header = Header(message.kind, message.request, slot, message.layout())
         notice = Message(Kind.ELSEWHERE, (wire.from_bytes(header.encode()),))
-        if not FILLS_WHILE_READ:
-            self._slots.fill(slot, x.data_ptr(), x.nbytes)
+        # The first part before the notice: a receiver that finds nothing yet gives up its turn on the processor.
+        first = min(STEP_BYTES, x.nbytes)
+        self._slots.fill(slot, x.data_ptr(), first)
         super().post(notice, dest, tag)
-        if FILLS_WHILE_READ:
-            self._slots.fill(slot, x.data_ptr(), x.nbytes)
+        self._slots.fill(slot, x.data_ptr(), x.nbytes, first)
         with self._filling:
             self._filled = [each for each in self._filled if not each.is_read()]
             self._filled.append(_Filled(dest, tag, self._slots, slot))
