@@ -222,7 +222,7 @@ class Agreement(Wait):
         same = {} if problem else dict(zip(self._what.same, self._values, strict=bool(self._values)))
         where = user_line(sys._getframe(1))
         mine = (operation, plain.encode(same, repr).decode(), self._differ, problem, where, noted and noted.note)
-        statements = [Statement.of(*told) for told in self._agreements.buffers.allgather_plain(mine)]
+        statements = [Statement.of(*each) for each in self._agreements.buffers.allgather_plain(mine)]
         raise_disagreement(statements, self.group.rank)
         self._statements = statements
         if noted is not None:

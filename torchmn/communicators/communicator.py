@@ -483,8 +483,8 @@ class Communicator:
                 failure = error
         mine = None if failure is None else (failure_text(failure), isinstance(failure, TorchMNError))
         with self.agreed(operation):
-            told = self.buffers.allgather_plain(mine)
-            problems = {rank: problem for rank, problem in enumerate(told) if problem is not None}
+            failures = self.buffers.allgather_plain(mine)
+            problems = {rank: problem for rank, problem in enumerate(failures) if problem is not None}
             if problems:
                 (text, complete), *others = set(problems.values())
                 if complete and not others and len(problems) == (self.size if root is None else 1):

@@ -164,7 +164,7 @@ def _load_mpi(settings: Settings, launch: launchers.Launch) -> Any:
 
 def _mpi(settings: Settings, mpi_comm: Any, launch: launchers.Launch) -> Communicator:
     MPI = _load_mpi(settings, launch)  # noqa: N806  (a module)
-    from torchmn.communicators.transports.mpi import MPITransport, end_job, told_to_all
+    from torchmn.communicators.transports.mpi import MPITransport, allgather_plain, end_job
 
     problem = _world_problem(launch, MPI.COMM_WORLD.size, given=mpi_comm is not None)
     if problem:
@@ -177,10 +177,10 @@ def _mpi(settings: Settings, mpi_comm: Any, launch: launchers.Launch) -> Communi
         point_to_point = (mpi_comm or MPI.COMM_WORLD).Dup()
         fastpath = _fastpath()
         switches = settings.switches() | {"TORCHMN_FASTPATH": fastpath is not None}
-        told = told_to_all(point_to_point, (*Machine.here(), switches))
-        hosts = names_of_hosts([Machine(name, boot) for name, boot, _ in told])
+        gathered = allgather_plain(point_to_point, (*Machine.here(), switches))
+        hosts = names_of_hosts([Machine(name, boot) for name, boot, _ in gathered])
         rank = point_to_point.rank
-        _check_switches([theirs for *_, theirs in told], rank)
+        _check_switches([theirs for *_, theirs in gathered], rank)
         group = Group.of_world(_next_name(), hosts, Watch(rank, hosts[rank]), settings)
         make = MPITransport if fastpath is None else fastpath.HostTransport.of_world
         world = Communicator(make(group, point_to_point))
@@ -201,14 +201,14 @@ def _fastpath() -> Any:
         return None
 
 
-def _check_switches(told: Sequence[dict[str, bool]], rank: int) -> None:
+def _check_switches(gathered: Sequence[dict[str, bool]], rank: int) -> None:
     """Raises, on every rank, if a switch is on for some ranks and off for others: they would wait for each other."""
-    for variable in told[0]:
-        off = [each for each, switches in enumerate(told) if not switches[variable]]
-        if 0 < len(off) < len(told):
+    for variable in gathered[0]:
+        off = [each for each, switches in enumerate(gathered) if not switches[variable]]
+        if 0 < len(off) < len(gathered):
             raise MismatchError(
-                f"rank {rank} of {len(told)}: create_communicator: {variable}=0 on rank {ranks_text(off)} only: set it "
-                "on every rank, or on none"
+                f"rank {rank} of {len(gathered)}: create_communicator: {variable}=0 on rank {ranks_text(off)} only: "
+                "set it on every rank, or on none"
             )
 
 

@@ -39,7 +39,7 @@ class Replies:
     Attributes:
         declined: (source, number) of requests that get no reply. Anybody may append to it at any time, also in the
             middle of another message; they are sent before this rank waits the next time.
-        handler: see `Handler`; None as long as nobody has made a request.
+        handler: see `Handler`; None until the first request.
     """
 
     def __init__(self, buffers: Buffers):

@@ -77,7 +77,7 @@ def run_threads(
                 while thread.is_alive():
                     thread.join(0.5)
                     if world.timed_out:
-                        thread.join(5.0)  # a rank asleep in user code can not be woken; it is left behind
+                        thread.join(5.0)  # a rank asleep in user code cannot be woken; it is left behind
                         break
     except KeyboardInterrupt:
         world.fail("interrupted while ranks were running")  # or they would go on, in a notebook for hours

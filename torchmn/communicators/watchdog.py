@@ -144,9 +144,9 @@ class Watch:
     def state(self) -> RankState:
         """What this rank is doing now."""
         wait = self.longest()
-        told = {name: report.told(self) for name, report in reports.items()}
+        facts = {name: report.facts(self) for name, report in reports.items()}
         if wait is None:
-            return RankState(self.rank, self.host, "", where=line_of_thread(self.main_thread), reports=told)
+            return RankState(self.rank, self.host, "", where=line_of_thread(self.main_thread), reports=facts)
         group = wait.group
         return RankState(
             rank=self.rank,
@@ -159,7 +159,7 @@ class Watch:
             members=group.world_ranks,
             seconds=monotonic() - wait.since,
             where=line_of_thread(wait.thread),
-            reports=told,
+            reports=facts,
         )
 
     def mark_broken(self, name: str, rank: int, reason: str) -> None:
@@ -178,8 +178,8 @@ class Watch:
 class Report(NamedTuple):
     """Lines of another layer below the table of a stuck job."""
 
-    told: Callable[[Watch], Any]  # returns what a rank tells, as JSON has it
-    lines: Callable[[dict[int, Any]], list[str]]  # returns the lines, from what each rank has told
+    facts: Callable[[Watch], Any]  # returns those of one rank, as JSON has it
+    lines: Callable[[dict[int, Any]], list[str]]  # returns the lines, from the facts of each rank
 
 
 reports: dict[str, Report] = {}

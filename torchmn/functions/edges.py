@@ -130,7 +130,7 @@ class Edges:
             self._find_forgotten()
 
     def on_declined(self, peer: int, number: int) -> None:
-        """The sender of that edge was told that there will be no gradient."""
+        """The sender of that edge knows that there will be no gradient."""
         self.received.pop((peer, number), None)
 
     # -- backward ----------------------------------------------------------------------------------------------
@@ -336,7 +336,7 @@ class AwaitedEdge(NamedTuple):
 _NOWHERE: Place = (0, edges_of.__code__, 0)
 
 
-def _told(watch: Watch) -> dict[str, Any]:
+def _facts(watch: Watch) -> dict[str, Any]:
     """The edge that this rank waits for, and those that it owes: [communicator, source, dest, number, line] of each."""
     awaited, owed = None, []
     wait = watch.longest()
@@ -352,11 +352,11 @@ def _told(watch: Watch) -> dict[str, Any]:
     return {"awaited": awaited, "owed": owed[-_SHOWN_EDGES:]}
 
 
-def _lines(told: dict[int, dict[str, Any]]) -> list[str]:
+def _lines(facts: dict[int, dict[str, Any]]) -> list[str]:
     """For each gradient that a rank waits for: the line that sent the value, and the line that received it."""
-    received = {tuple(edge[:4]): edge[4] for each in told.values() for edge in each["owed"]}
+    received = {tuple(edge[:4]): edge[4] for each in facts.values() for edge in each["owed"]}
     lines = []
-    for each in told.values():
+    for each in facts.values():
         if each["awaited"] is None:
             continue
         *edge, sent_at = each["awaited"]
@@ -372,4 +372,4 @@ def _lines(told: dict[int, dict[str, Any]]) -> list[str]:
     return lines
 
 
-watchdog.reports["gradients"] = Report(_told, _lines)
+watchdog.reports["gradients"] = Report(_facts, _lines)

@@ -66,7 +66,7 @@ def _arrived(comm: Communicator, rank: int, tag: int, place: Place) -> Arrival:
 
 
 def _next_message(comm: Communicator, rank: int, tag: int) -> Message:
-    """The next message of tensors; on this occasion, look after edges that backward can not reach."""
+    """The next message of tensors; on this occasion, look after edges that backward cannot reach."""
     message = comm.replies.receive(rank, tag)
     if recomputation.keeping():
         recomputation.record(_described(comm, rank, tag), message)

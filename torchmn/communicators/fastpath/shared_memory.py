@@ -8,7 +8,7 @@ from uuid import uuid4
 
 from mpi4py import MPI
 
-from torchmn.communicators.transports.mpi import told_to_all
+from torchmn.communicators.transports.mpi import allgather_plain
 
 
 def share(comm: MPI.Comm, nbytes: int) -> dict[int, mmap.mmap]:
@@ -17,14 +17,14 @@ def share(comm: MPI.Comm, nbytes: int) -> dict[int, mmap.mmap]:
     Every rank must call it. The memory lives as long as a process maps it, and no longer.
     """
     path = _new_file(nbytes)
-    paths = told_to_all(comm, path)
+    paths = allgather_plain(comm, path)
     maps: dict[int, mmap.mmap] = {}
     try:
         if all(paths):
             maps = {rank: _map(theirs, nbytes) for rank, theirs in enumerate(paths) if theirs}
     except OSError:  # another host, or containers that share a host name but not /dev/shm
         maps = {}
-    complete = all(told_to_all(comm, len(maps) == comm.size))
+    complete = all(allgather_plain(comm, len(maps) == comm.size))
     if path is not None:
         os.unlink(path)
     return maps if complete else {}

@@ -1,4 +1,4 @@
-"""Messages in shared memory between the ranks of a host: a sender copies a tensor into a slot of its own.
+"""Messages in shared memory between the ranks of a host: a sender copies a tensor into one of its slots.
 
 `send` must not wait and its caller may change the tensor at once, so one copy has to be made anyway; made here, it is
 the transfer. MPI would make another one or two. The receiver copies it out, side by side with the sender, who says how

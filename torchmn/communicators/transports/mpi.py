@@ -53,8 +53,8 @@ def memory(x: Tensor) -> Any:
     return MPI.memory.fromaddress(x.data_ptr(), x.nbytes)
 
 
-def told_to_all(comm: MPI.Comm, value: Any) -> list[Any]:
-    """Returns what every rank of `comm` tells, a plain value, in rank order. mpi4py's own `allgather` would pickle."""
+def allgather_plain(comm: MPI.Comm, value: Any) -> list[Any]:
+    """Returns every rank's plain value, in rank order. mpi4py's own `allgather` would pickle it."""
     data = plain.encode(value)
     counts = array("q", [0] * comm.size)
     comm.Allgather([array("q", [len(data)]), MPI.INT64_T], [counts, MPI.INT64_T])

@@ -31,10 +31,10 @@ class SoloTransport:
         return SoloTransport(Group.of_world("world", [host], Watch(0, host), settings))
 
     def post(self, message: Message, dest: int, tag: int) -> Pending | None:
-        raise AssertionError("a world of one has nobody to send to")
+        raise AssertionError("a world of one has no other rank to send to")
 
     def take(self, source: int, tag: int) -> Message:
-        raise AssertionError("a world of one has nobody to receive from")
+        raise AssertionError("a world of one has no other rank to receive from")
 
     def arrived(self, source: int, tag: int) -> bool:
         return False

@@ -56,7 +56,7 @@ class ThreadWorld:
     def wait_until(self, ready: Callable[[], bool], needed: Callable[[], Sequence[int]], rank: int) -> None:
         """Wait, with the lock held, until `ready`; raise if the world failed or a needed rank has left."""
         while not ready():
-            # Every operation comes by here in some test: none of them may wait where the watchdog can not see it.
+            # Every operation comes by here in some test: none of them may wait where the watchdog cannot see it.
             wait = self.watches[rank].waits.get(threading.get_ident())
             assert wait is not None, "a wait without a note for the watchdog"
             broken = self.watches[rank].broken_in(wait)

@@ -112,7 +112,7 @@ class Transport(Protocol):
     def post(self, message: Message, dest: int, tag: int) -> Pending | None:
         """Starts to send, without waiting for the receiver.
 
-        If `message.private`, nobody else will change its tensors, and they may be handed over as they are. Else they
+        If `message.private`, no other code will change its tensors, and they may be handed over as they are. Else they
         may change once this has returned: copy them, or return what is to be waited for before they may change.
         """
         ...
@@ -170,7 +170,7 @@ class Transport(Protocol):
         ...
 
     def undelivered(self) -> list[int]:
-        """Returns the ranks that have not taken yet what was posted to them. A rank that leaves tells it the others."""
+        """Returns the ranks that have not taken yet what was posted to them. A rank that leaves announces it."""
         ...
 
     def flush(self) -> Iterable[Pending]:
