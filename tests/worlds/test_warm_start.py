@@ -28,7 +28,7 @@ print(json.dumps({
     "environment": {name: os.environ[name] for name in os.environ if not name.startswith(("TORCHMN", "PYTHONPATH"))},
     "signals": [str(signal.getsignal(n)) for n in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGPIPE)],
     "files": sorted(int(file) for file in os.listdir("/proc/self/fd") if os.path.exists(f"/proc/self/fd/{file}")),
-    "streams": [[s.encoding, s.errors, s.line_buffering, s.write_through, s.name, s.fileno()] for s in streams],
+    "streams": [[s.encoding, s.errors, s.line_buffering or s.write_through, s.name, s.fileno()] for s in streams],
     "threads": [torch.get_num_threads(), len(os.listdir("/proc/self/task"))],
     "main": sys.modules["__main__"].__dict__ is globals(),
     "imported": imported,
@@ -83,6 +83,12 @@ def test_it_ends_with_the_status_of_what_it_runs(ending, status):
     assert job.stdout == "last words\n"
     assert ("ValueError: on purpose" in job.stderr) == (status == 1)
     assert job.survivors == ()
+
+
+def test_a_line_of_unbuffered_output_stays_whole():
+    script = "import os\nprint('a line', end='')\nos.write(1, b'of another rank\\n')\nprint(' in pieces')"
+    job = run_job(script, 1, "solo", env={"PYTHONUNBUFFERED": "1"})
+    assert job.stdout == "of another rank\na line in pieces\n"
 
 
 @pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGKILL])

@@ -68,19 +68,23 @@ def take_files(received: dict[int, int]) -> None:
 
 
 def open_streams(manners: list[tuple[str, str, bool, bool] | None]) -> None:
-    """Opens the three standard streams as Python opened them in the process that asked."""
+    """Opens the three standard streams as Python opened them in the process that asked.
+
+    Where it opened them unbuffered, lines are written whole: several ranks share the output, and Python writes what
+    `print` gets piece by piece.
+    """
     for number, (name, manner) in enumerate(zip(("stdin", "stdout", "stderr"), manners, strict=True)):
         stream = None
         if manner is not None:
             encoding, errors, line_buffering, write_through = manner
             file = io.FileIO(number, "w" if number else "r", closefd=False)
             file.name = f"<{name}>"
-            binary = file if write_through else io.BufferedWriter(file) if number else io.BufferedReader(file)
+            binary = io.BufferedWriter(file) if number else io.BufferedReader(file)
             stream = io.TextIOWrapper(
                 binary,  # type: ignore[arg-type]
                 encoding=encoding,
                 errors=errors,
-                line_buffering=line_buffering,
+                line_buffering=line_buffering or write_through,
                 write_through=write_through,
             )
         setattr(sys, name, stream)
