@@ -1,7 +1,8 @@
 """Part (a) of model_parallel.py: a tensor goes to the other rank and its gradient comes back.
 
 The first table is microseconds for there and back: by our `send` and `recv`; by `raw` messages of mpi4py without
-autograd, and by `gloo`'s; and by what one would write oneself (by_hand.py says what those columns are).
+autograd, and by `gloo`'s; and by what one would write oneself (by_hand.py says what those columns are). `limit` is what
+the copies alone take: into memory that both ranks map and out of it, both ways, without messages, checks and autograd.
 
 The second table is what that means. How much over raw we are, the `prototype` of two messages each way, and what users
 write `by hand`; and our share of what the prototype takes over raw, `ours/prototype`, in which the speed of the machine
@@ -15,6 +16,8 @@ backward once for all of them, as a model does; microseconds per tensor.
 
 from __future__ import annotations
 
+import ctypes
+from collections.abc import Callable
 from statistics import median
 
 import by_hand
@@ -30,6 +33,7 @@ from torchmn import functions as F
 KB, MB = 1 << 10, 1 << 20
 RAW = MPI.COMM_WORLD
 EDGES = 16
+_PAGE = 4096
 
 
 def there_and_back(comm: torchmn.Communicator, nbytes: int) -> side_by_side.Contenders:
@@ -63,7 +67,40 @@ def there_and_back(comm: torchmn.Communicator, nbytes: int) -> side_by_side.Cont
             dist.recv(fresh, 0)
             dist.send(gradient, 0)
 
-    return {"ours": ours, "raw": raw, "gloo": gloo, **by_hand.contenders(comm.rank, nbytes)}
+    limit = _copies(comm.rank, plain, gradient)
+    return {"ours": ours, "raw": raw, "limit": limit, "gloo": gloo, **by_hand.contenders(comm.rank, nbytes)}
+
+
+def _copies(rank: int, value: torch.Tensor, gradient: torch.Tensor) -> Callable[[], None]:
+    """`value` to rank 1 and `gradient` back, by copies through shared memory and nothing else."""
+    nbytes = value.nbytes
+    window = MPI.Win.Allocate_shared(_PAGE + nbytes, comm=RAW)
+    starts = [window.Shared_query(peer)[0].address for peer in range(2)]
+    full = [ctypes.c_uint64.from_address(start) for start in starts]
+    for each in full:
+        each.value = 0
+    RAW.Barrier()
+
+    def put(x: torch.Tensor) -> None:
+        ctypes.memmove(starts[rank] + _PAGE, x.data_ptr(), nbytes)
+        full[rank].value = 1
+
+    def get() -> None:
+        fresh = torch.empty_like(value)
+        while not full[1 - rank].value:
+            pass
+        ctypes.memmove(fresh.data_ptr(), starts[1 - rank] + _PAGE, nbytes)
+        full[1 - rank].value = 0
+
+    def both_ways() -> None:
+        if rank == 0:
+            put(value)
+            get()
+        else:
+            get()
+            put(gradient)
+
+    return both_ways
 
 
 def used(comm: torchmn.Communicator, nbytes: int) -> side_by_side.Contenders:
@@ -142,8 +179,8 @@ def _pass_on(x: torch.Tensor, rank: int, sender: int) -> None:
         RAW.Recv([memory(x), MPI.BYTE], sender)
 
 
-_COLUMNS = ("ours", "raw", "bare", "torch", "prototype", "by hand", "gloo")
-_TOGETHER = ("ours", "bare", "prototype", "by hand")  # compared within the same tenths of a second
+_COLUMNS = ("ours", "limit", "raw", "bare", "torch", "prototype", "by hand", "gloo")
+_TOGETHER = ("ours", "limit", "bare", "prototype", "by hand")  # compared within the same tenths of a second
 _TURNS = 10  # in a round: the machine changes its speed several times a second, so turns are short, and many
 
 Times = dict[str, list[float]]
