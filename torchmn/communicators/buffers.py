@@ -167,7 +167,7 @@ class Buffers:
     def swap(self, xs: Sequence[Tensor] | Tensor, shapes: Sequence[Sequence[int]]) -> tuple[Tensor, ...]:
         """Give every rank its element of `xs`, and get one of `shapes[peer]` from each."""
         incoming = {peer: self.room(shapes[peer], xs[peer]) for peer in self._others}
-        self.exchange({peer: self.outgoing(xs[peer]) for peer in self._others}, incoming)
+        self.start_exchange({peer: self.outgoing(xs[peer]) for peer in self._others}, incoming).wait()
         mine = xs[self.rank].detach().clone()
         if mine.is_cuda:
             incoming = {peer: self.arrived(x, mine) for peer, x in incoming.items()}
