@@ -73,7 +73,7 @@ def reduce_in_order(parts: Sequence[Tensor], op: str) -> Tensor:
 
 
 def reduce_into(x: Tensor, parts: Sequence[Tensor], op: str) -> None:
-    """Write `parts[0] op parts[1] op ...` into `x`, of the same dtype and shape, which is none of them."""
+    """Write `parts[0] op parts[1] op ...` into `x`, of the same dtype and shape: none of them, or one of two."""
     combine = _COMBINE[op]
     combine(parts[0], parts[1], out=x)
     for part in parts[2:]:

@@ -114,7 +114,11 @@ class HostTransport(MPITransport):
             return comparison.parts(payload) if comparison.equal(number, payload) else None
         assert self._sum is not None
         self._sum.show(payload)
-        return self._sum.seen(payload) if comparison.equal(number, None) else None
+        if not comparison.equal(number, None):
+            return None
+        parts = list(self._sum.seen(payload))
+        parts[self.group.rank] = payload  # the same numbers, nearer to this processor
+        return parts
 
     # -- sums --------------------------------------------------------------------------------------------------
 
