@@ -40,7 +40,6 @@ class Kind(IntEnum):
     OBJECT = 2
     ERROR = 3  # the sender could not send; the payload is the text of its error
     LONG = 4  # the real header was too long for one message and follows as a payload
-    ELSEWHERE = 5  # the payload is a header, of tensors that lie in shared memory
 
 
 KINDS = tuple(Kind)

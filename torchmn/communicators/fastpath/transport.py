@@ -10,7 +10,7 @@ from time import sleep
 from mpi4py import MPI
 from torch import Tensor
 
-from torchmn.communicators import reductions, staging, wire
+from torchmn.communicators import reductions, staging
 from torchmn.communicators.fastpath import shared_sum
 from torchmn.communicators.fastpath.direct_comparison import CARRIED_BYTES, MOST_RANKS, DirectComparison
 from torchmn.communicators.fastpath.shared_sum import SharedSum
@@ -18,9 +18,10 @@ from torchmn.communicators.fastpath.slots import SLOT_BYTES, STEP_BYTES, Slots
 from torchmn.communicators.group import Group
 from torchmn.communicators.transports.mpi import MPITransport
 from torchmn.communicators.transports.transport import Pending
-from torchmn.communicators.wire import Header, Kind, Message
+from torchmn.communicators.wire import Header, Message
 
 _LEAST_SLOT_BYTES = 64 << 10  # smaller messages travel whole
+_IN_SLOTS = 1 << 40  # numbers of headers from here on are those of slots
 
 
 class HostTransport(MPITransport):
@@ -65,24 +66,21 @@ class HostTransport(MPITransport):
 
     def _post_in_slot(self, message: Message, dest: int, tag: int, slot: int) -> None:
         x = message.tensors[0]
-        header = Header(message.kind, message.request, slot, message.layout())
-        notice = Message(Kind.ELSEWHERE, (wire.from_bytes(header.encode()),))
-        # The first part before the notice: a receiver that finds nothing yet gives up its turn on the processor.
+        header = Header(message.kind, message.request, _IN_SLOTS + slot, message.layout())
+        # The first part before the header: a receiver that finds nothing yet gives up its turn on the processor.
         first = min(STEP_BYTES, x.nbytes)
         self._slots.fill(slot, x.data_ptr(), first)
-        super().post(notice, dest, tag)
+        self.post_bytes(header.encode(), dest, tag)
         self._slots.fill(slot, x.data_ptr(), x.nbytes, first)
         with self._filling:
             self._filled = [each for each in self._filled if not each.is_read()]
             self._filled.append(_Filled(dest, tag, self._slots, slot))
 
-    def take(self, source: int, tag: int) -> Message:
-        message = super().take(source, tag)
-        if message.kind != Kind.ELSEWHERE:
-            return message
-        header, _ = Header.decode(wire.to_bytes(message.tensors[0]))
+    def take_announced(self, header: Header, source: int) -> Message:
+        if header.number < _IN_SLOTS:
+            return super().take_announced(header, source)
         x = header.layout.specs[0].empty()
-        self._slots.copy_out(self.group.world_ranks[source], header.number, x)
+        self._slots.copy_out(self.group.world_ranks[source], header.number - _IN_SLOTS, x)
         return header.message((x,))
 
     def undelivered(self) -> list[int]:

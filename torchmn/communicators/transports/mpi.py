@@ -138,10 +138,13 @@ class MPITransport:
         header = Header(message.kind, message.request, 0, message.layout())
         encoded = header.encode()
         if len(encoded) + header.layout.nbytes <= INLINE_BYTES and not message.on_gpu:
-            data = b"".join([encoded, *[memory(x) for x in message.tensors]])
-            self.hold(_Sent(dest, tag, [self.p2p.Isend([data, MPI.BYTE], dest, tag)], data))
+            self.post_bytes(b"".join([encoded, *[memory(x) for x in message.tensors]]), dest, tag)
             return None
         return self._post_large(message, header, dest, tag)
+
+    def post_bytes(self, data: bytes, dest: int, tag: int) -> None:
+        """Sends a header and what follows it, INLINE_BYTES at most."""
+        self.hold(_Sent(dest, tag, [self.p2p.Isend([data, MPI.BYTE], dest, tag)], data))
 
     def _post_large(self, message: Message, header: Header, dest: int, tag: int) -> Pending | None:
         number = next(self._numbers[dest]) % (self._third - 1) + 1
@@ -207,9 +210,10 @@ class MPITransport:
             self._inboxes.append(inbox)
             return message
         self._inboxes.append(inbox)
-        return self._take_large(header, source)
+        return self.take_announced(header, source)
 
-    def _take_large(self, header: Header, source: int) -> Message:
+    def take_announced(self, header: Header, source: int) -> Message:
+        """Receives the tensors of a message whose header came alone."""
         number = abs(header.number)
         if header.kind == Kind.LONG:
             long = header.layout.specs[0].empty()
