@@ -10,9 +10,8 @@ from torchmn.communicators.communicator import Communicator
 from torchmn.communicators.process_grid import ProcessGrid
 from torchmn.errors import ArgumentError
 from torchmn.optim.checks import check
-from torchmn.optim.double_buffering import DoubleBufferingOptimizer
 from torchmn.optim.multi_node import MultiNodeOptimizer
-from torchmn.optim.overlap import OverlappingOptimizer
+from torchmn.optim.reducers import Delayed, Immediate, Overlapped
 
 
 def create_multi_node_optimizer(
@@ -45,5 +44,5 @@ def create_multi_node_optimizer(
         "grad_dtype": comm.settings.grad_dtype if grad_dtype is None else grad_dtype,
     }
     check(actual_optimizer, comm, model, options)
-    kind = DoubleBufferingOptimizer if double_buffering else OverlappingOptimizer if overlap else MultiNodeOptimizer
-    return kind(actual_optimizer, comm, model, zero_fill, grad_dtype)
+    reducer = Delayed if double_buffering else Overlapped if overlap else Immediate
+    return MultiNodeOptimizer(actual_optimizer, comm, model, zero_fill, grad_dtype, reducer)

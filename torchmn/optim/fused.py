@@ -13,7 +13,7 @@ and give wrong gradients, where torch's other updates make it an error. So this 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -39,19 +39,17 @@ def update(optimizer: Optimizer, closure: Callable[[], Any] | None = None) -> An
     try:
         return optimizer.step() if closure is None else optimizer.step(closure)
     finally:
-        increment_version(list(_written(optimizer)))
+        increment_version(_written(optimizer))
         for group in fused:
             group["fused"] = None
 
 
-def _written(optimizer: Optimizer) -> Iterator[Tensor]:
+def _written(optimizer: Optimizer) -> list[Tensor]:
     """The tensors that a fused step writes to: parameters that have a gradient, and their state."""
-    for group in optimizer.param_groups:
-        if group.get("fused"):
-            for parameter in group["params"]:
-                if parameter.grad is not None:
-                    yield parameter
-                    yield from (x for x in optimizer.state.get(parameter, {}).values() if isinstance(x, Tensor))
+    groups = [group for group in optimizer.param_groups if group.get("fused")]
+    learning = [p for group in groups for p in group["params"] if p.grad is not None]
+    states = [optimizer.state.get(p, {}) for p in learning]
+    return learning + [x for state in states for x in state.values() if isinstance(x, Tensor)]
 
 
 def _has_hooks(optimizer: Optimizer) -> bool:
@@ -65,21 +63,13 @@ def _may_fuse(group: dict[str, Any], optimizer: Optimizer) -> bool:
         return False  # chosen by the user
     if group.get("differentiable") or group.get("capturable") or isinstance(group["lr"], Tensor):
         return False
-    state = optimizer.state
-    begun = None  # the fused SGD knows only groups of which every parameter makes its first step, or none does
-    for parameter in group["params"]:
-        grad = parameter.grad
-        if grad is None:
-            continue
-        values = state.get(parameter)
-        if begun not in (None, bool(values)) or not _in_order(parameter) or not _in_order(grad):
-            return False
-        begun = bool(values)
-        if values and not all(_in_order(x) for x in values.values() if isinstance(x, Tensor) and x.dim()):
-            return False
-    return True
-
-
-def _in_order(x: Tensor) -> bool:
-    """Whether a tensor is on the CPU, of a dtype that is not rounded, and in plain order."""
-    return x.is_cpu and x.dtype in _DTYPES and x.layout is _STRIDED and x.is_contiguous()
+    learning = [p for p in group["params"] if p.grad is not None]
+    states = [optimizer.state.get(p) or {} for p in learning]
+    if all(states) != any(states):  # the fused SGD wants the first step of all parameters, or of none
+        return False
+    tensors = [*learning, *[p.grad for p in learning]]
+    tensors += [x for state in states for x in state.values() if isinstance(x, Tensor) and x.dim()]
+    # On the CPU, of a dtype that is not rounded, in plain order.
+    return not [
+        x for x in tensors if not (x.is_cpu and x.dtype in _DTYPES and x.layout is _STRIDED and x.is_contiguous())
+    ]

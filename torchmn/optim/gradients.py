@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
+from torch.optim import Optimizer
 
 from torchmn.communicators.communicator import Communicator
 from torchmn.communicators.mean import means
@@ -32,25 +33,48 @@ class Gradient:
     parameter: Tensor
     value: Tensor | None
 
-    def kind(self) -> int:
-        """Whether there is one here, and of which layout."""
-        if self.value is None:
-            return ABSENT
-        return DENSE if self.value.layout is torch.strided else SPARSE
-
-    def odd_dtype(self) -> torch.dtype | None:
-        """Its dtype where that is not the parameter's, as torch allows with `parameter.grad_dtype`."""
-        return None if self.value is None or self.value.dtype is self.parameter.dtype else self.value.dtype
-
     def put_back(self) -> None:
         self.parameter.grad = self.value
 
 
+class Collection:
+    """The gradients of an optimizer's parameters, in the order of its groups, which all ranks share."""
+
+    def __init__(self, optimizer: Optimizer, names: Mapping[int, str]):
+        """`names`: of parameters that have one, by their ids."""
+        self._optimizer = optimizer
+        self._names = names
+        self._ids: list[int] = []
+        self._kept: list[Gradient] = []
+
+    def gradients(self) -> list[Gradient]:
+        """Returns all of them, as they are now. The next call changes their values."""
+        parameters = [p for group in self._optimizer.param_groups for p in group["params"]]
+        ids = [id(p) for p in parameters]
+        if ids != self._ids:
+            self._kept = [Gradient(name, p, None) for name, p in zip(self._all_names(), parameters, strict=True)]
+            self._ids = ids
+        for grad, parameter in zip(self._kept, parameters, strict=True):
+            grad.value = parameter.grad
+        return self._kept
+
+    def trainable(self) -> set[int]:
+        """Returns the ids of parameters that need a gradient."""
+        return {id(p) for group in self._optimizer.param_groups for p in group["params"] if p.requires_grad}
+
+    def _all_names(self) -> list[str]:
+        return [
+            self._names.get(id(p)) or f"param_groups[{group}]['params'][{place}]"
+            for group, values in enumerate(self._optimizer.param_groups)
+            for place, p in enumerate(values["params"])
+        ]
+
+
 @dataclass(frozen=True)
 class Agreement:
-    """What all ranks know before gradients travel: the kind of each gradient, and this rank's share of the mean."""
+    """What all ranks know of gradients that become means: the kind of each, and this rank's share of the mean."""
 
-    kinds: tuple[int, ...]
+    kinds: tuple[int, ...] | None  # None: they were compared before, bucket by bucket
     share: float
     equal: bool = True  # whether all ranks count the same
     dtypes: tuple[torch.dtype | None, ...] = ()  # of gradients that are not of their parameter's; () if all are
@@ -89,12 +113,14 @@ def agree(
     factors of each rank's own.
     """
     weight, problem = number_of_samples(weight)
-    shapes = tuple(
-        ("own slice" if role_of(grad.parameter).over else tuple(grad.parameter.shape), grad.parameter.dtype)
-        for grad in grads
-    )
-    kinds = tuple(grad.kind() for grad in grads)
-    dtypes = tuple(grad.odd_dtype() for grad in grads)
+    parameters = [grad.parameter for grad in grads]
+    values = [grad.value for grad in grads]
+    shapes = tuple([("own slice" if role_of(p).over else tuple(p.shape), p.dtype) for p in parameters])
+    kinds = tuple([ABSENT if x is None else DENSE if x.layout is torch.strided else SPARSE for x in values])
+    # Those that are not their parameter's, as torch allows with `parameter.grad_dtype`.
+    pairs = zip(parameters, values, strict=True)
+    dtypes: tuple[torch.dtype | None, ...]
+    dtypes = tuple([None if x is None or x.dtype is p.dtype else x.dtype for p, x in pairs])
     dtypes = dtypes if any(dtypes) else ()
     same = {"weighted": weight is not None, **here.same(), "parameters": shapes}
     with comm.agreed(operation, problem, differ=(kinds, weight, dtypes, here.clipped, here.written), **same) as ranks:
@@ -195,6 +221,7 @@ def take_mean(
     """Replace every gradient by its weighted mean over ranks: of a rank's own slice, over those that have the same."""
     dense: dict[Communicator, dict[int, Tensor]] = {comm: {}}  # by place
     equal = agreement.equal  # which all ranks know
+    assert agreement.kinds is not None
     for place, (grad, kind) in enumerate(zip(grads, agreement.kinds, strict=True)):
         among = role_of(grad.parameter).over or comm
         if kind == SPARSE:

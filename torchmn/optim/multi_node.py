@@ -18,7 +18,8 @@ from torchmn.gradient_role import role_of
 from torchmn.optim import clipping, gradients
 from torchmn.optim.checks import OPERATION, groups_as_text
 from torchmn.optim.clipping import Clipped, Clipping
-from torchmn.optim.gradients import Circumstances, Gradient
+from torchmn.optim.gradients import Circumstances, Collection, Gradient
+from torchmn.optim.reducers import Immediate, Reducer
 from torchmn.optim.synchronized import SynchronizedGradients
 from torchmn.optim.values import Writing, Written, compare_values, hyperparameters
 from torchmn.optim.wrapper import WrappedOptimizer
@@ -42,44 +43,44 @@ class MultiNodeOptimizer(WrappedOptimizer):
         model: nn.Module | None = None,
         zero_fill: bool = True,
         grad_dtype: torch.dtype | None = None,
+        reducer: type[Immediate] = Immediate,
     ):
         super().__init__(actual_optimizer)
         self.comm = comm
-        self.zero_fill = zero_fill
-        self.grad_dtype = grad_dtype if grad_dtype is not None else comm.settings.grad_dtype
-        self._names = {id(p): name for name, p in model.named_parameters()} if model is not None else {}
+        names = {id(p): name for name, p in model.named_parameters()} if model is not None else {}
+        self._collection = Collection(actual_optimizer, names)
         self._model = model
-        self._holding = False  # inside no_sync
         self._warned = False
         self._synchronized = SynchronizedGradients()
         self._clipping: Clipping | None = None  # of gradients that are not means
         actual_optimizer._torchmn_takes_mean = True  # type: ignore[attr-defined]  (a parallel model's guard looks)
         self._bcast_at_first(model)
-        self._trainable = self._trainable_now()
+        self._trainable = self._collection.trainable()
         self._writing = Writing()
-        self._writing.begin(grad.parameter for grad in self._gradients())
-        self._prepare()
+        self._writing.begin([grad.parameter for grad in self._collect()])
+        dtype = grad_dtype if grad_dtype is not None else comm.settings.grad_dtype
+        self._reducer: Reducer = reducer(self._collection, comm, zero_fill, dtype)
         if comm.size > 1:
             clipping.listen(self)
-
-    def _prepare(self) -> None:
-        """What a kind of multi-node optimizer needs beyond that; all ranks are here."""
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.actual_optimizer!r}, {self.comm!r})"
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add a group, on every rank; its parameters become rank 0's at once."""
+        self._reducer.before_new_group()
         self.actual_optimizer.add_param_group(param_group)
         added_group: dict[str, Any] = groups_as_text(self.actual_optimizer, first=len(self.param_groups) - 1)
         self.comm.agree("add_param_group", **added_group)
         count = len(self.param_groups[-1]["params"])
-        added = self._gradients()[-count:]
+        added = self._collect()[-count:]
         self._bcast_parameters(added)
         # Only these: a parameter of another group that was unfrozen meanwhile becomes rank 0's at the next step.
         self._trainable |= {id(grad.parameter) for grad in added if grad.parameter.requires_grad}
+        self._reducer.after_new_group()
 
     def zero_grad(self, set_to_none: bool = True) -> None:
+        self._reducer.discard()
         self._synchronized.forget()
         self._clipping = None
         self.actual_optimizer.zero_grad(set_to_none=set_to_none)
@@ -93,14 +94,15 @@ class MultiNodeOptimizer(WrappedOptimizer):
         then the gradient of the mean loss over all samples. Every rank gives one, or none does.
         With a `closure` (LBFGS), its loss is averaged over ranks too, so that all ranks search the same line.
         """
-        if self._holding:
+        if self._reducer.holding:
             raise ArgumentError(f"rank {self.comm.rank} of {self.comm.size}: step inside no_sync: leave it first")
         if closure is not None:
+            self._reducer.refuse("step with a closure")
             return self._update(self._averaging(closure, weight))
         if self._asked_by_scaler():
+            self._reducer.refuse("step with a GradScaler")
             return self._step_scaled()
-        self._have_mean(weight)
-        return self._update()
+        return self._update() if self._have_mean(weight) else None
 
     def synchronize(self, weight: float | None = None) -> None:
         """Replace every gradient by its mean over ranks now; the next `step` does not do it again.
@@ -108,8 +110,14 @@ class MultiNodeOptimizer(WrappedOptimizer):
         A `backward` after this adds this rank's own gradients, and the next `step` takes the mean once more,
         which leaves what was a mean already as it is.
         """
+        self._reducer.refuse("synchronize")
         self._take_mean(weight)
-        self._synchronized.remember(self._gradients())
+        self._synchronized.remember(self._collect())
+
+    def flush(self) -> None:
+        """Apply what is still on its way: nothing, or with double buffering the last gradients."""
+        if self._install(self._reducer.flush()):
+            self._update()
 
     def weigh(self, loss: Tensor, samples: float) -> Tensor:
         """This rank's mean loss over `samples`, weighed before `backward` so that the plain `step()` is exact.
@@ -119,28 +127,33 @@ class MultiNodeOptimizer(WrappedOptimizer):
         """
         return loss * gradients.fair_share(self.comm, samples)
 
-    def _have_mean(self, weight: float | None) -> None:
-        """Take the mean of the gradients, unless `synchronize` did."""
-        if self._synchronized.are(self._gradients()):
+    def _have_mean(self, weight: float | None) -> bool:
+        """Take the mean of the gradients, unless `synchronize` did; False if it has not arrived yet."""
+        if self._synchronized.are(self._collect()):
             # A rank that ran another backward since would take its mean with the others' next gradients.
             self.comm.agree("optimizer step after synchronize")
+            arrived = True
         else:
-            self._take_mean(weight)
+            arrived = self._take_mean(weight)
         self._synchronized.forget()
+        return arrived
 
-    def _take_mean(self, weight: float | None) -> None:
-        """Replace every gradient by its mean over ranks."""
-        grads = self._gradients()
+    def _take_mean(self, weight: float | None) -> bool:
+        """Replace every gradient by its mean over ranks; False if it has not arrived yet."""
+        grads = self._collect()
         agreement = self._agree(grads, weight)
-        gradients.take_mean(self.comm, grads, agreement, self.grad_dtype)
-        for grad in grads:
-            grad.put_back()
+        return self._install(self._reducer.reduce(grads, agreement))
+
+    def _install(self, means: list[Gradient] | None) -> bool:
+        for grad in means or ():
+            grad.parameter.grad = grad.value
+        return means is not None
 
     def _agree(self, grads: list[Gradient], weight: float | None) -> gradients.Agreement:
         """What ranks must know of each other's gradients before they are averaged; also brings new parameters in."""
-        agreement = gradients.agree(self.comm, grads, weight, self.zero_fill, "optimizer step", self._here(grads))
+        agreement = self._reducer.agree(grads, weight, self._here(grads))
         self._compare_values(agreement.doubtful, grads)
-        if grads and not any(agreement.kinds):
+        if grads and agreement.kinds is not None and not any(agreement.kinds):
             self._warn_of_no_gradients()
         if not agreement.equal and self._model is not None:
             crossing = [n for n, m in self._model.named_modules() if getattr(m, "gradients_cross_ranks", False)]
@@ -165,11 +178,11 @@ class MultiNodeOptimizer(WrappedOptimizer):
     @contextmanager
     def no_sync(self) -> Iterator[None]:
         """A block in which `backward` only adds up this rank's gradients, and `step` is a mistake."""
-        around, self._holding = self._holding, True
+        around, self._reducer.holding = self._reducer.holding, True
         try:
             yield
         finally:
-            self._holding = around
+            self._reducer.holding = around
 
     def _averaging(self, closure: Callable[[], Any], weight: float | None) -> Callable[[], Any]:
         def averaged() -> Any:
@@ -190,14 +203,15 @@ class MultiNodeOptimizer(WrappedOptimizer):
         return averaged
 
     def refuse_clipping(self, function: str, parameters: Sequence[Tensor]) -> None:
-        """Called before gradients are clipped, of any parameters: those of this kind of optimizer may be."""
+        """Called before gradients are clipped, of any parameters."""
+        self._reducer.refuse_clipping(function, parameters)
 
     def note_clipping(self, clipping: Clipping) -> None:
         """Called when gradients were clipped, of any parameters: until `synchronize`, they are this rank's own."""
         # Those of another optimizer may be in use by another thread, and torch does not lock them: leave them alone.
         if not any(id(p) in clipping.parameters for group in self.param_groups for p in group["params"]):
             return
-        grads = self._gradients()
+        grads = self._collect()
         if not clipping.concerns(grad.value for grad in grads):
             return
         if not self._synchronized.cover(grads):
@@ -222,7 +236,7 @@ class MultiNodeOptimizer(WrappedOptimizer):
         """A step that a GradScaler asked for: undo its scale, and skip if a gradient overflowed."""
         scale, found_inf = self.__dict__["grad_scale"], self.__dict__["found_inf"]
         problem = None
-        if not self._synchronized.cover(self._gradients()):
+        if not self._synchronized.cover(self._collect()):
             # The scaler has looked for overflows already, at this rank's gradients only: ranks would part ways.
             problem = "call optimizer.synchronize() between backward and scaler.unscale_ or scaler.step"
         overflow = bool(found_inf.item())
@@ -233,19 +247,14 @@ class MultiNodeOptimizer(WrappedOptimizer):
         if overflow:
             return None
         if scale is not None:
-            values = [grad.value for grad in self._gradients() if grad.value is not None]
+            values = [grad.value for grad in self._collect() if grad.value is not None]
             torch._foreach_mul_(values, float(scale.double().reciprocal()))
         return self._update()
 
     # -- what this rank knows ----------------------------------------------------------------------------------
 
-    def _gradients(self) -> list[Gradient]:
-        """The gradient of every parameter of every group, in the order that all ranks share."""
-        return [
-            Gradient(self._names.get(id(p)) or f"param_groups[{group}]['params'][{place}]", p, p.grad)
-            for group, values in enumerate(self.param_groups)
-            for place, p in enumerate(values["params"])
-        ]
+    def _collect(self) -> list[Gradient]:
+        return self._collection.gradients()
 
     def _here(self, grads: list[Gradient]) -> Circumstances:
         """What ranks compare beside their gradients, so that their models can not drift apart."""
@@ -254,7 +263,7 @@ class MultiNodeOptimizer(WrappedOptimizer):
             tuple(grad.name for grad in self._unfrozen(grads)),
             hyperparameters(self.actual_optimizer),
             self._clipped(grads),
-            self._writing.since_then(grad.parameter for grad in grads),
+            self._writing.since_then([grad.parameter for grad in grads]),
         )
 
     def _compare_values(self, doubtful: Written, grads: list[Gradient]) -> None:
@@ -267,10 +276,15 @@ class MultiNodeOptimizer(WrappedOptimizer):
         try:
             return super()._update(closure)
         finally:
-            self._writing.begin(p for group in self.param_groups for p in group["params"])
+            self._writing.begin([p for group in self.param_groups for p in group["params"]])
+
+    def state_dict(self) -> dict[str, Any]:
+        self._reducer.refuse("state_dict")
+        return super().state_dict()
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Load a state, the same on every rank; one that only some have loaded is found by the next step."""
+        self._reducer.refuse("load_state_dict")  # what is on its way would be applied to what was loaded
         super().load_state_dict(state_dict)
         self._writing.loaded = True
 
@@ -278,14 +292,11 @@ class MultiNodeOptimizer(WrappedOptimizer):
         """Whether the model, where it is known, drops out and normalises as in training: all ranks must do the same."""
         return None if self._model is None else "train" if self._model.training else "eval"
 
-    def _trainable_now(self) -> set[int]:
-        return {id(p) for group in self.param_groups for p in group["params"] if p.requires_grad}
-
     def _bcast_at_first(self, model: nn.Module | None) -> None:
         """Rank 0's values of all parameters, and of the model's buffers, each once."""
         named = [] if model is None else [*model.named_parameters(), *model.named_buffers()]
         known = {id(x) for _, x in named}
-        named += [(grad.name, grad.parameter) for grad in self._gradients() if id(grad.parameter) not in known]
+        named += [(grad.name, grad.parameter) for grad in self._collect() if id(grad.parameter) not in known]
         bcast_tensors(self.comm, list(_shared(named)), OPERATION)
 
     def _bcast_parameters(self, grads: list[Gradient]) -> None:
@@ -297,15 +308,12 @@ class MultiNodeOptimizer(WrappedOptimizer):
         appeared = self._unfrozen(grads)
         if appeared:
             self._bcast_parameters(appeared)
-        self._trainable = self._trainable_now()
+        self._trainable = self._collection.trainable()
 
     def _unfrozen(self, grads: list[Gradient]) -> list[Gradient]:
         """Those of parameters that were frozen before."""
         before = self._trainable
         return [grad for grad in grads if grad.parameter.requires_grad and id(grad.parameter) not in before]
-
-    def flush(self) -> None:
-        """Apply what is still on its way: nothing here, the last gradients with double buffering."""
 
 
 def _shared(named: Iterable[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
