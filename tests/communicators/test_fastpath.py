@@ -53,7 +53,7 @@ print("works", flush=True)
 """
 
 
-@pytest.mark.parametrize("variable", ["TORCHMN_FASTPATH", "TORCHMN_CHECKS"])
+@pytest.mark.parametrize("variable", ["TORCHMN_FASTPATH", "TORCHMN_CHECKS", "TORCHMN_FUSION"])
 def test_a_switch_that_is_set_on_one_rank_only_is_an_error_on_all(variable: str) -> None:
     result = run_job(SET_ON_ONE_RANK.format(variable=variable), 2, "mpi")
     assert result.returncode == 0, result.output

@@ -46,7 +46,7 @@ def test_short_floats_keep_their_dtype_there_and_back(comm, name, dtype):
 @ranks(3, on="threads")
 @pytest.mark.parametrize("name", ["gather", "scatter", "allgather", "alltoall"])
 def test_parts_without_elements_and_of_different_shapes(comm, name):
-    # Part p of rank r has r * p rows: none at all on rank 0, and in every part 0.
+    # ShardedTensor p of rank r has r * p rows: none at all on rank 0, and in every part 0.
     rows = [comm.rank * part for part in range(comm.size)]
     xs = [torch.ones(n, 2, requires_grad=True) for n in (rows if name in ("scatter", "alltoall") else [comm.rank])]
     ys = results(CALLS[name](comm, xs))

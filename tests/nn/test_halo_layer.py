@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from tests.nn.parts.parity import assert_parity
+from tests.sharded.parity import assert_parity
 from torchmn.errors import ArgumentError
 from torchmn.geometry import Window
 from torchmn.nn import HaloLayer

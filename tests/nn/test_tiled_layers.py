@@ -9,15 +9,15 @@ from hypothesis import strategies as st
 from torch import nn
 from torch.testing import assert_close
 
-from tests.nn.parts.parity import assert_parity
+from tests.sharded.parity import assert_parity
 from tests.worlds import ranks
 from torchmn.communicators.process_grid import ProcessGrid
 from torchmn.errors import ArgumentError, ParallelizeError
 from torchmn.geometry import all_owned
 from torchmn.nn import CrossMapPool, CrossMapResponseNorm, L2Pool2d, LocalContrastNorm2d, LocalFilter2d
-from torchmn.nn.parts.layout import Samples, image_layout
-from torchmn.nn.parts.moving import part_of, whole
 from torchmn.parallel import full_state_dict, parallelize
+from torchmn.sharded.redistribute import part_of, whole
+from torchmn.sharded.sharding import Samples, image_layout
 
 GRIDS = [(1, 1), (1, 2), (2, 2), (3, 2)]
 every_grid = pytest.mark.parametrize("grid", GRIDS, ids=lambda grid: "x".join(map(str, grid)))
@@ -182,7 +182,7 @@ def test_what_a_tile_can_not_compute_is_refused(comm):
     layer = LocalFilter2d(1, 2, 3, 1, 8)
     grid = ProcessGrid(comm, width=2)
     tiled = layer.slice_over(grid)
-    with pytest.raises(ParallelizeError, match="holds the filters of one tile, and got a whole tensor"):
+    with pytest.raises(ParallelizeError, match="holds the filters of one tile: expected a ShardedTensor, got a whole"):
         tiled(torch.zeros(2, 1, 8, 8))
     parallel = parallelize(nn.Sequential(layer), grid, "halopar")
     with pytest.raises(ArgumentError, match=r"got \(2, 1, 8, 16\).*whole images.*input_shape=\(1, 8, 8\)"):

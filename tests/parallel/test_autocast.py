@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 
 import torchmn
-from tests.nn.parts.parity import gradients_of, numbers
 from tests.parallel.training import tile_of
+from tests.sharded.parity import gradients_of, numbers
 from torchmn.communicators.process_grid import ProcessGrid
 from torchmn.geometry import owned
 from torchmn.parallel import parallelize

@@ -7,8 +7,8 @@ from torch import nn
 from torch.nn.utils import prune
 
 import torchmn
-from tests.nn.parts.parity import numbers
 from tests.parallel.training import tile_of
+from tests.sharded.parity import numbers
 from torchmn.errors import MismatchError, ParallelizeError
 from torchmn.parallel import full_state_dict, parallelize
 

@@ -6,8 +6,8 @@ import torch.nn.functional as F
 from torch import nn
 
 import torchmn
-from tests.nn.parts.parity import numbers
 from tests.parallel.training import tile_of
+from tests.sharded.parity import numbers
 from torchmn.errors import ArgumentError, ParallelizeError
 from torchmn.parallel import full_state_dict, parallelize
 

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 import torchmn
-from tests.nn.parts.parity import assert_parity
+from tests.sharded.parity import assert_parity
 from torchmn.errors import ParallelizeError
 from torchmn.parallel import parallelize
 

@@ -8,8 +8,8 @@ from torch.func import functional_call, grad
 from torch.utils.checkpoint import checkpoint
 
 import torchmn
-from tests.nn.parts.parity import numbers
 from tests.parallel.training import tile_of
+from tests.sharded.parity import numbers
 from torchmn.errors import MismatchError, ParallelizeError
 from torchmn.parallel import parallelize
 

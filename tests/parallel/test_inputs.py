@@ -7,8 +7,8 @@ import torch
 from torch import nn
 
 import torchmn
-from tests.nn.parts.parity import assert_close, numbers
 from tests.parallel.training import tile_of
+from tests.sharded.parity import assert_close, numbers
 from torchmn.communicators.process_grid import ProcessGrid
 from torchmn.errors import ParallelizeError
 from torchmn.parallel import parallelize

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 
 import torchmn
-from tests.nn.parts.parity import numbers
 from tests.parallel.training import tile_of
+from tests.sharded.parity import numbers
 from torchmn.communicators.process_grid import ProcessGrid
 from torchmn.errors import MismatchError, ParallelizeError
 from torchmn.parallel import parallelize

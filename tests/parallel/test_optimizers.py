@@ -10,8 +10,8 @@ import torch.nn.functional as F
 from torch import nn
 
 import torchmn
-from tests.nn.parts.parity import assert_close, numbers
 from tests.parallel.training import PROBLEMS, optimizer_of, tile_of
+from tests.sharded.parity import assert_close, numbers
 from torchmn import functions
 from torchmn.communicators.process_grid import ProcessGrid
 from torchmn.errors import ArgumentError, ParallelizeError

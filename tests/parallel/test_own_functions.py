@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import torchmn
-from tests.nn.parts.parity import Applied, assert_parity
+from tests.sharded.parity import Applied, assert_parity
 from torchmn.communicators.process_grid import ProcessGrid
 from torchmn.errors import ParallelizeError
 from torchmn.parallel import parallelize

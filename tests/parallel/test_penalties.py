@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 
 import torchmn
-from tests.nn.parts.parity import assert_close, gradients_of, numbers
 from tests.parallel.training import tile_of
+from tests.sharded.parity import assert_close, gradients_of, numbers
 from torchmn.communicators.communicator import Communicator
 from torchmn.communicators.process_grid import ProcessGrid
 from torchmn.geometry import Window, owned

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import torchmn
-from tests.nn.parts.parity import Applied, assert_parity
+from tests.sharded.parity import Applied, assert_parity
 from tests.worlds import ranks
 from torchmn.communicators.process_grid import ProcessGrid
 from torchmn.errors import ParallelizeError

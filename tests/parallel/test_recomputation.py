@@ -8,7 +8,7 @@ import pytest
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from tests.nn.parts.parity import assert_parity
+from tests.sharded.parity import assert_parity
 from torchmn.errors import ParallelizeError
 
 PLACES = [

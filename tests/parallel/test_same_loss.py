@@ -11,7 +11,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import torchmn
-from tests.nn.parts.parity import numbers
+from tests.sharded.parity import numbers
 from tests.worlds import ranks
 from torchmn.communicators.process_grid import ProcessGrid
 from torchmn.data import scatter_regions

@@ -12,8 +12,8 @@ import torch.nn.functional as F
 from torch import nn
 
 import torchmn
-from tests.nn.parts.parity import assert_close
 from tests.parallel.training import PROBLEMS, Problem, optimizer_of, tile_of
+from tests.sharded.parity import assert_close
 from torchmn.communicators.process_grid import ProcessGrid
 from torchmn.errors import ArgumentError, ParallelizeError
 from torchmn.parallel import full_state_dict, parallelize

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from tests.nn.parts.parity import assert_parity
+from tests.sharded.parity import assert_parity
 
 GRIDS = [{"width": 2}, {"width": 3}, {"data": 2, "width": 2}]
 

@@ -12,8 +12,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import torchmn
-from tests.nn.parts.parity import assert_close, numbers
 from tests.parallel import models
+from tests.sharded.parity import assert_close, numbers
 from torchmn.communicators.communicator import Communicator
 from torchmn.communicators.process_grid import ProcessGrid
 from torchmn.geometry import owned

@@ -11,10 +11,10 @@ from torch import Tensor
 
 from torchmn.communicators import wire
 
-Part = str | bytes | np.ndarray | Tensor
+ShardedTensor = str | bytes | np.ndarray | Tensor
 
 
-def digest_of(parts: Iterable[Part], size: int = 8) -> str:
+def digest_of(parts: Iterable[ShardedTensor], size: int = 8) -> str:
     """Returns a digest of `size` bytes, in hexadecimal, of all parts in their order.
 
     Tensors and arrays count by dtype, shape and values. Tensors must be dense.

@@ -10,6 +10,8 @@ import torch
 from torchmn.communicators import wire
 
 DEFAULT_TIMEOUT = 300.0
+FUSION = os.environ.get("TORCHMN_FUSION", "1") != "0"
+"""Whether models on tiles may share exchanges of halos; read once, because all ranks must do alike."""
 
 
 def default_timeout() -> float:
@@ -34,4 +36,4 @@ class Settings:
 
     def switches(self) -> dict[str, bool]:
         """Returns what must be switched alike on all ranks, by environment variable."""
-        return {"TORCHMN_CHECKS": self.checks}
+        return {"TORCHMN_CHECKS": self.checks, "TORCHMN_FUSION": FUSION}

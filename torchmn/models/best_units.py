@@ -10,7 +10,7 @@ from torch import Tensor
 from torchmn.models.batches import Batches
 from torchmn.models.placement import Placement
 from torchmn.models.sparse_autoencoder import SparseAutoencoder
-from torchmn.nn.parts.part import Part, local
+from torchmn.sharded.tensor import ShardedTensor, local
 
 Unit = tuple[int, int, int]  # map, row, column
 
@@ -50,10 +50,10 @@ def spot_check(model: SparseAutoencoder, batches: Batches) -> list[BestUnit]:
 
 def _tile(features: Tensor) -> tuple[Unit, Unit]:
     """The first unit that this rank holds, and how many it holds in each dim."""
-    if not isinstance(features, Part):
+    if not isinstance(features, ShardedTensor):
         maps, rows, columns = features.shape[1:]
         return (0, 0, 0), (maps, rows, columns)
-    layout = features.layout_
+    layout = features.spec
     maps, rows, columns = (layout.interval(dim) for dim in (1, 2, 3))
     return (maps.start, rows.start, columns.start), (len(maps), len(rows), len(columns))
 

@@ -9,10 +9,10 @@ from torch import Tensor, nn
 
 from torchmn.communicators.process_grid import ProcessGrid
 from torchmn.errors import ArgumentError, ParallelizeError
-from torchmn.nn.parts.layout import Samples, image_layout
-from torchmn.nn.parts.moving import part_of
-from torchmn.nn.parts.part import wrap
 from torchmn.optim import create_multi_node_optimizer
+from torchmn.sharded.redistribute import part_of
+from torchmn.sharded.sharding import Samples, image_layout
+from torchmn.sharded.tensor import wrap
 
 
 class Placement:

@@ -16,7 +16,7 @@ from torchmn.models.sparse_autoencoder import SparseAutoencoder, Stack
 from torchmn.models.stack_gradients import Gradients, gradients, has_closed_form
 from torchmn.nn.batch_last import as_batch_last
 from torchmn.nn.local_filter import unit_norm_
-from torchmn.nn.parts.part import Part
+from torchmn.sharded.tensor import ShardedTensor
 
 
 @dataclass(frozen=True)
@@ -105,7 +105,7 @@ def _cost(sums: Tensor) -> PretrainingCost:
 def stack_inputs(model: SparseAutoencoder, x: Tensor, number: int) -> Tensor:
     """The inputs of stack `number` from images: on tiles all that this rank's filters see, with the halo."""
     if tiles.runs_on_tiles(model, x) and has_closed_form(model.stacks[number]):
-        return tiles.inputs_with_halo(model, x, number)  # type: ignore[arg-type]  (a Part)
+        return tiles.inputs_with_halo(model, x, number)  # type: ignore[arg-type]  (a ShardedTensor)
     return model.features(x, number)
 
 
@@ -121,7 +121,7 @@ def pretraining_step(
     tied filters, these are two updates of the same tensor, one after the other.
     """
     placement = placement or Placement(stack, (stack.filter.in_maps, *stack.filter.in_size))
-    closed = not isinstance(x, Part) and has_closed_form(stack)
+    closed = not isinstance(x, ShardedTensor) and has_closed_form(stack)
     found = gradients(stack, as_batch_last(x), sparsity) if closed else _gradients_by_autograd(stack, x, sparsity)
     count = placement.sum_over_copies(torch.tensor([float(x.shape[0])], dtype=torch.float64)).item()
     filters = stack.filter
@@ -132,8 +132,8 @@ def pretraining_step(
     here = torch.stack([found.reconstruction, sparsity * found.pooled, found.pooled.new_tensor(x.shape[0])]).double()
     if placement.is_first_tile:
         return here
-    # Every tile has the number of images; of Parts, it has the whole cost, too.
-    here[0 if isinstance(x, Part) else 2 :] = 0
+    # Every tile has the number of images; of ShardedTensors, it has the whole cost, too.
+    here[0 if isinstance(x, ShardedTensor) else 2 :] = 0
     return here
 
 

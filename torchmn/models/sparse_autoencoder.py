@@ -15,7 +15,7 @@ from torchmn.nn.contrast_norm import LocalContrastNorm2d
 from torchmn.nn.l2_pool import L2Pool2d
 from torchmn.nn.local_filter import LocalFilter2d
 from torchmn.nn.pair import Size, count, pair
-from torchmn.nn.parts.part import Part
+from torchmn.sharded.tensor import ShardedTensor
 
 
 class Stack(nn.Module):
@@ -96,8 +96,8 @@ class SparseAutoencoder(nn.Module):
         """The outputs of the first `stacks` stacks, of all if not given: (batch, maps, height, width)."""
         chosen = self.stacks[:stacks]
         if chosen and tiles.runs_on_tiles(self, x):
-            return tiles.features(self, x, len(chosen))  # type: ignore[arg-type]  (a Part)
-        if not isinstance(x, Part):
+            return tiles.features(self, x, len(chosen))  # type: ignore[arg-type]  (a ShardedTensor)
+        if not isinstance(x, ShardedTensor):
             x = as_batch_last(x)  # all layers keep it so
         for stack in chosen:
             x = stack(x)

@@ -18,12 +18,12 @@ from torchmn.models.tile_features import TileSteps, tile_features
 from torchmn.nn.contrast_norm import LocalContrastNorm2d
 from torchmn.nn.contrast_region import Normalisation
 from torchmn.nn.l2_pool import L2Pool2d
-from torchmn.nn.parts.layout import Layout, image_layout
-from torchmn.nn.parts.part import Part, local, wrap
 from torchmn.nn.plain_tensors import plain_tensors
 from torchmn.nn.tiled_local_filter import TiledLocalFilter2d
 from torchmn.nn.tiling import Tiling
 from torchmn.nn.window_sums import Windows
+from torchmn.sharded.sharding import Sharding, image_layout
+from torchmn.sharded.tensor import ShardedTensor, local, wrap
 
 if TYPE_CHECKING:
     from torchmn.models.sparse_autoencoder import SparseAutoencoder, Stack
@@ -34,7 +34,7 @@ Cuts = tuple[tuple[Interval, ...], tuple[Interval, ...]]  # along height and wid
 
 def runs_on_tiles(model: SparseAutoencoder, x: Tensor) -> bool:
     """Whether all layers are the library's own, every rank has a tile of each, and nobody looks in between."""
-    if not isinstance(x, Part) or local(x).is_meta or x.shape[0] == 0:
+    if not isinstance(x, ShardedTensor) or local(x).is_meta or x.shape[0] == 0:
         return False
     if not all(_is_plain(stack) for stack in model.stacks):
         return False
@@ -43,7 +43,7 @@ def runs_on_tiles(model: SparseAutoencoder, x: Tensor) -> bool:
     return smallest[0] >= parts[0] and smallest[1] >= parts[1]
 
 
-def inputs_with_halo(model: SparseAutoencoder, x: Part, number: int) -> Tensor:
+def inputs_with_halo(model: SparseAutoencoder, x: ShardedTensor, number: int) -> Tensor:
     """What the filters of stack `number` on this rank see: (batch, map, height, width), in memory with the batch last.
 
     x: this rank's part of the images
@@ -58,13 +58,13 @@ def inputs_with_halo(model: SparseAutoencoder, x: Part, number: int) -> Tensor:
     return buffer
 
 
-def features(model: SparseAutoencoder, x: Part, stacks: int) -> Part:
+def features(model: SparseAutoencoder, x: ShardedTensor, stacks: int) -> ShardedTensor:
     """This rank's part of the outputs of the first `stacks` stacks."""
     last = model.stacks[stacks - 1]
     grid = filters_of(last).grid
     buffer = inputs_with_halo(model, x, stacks - 1)
     maps, (height, width) = last.filter.out_maps, pooled_size(last)
-    layout: Layout = image_layout(grid, (x.shape[0], maps, height, width), x.layout_.samples)
+    layout: Sharding = image_layout(grid, (x.shape[0], maps, height, width), x.spec.samples)
     parts = grid.parts_of(2)
     with plain_tensors():
         mine = _features(last, buffer, (all_owned(height, parts[0]), all_owned(width, parts[1])))

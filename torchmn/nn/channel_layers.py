@@ -11,18 +11,18 @@ from torch import Tensor, nn
 from torchmn.communicators.process_grid import ProcessGrid
 from torchmn.functions.replicated import enter_parts, sum_of_parts
 from torchmn.geometry import Interval, owned
-from torchmn.nn.parts.layout import AnyCut, Cut, Layout, samples_now
-from torchmn.nn.parts.moving import whole
-from torchmn.nn.parts.part import Part, wrap
-from torchmn.nn.parts.refusals import refuse
 from torchmn.nn.slices import SlicedModule
+from torchmn.sharded.redistribute import whole
+from torchmn.sharded.refusals import refuse
+from torchmn.sharded.sharding import AnyCut, Cut, Sharding, samples_now
+from torchmn.sharded.tensor import ShardedTensor, wrap
 
 
-def cut_along(grid: ProcessGrid, shape: tuple[int, ...], dim: int, cut: Cut) -> Layout:
+def cut_along(grid: ProcessGrid, shape: tuple[int, ...], dim: int, cut: Cut) -> Sharding:
     """The layout of a global shape of which one dim is cut over the ranks of `grid.tiles`."""
     cuts: list[AnyCut] = [None] * len(shape)
     cuts[dim] = cut
-    return Layout(grid, shape, tuple(cuts), samples_now(shape[0]))
+    return Sharding(grid, shape, tuple(cuts), samples_now(shape[0]))
 
 
 class _ChannelConvolution(SlicedModule):
@@ -68,7 +68,7 @@ class _ChannelConvolution(SlicedModule):
         return torch.arange(mine.start, mine.stop)
 
     def forward(self, x: Tensor) -> Tensor:
-        x = whole(x) if isinstance(x, Part) else x
+        x = whole(x) if isinstance(x, ShardedTensor) else x
         entered = enter_parts(x, self.grid.tiles)[:, self.inputs]
         mine = self._conv_forward(entered, self.weight, self.bias)  # type: ignore[operator]
         shape = (mine.shape[0], self.out_channels, *mine.shape[2:])

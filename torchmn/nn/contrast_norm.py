@@ -13,10 +13,10 @@ from torchmn.errors import ArgumentError, nearest
 from torchmn.geometry import Interval
 from torchmn.nn.contrast_region import Normalisation, normalised
 from torchmn.nn.pair import Size, count, odd_pair
-from torchmn.nn.parts.exchange import fetch, nothing, plans_for_needs
-from torchmn.nn.parts.moving import whole
-from torchmn.nn.parts.part import Part, local, wrap
 from torchmn.nn.plain_tensors import plain_tensors
+from torchmn.sharded.redistribute import whole
+from torchmn.sharded.tensor import ShardedTensor
+from torchmn.sharded.windows import plan_needs, windowed
 
 KINDS = ("subtractive-divisive", "response")
 
@@ -80,9 +80,9 @@ class LocalContrastNorm2d(nn.Module):
             )
         if self.gaussian is None:
             return self._responses(x)
-        if isinstance(x, Part) and not x.layout_.is_tile:
+        if isinstance(x, ShardedTensor) and not x.spec.is_tile:
             x = whole(x)  # its maps are cut
-        if isinstance(x, Part):
+        if isinstance(x, ShardedTensor):
             with plain_tensors():
                 return self._normalised_part(x)
         size = x.shape[2], x.shape[3]
@@ -92,19 +92,17 @@ class LocalContrastNorm2d(nn.Module):
         """What a box of the normalised image takes, of images of `size`."""
         return Normalisation.of(size, outputs, self._weights, self.threshold)
 
-    def _normalised_part(self, x: Part) -> Part:
+    def _normalised_part(self, x: ShardedTensor) -> ShardedTensor:
         """This rank's part. One exchange of a halo that is wide enough for mean and variance."""
-        layout = x.layout_
+        layout = x.spec
         size = layout.shape[2], layout.shape[3]
         around = [2 * (kernel // 2) for kernel in self.kernel]
 
         def needed(dim: int, mine: Interval) -> Interval:
             return Interval(max(0, mine.start - around[dim]), min(size[dim], mine.stop + around[dim]))
 
-        buffer = fetch(x, plans_for_needs(layout, size, needed))
-        if 0 in local(x).shape:
-            return wrap(nothing(local(x).shape, buffer), layout)
-        return wrap(normalised(buffer, self.region(size, (layout.interval(2), layout.interval(3)))), layout)
+        region = self.region(size, (layout.interval(2), layout.interval(3)))
+        return windowed(x, plan_needs(layout, size, needed), lambda tile: normalised(tile, region))
 
     def _responses(self, x: Tensor) -> Tensor:
         middle = self._middle()

@@ -10,11 +10,11 @@ from torch import Tensor, nn
 from torchmn.errors import ArgumentError
 from torchmn.geometry import Interval, Window
 from torchmn.gradient_role import count_at_parameter, is_expected, role_of
-from torchmn.nn.parts import roles
-from torchmn.nn.parts.exchange import fetch, nothing, output_layout, plans_for_windows
-from torchmn.nn.parts.moving import entering, whole
-from torchmn.nn.parts.part import Part, wrap
-from torchmn.nn.parts.refusals import refuse
+from torchmn.sharded import roles
+from torchmn.sharded.redistribute import entering, whole
+from torchmn.sharded.refusals import refuse
+from torchmn.sharded.tensor import ShardedTensor, local, wrap
+from torchmn.sharded.windows import plan_windows, windowed
 
 _TORCH_MODES = {"zeros": "constant", "reflect": "reflect", "replicate": "replicate", "circular": "circular"}
 
@@ -38,24 +38,20 @@ class HaloLayer(nn.Module):
         raise NotImplementedError(f"{type(self).__name__} must define local(x)")
 
     def forward(self, x: Tensor) -> Tensor:
-        if not isinstance(x, Part) or not x.layout_.is_tile:
-            return self.local(self._padded(whole(x) if isinstance(x, Part) else x))
-        layout, windows = x.layout_, self._checked_windows()
+        if not isinstance(x, ShardedTensor) or not x.spec.is_tile:
+            return self.local(self._padded(whole(x) if isinstance(x, ShardedTensor) else x))
+        layout, windows = x.spec, self._checked_windows()
         self._note_parameters(x)
-        buffer = fetch(x, plans_for_windows(layout, windows, self.padding_mode), self.fill)
-        extents = [w.output_extent(e) for w, e in zip(windows, layout.shape[-len(windows) :], strict=True)]
-        if 0 in output_layout(layout, extents).local_shape():
-            # A rank without outputs has nothing to compute, but its channels must be those of the others.
-            channels = self.out_channels(layout.shape[1])
-            result = output_layout(layout, extents, channels)
-            with roles.inside_a_part():
-                return wrap(nothing(result.local_shape(), buffer, *self.parameters()), result)
+        plan = plan_windows(layout, windows, padding_mode=self.padding_mode)
+        if 0 in plan.result.local_shape():  # its channels must be those of the others, though it computes nothing
+            plan = plan_windows(layout, windows, self.out_channels(layout.shape[1]), self.padding_mode)
         with roles.inside_a_part():
-            y = self.local(buffer)
-        result = output_layout(layout, extents, y.shape[1])
-        if tuple(y.shape) != result.local_shape():
-            refuse(f"{type(self).__name__}.local made {tuple(y.shape)}, expected {result.local_shape()} by its windows")
-        return wrap(y, result)
+            y = windowed(x, plan, self.local, *self.parameters(), fill=self.fill)
+        mine = local(y).shape
+        result = plan_windows(layout, windows, mine[1], self.padding_mode).result
+        if tuple(mine) != result.local_shape():
+            refuse(f"{type(self).__name__}.local made {tuple(mine)}, expected {result.local_shape()} by its windows")
+        return wrap(local(y), result)
 
     def out_channels(self, in_channels: int) -> int:
         """How many channels `local` makes; override it where they are not those of the input."""
@@ -85,10 +81,10 @@ class HaloLayer(nn.Module):
             raise ArgumentError(f"{type(self).__name__}: padding_mode {self.padding_mode!r} is not known")
         return F.pad(x, around, mode, self.fill if mode == "constant" else None)
 
-    def _note_parameters(self, x: Part) -> None:
+    def _note_parameters(self, x: ShardedTensor) -> None:
         """Their gradients will be this rank's share."""
         for name, parameter in self.named_parameters():
-            if roles.recorder() is None and not is_expected(parameter, x.layout_.grid.tile_count):
+            if roles.recorder() is None and not is_expected(parameter, x.spec.grid.tile_count):
                 refuse(
                     f"the parameter {name} is used in a way that the run without values has not seen: forward took "
                     f"another way then. Let {type(self).__name__} run in the first forward, too"
@@ -96,4 +92,4 @@ class HaloLayer(nn.Module):
             if role_of(parameter).summed_in_backward:
                 refuse(f"the parameter {name} is used outside of {type(self).__name__}, too, which is not supported")
             count_at_parameter(parameter)
-            entering(parameter, x.layout_)
+            entering(parameter, x.spec)

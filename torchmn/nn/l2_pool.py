@@ -12,9 +12,9 @@ from torchmn.geometry import Window
 from torchmn.nn.batch_last import from_pixels, pixels, pixels_as
 from torchmn.nn.halo_layer import HaloLayer
 from torchmn.nn.pair import Size, pair
-from torchmn.nn.parts.part import Part
 from torchmn.nn.plain_tensors import plain_tensors
 from torchmn.nn.window_sums import Windows, room_for_spreading, spread_of, spread_over_windows, sums_of_squares
+from torchmn.sharded.tensor import ShardedTensor
 
 
 class L2Pool2d(HaloLayer):
@@ -44,7 +44,7 @@ class L2Pool2d(HaloLayer):
 
     def forward(self, x: Tensor) -> Tensor:
         """(batch, maps, out_height, out_width) from x: (batch, maps, height, width)."""
-        if not isinstance(x, Part):
+        if not isinstance(x, ShardedTensor):
             return super().forward(x)
         with plain_tensors():
             return super().forward(x)

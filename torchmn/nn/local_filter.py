@@ -11,10 +11,10 @@ from torch import Tensor, nn
 from torchmn.errors import ArgumentError
 from torchmn.nn.batch_last import batch_last, in_order_of
 from torchmn.nn.pair import Size, count, pair
-from torchmn.nn.parts.moving import whole
-from torchmn.nn.parts.part import Part
 from torchmn.nn.receptive_fields import decoded, outputs
 from torchmn.nn.tiling import Tiling
+from torchmn.sharded.redistribute import whole
+from torchmn.sharded.tensor import ShardedTensor
 
 
 class LocalFilter2d(nn.Module):
@@ -135,9 +135,9 @@ class LocalFilter2d(nn.Module):
         return Tiling(size, self.kernel, self.stride)
 
     def _checked(self, x: Tensor, operation: str, expected: tuple[int, int, int]) -> Tensor:
-        """`x`, the whole of it: of a grid with one tile, or of maps that are cut, it is a Part."""
+        """`x`, the whole of it: of a grid with one tile, or of maps that are cut, it is a ShardedTensor."""
         self.check_shape(x, operation, expected)
-        return whole(x) if isinstance(x, Part) else x
+        return whole(x) if isinstance(x, ShardedTensor) else x
 
     def check_shape(self, x: Tensor, operation: str, expected: tuple[int, int, int]) -> None:
         if x.dim() != 4 or tuple(x.shape[1:]) != expected:

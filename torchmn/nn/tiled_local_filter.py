@@ -12,12 +12,12 @@ from torchmn.functions.global_array import GlobalArray
 from torchmn.geometry import Window, all_owned
 from torchmn.nn.batch_last import batch_last, halo_of, in_order_of, sum_of_halos
 from torchmn.nn.local_filter import LocalFilter2d, maps_last
-from torchmn.nn.parts.exchange import nothing
-from torchmn.nn.parts.layout import Layout, image_layout
-from torchmn.nn.parts.part import Part, local, wrap
-from torchmn.nn.parts.refusals import refuse
 from torchmn.nn.plain_tensors import plain_tensors
 from torchmn.nn.slices import SlicedModule
+from torchmn.sharded.refusals import refuse
+from torchmn.sharded.sharding import Sharding, image_layout
+from torchmn.sharded.tensor import ShardedTensor, local, wrap
+from torchmn.sharded.windows import nothing
 
 Box = tuple[slice, slice]
 
@@ -50,7 +50,7 @@ class TiledLocalFilter2d(SlicedModule, LocalFilter2d):
         return made
 
     def forward(self, x: Tensor) -> Tensor:
-        """This rank's part of the outputs, from a Part of the images."""
+        """This rank's part of the outputs, from the sharded images."""
         self.check_shape(x, "forward", (self.in_maps, *self.in_size))
         mine, layout = self._opened(x, "forward")
         result = image_layout(self.grid, (mine.shape[0], self.out_maps, *self.out_size), layout.samples)
@@ -61,7 +61,7 @@ class TiledLocalFilter2d(SlicedModule, LocalFilter2d):
             return wrap(_as(mine, self.local(buffer)), result)
 
     def transpose(self, y: Tensor, weight: Tensor | None = None) -> Tensor:
-        """This rank's part of the decoded images, from a Part of the outputs."""
+        """This rank's part of the decoded images, from the sharded outputs."""
         self.check_shape(y, "transpose", (self.out_maps, *self.out_size))
         (mine, layout), decoder = self._opened(y, "transpose"), self.decoding_weight(weight)
         result = image_layout(self.grid, (mine.shape[0], self.in_maps, *self.in_size), layout.samples)
@@ -97,11 +97,13 @@ class TiledLocalFilter2d(SlicedModule, LocalFilter2d):
                 state_dict[prefix + name] = self.sliced(name, given)
         nn.Module._load_from_state_dict(self, state_dict, prefix, *args)  # type: ignore[arg-type]
 
-    def _opened(self, x: Tensor, operation: str) -> tuple[Tensor, Layout]:
-        """What this rank holds of a Part, and how the whole is cut."""
-        if not isinstance(x, Part):
-            refuse(f"LocalFilter2d.{operation} holds the filters of one tile, and got a whole tensor, not a Part")
-        return local(x), x.layout_
+    def _opened(self, x: Tensor, operation: str) -> tuple[Tensor, Sharding]:
+        """What this rank holds of a ShardedTensor, and how the whole is cut."""
+        if not isinstance(x, ShardedTensor):
+            refuse(
+                f"LocalFilter2d.{operation} holds the filters of one tile: expected a ShardedTensor, got a whole tensor"
+            )
+        return local(x), x.spec
 
     def _hint(self) -> str:
         shape = self.in_maps, *self.in_size

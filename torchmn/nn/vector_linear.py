@@ -11,11 +11,11 @@ from torch import Tensor, nn
 from torchmn.communicators.process_grid import ProcessGrid
 from torchmn.errors import ArgumentError
 from torchmn.functions.replicated import enter_parts, sum_of_parts
-from torchmn.nn.parts.layout import AnyCut, Cut, FlatCut, Layout, samples_now
-from torchmn.nn.parts.moving import own_columns, part_of, whole
-from torchmn.nn.parts.part import Part, local, wrap
-from torchmn.nn.parts.refusals import refuse
 from torchmn.nn.slices import SlicedModule
+from torchmn.sharded.redistribute import own_columns, part_of, whole
+from torchmn.sharded.refusals import refuse
+from torchmn.sharded.sharding import AnyCut, Cut, FlatCut, Sharding, samples_now
+from torchmn.sharded.tensor import ShardedTensor, local, wrap
 
 
 class VectorLinear(SlicedModule, nn.Linear):
@@ -80,22 +80,22 @@ class VectorLinear(SlicedModule, nn.Linear):
         mine = self.cut.intervals[tile]
         return torch.arange(mine.start, mine.stop)
 
-    def _vector(self, *leading: int) -> Layout:
+    def _vector(self, *leading: int) -> Sharding:
         cuts: tuple[AnyCut, ...] = (*[None] * len(leading), self.cut)
-        return Layout(self.grid, (*leading, self.cut.extent), cuts, samples_now(leading[0] if leading else 1))
+        return Sharding(self.grid, (*leading, self.cut.extent), cuts, samples_now(leading[0] if leading else 1))
 
     def forward(self, x: Tensor) -> Tensor:  # type: ignore[override]
         if x.shape[-1] != self.in_features:
             refuse(f"expected {self.in_features} input features, got {tuple(x.shape)}")
         if self.split == "output":
-            return self._cut_output(whole(x) if isinstance(x, Part) else x)
-        mine = x if isinstance(x, Part) else part_of(x, self._vector(*x.shape[:-1]))
-        if mine.layout_.cuts[-1] != self.cut:
-            if not mine.layout_.is_tile:
+            return self._cut_output(whole(x) if isinstance(x, ShardedTensor) else x)
+        mine = x if isinstance(x, ShardedTensor) else part_of(x, self._vector(*x.shape[:-1]))
+        if mine.spec.cuts[-1] != self.cut:
+            if not mine.spec.is_tile:
                 mine = part_of(whole(mine), self._vector(*x.shape[:-1]))
             else:
                 refuse(
-                    f"expected an input cut as {self.cut}, got {mine.layout_.cuts[-1]}. The image has not the shape "
+                    f"expected an input cut as {self.cut}, got {mine.spec.cuts[-1]}. The image has not the shape "
                     "that the model was parallelized for: pass parallelize(..., input_shape=(channels, height, width))"
                 )
         result = sum_of_parts(F.linear(local(mine), self.weight), self.grid.tiles)

@@ -8,9 +8,9 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
-from torchmn.nn.parts.part import Part, local
-from torchmn.nn.parts.refusals import refuse
-from torchmn.nn.parts.rules.registry import names
+from torchmn.sharded.refusals import refuse
+from torchmn.sharded.registry import names
+from torchmn.sharded.tensor import ShardedTensor, local
 
 _VIEWS = names(
     "__getitem__ narrow select unbind chunk split split_with_sizes tensor_split squeeze unsqueeze view view_as reshape "
@@ -47,7 +47,7 @@ class ChangedViews(TorchFunctionMode):
         if _changes(name, kwargs) and tensors:
             self._note_change(name, tensors[0])
         result = func(*args, **kwargs)
-        if name in _VIEWS and tensors and isinstance(tensors[0], Part):
+        if name in _VIEWS and tensors and isinstance(tensors[0], ShardedTensor):
             for view in pytree.tree_leaves(result):
                 if isinstance(view, Tensor) and _memory(view) != _memory(tensors[0]):
                     self._copies[_memory(view)] = tensors[0]
@@ -62,7 +62,7 @@ class ChangedViews(TorchFunctionMode):
 
 
 def _memory(x: Tensor) -> int:
-    plain = local(x) if isinstance(x, Part) else x
+    plain = local(x) if isinstance(x, ShardedTensor) else x
     return plain.untyped_storage()._cdata
 
 

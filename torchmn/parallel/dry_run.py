@@ -11,8 +11,6 @@ from torch.func import functional_call
 
 from torchmn.errors import ParallelizeError, TorchMNError
 from torchmn.gradient_role import GradientRole, role_of, set_role
-from torchmn.nn.parts.part import Part
-from torchmn.nn.parts.roles import Recorder, recording
 from torchmn.nn.slices import SlicedModule
 from torchmn.parallel.changed_views import ChangedViews
 from torchmn.parallel.own_functions import OwnFunctions, check_kept
@@ -22,6 +20,8 @@ from torchmn.parallel.without_values import (
     random_states_kept,
     without_saved_tensor_hooks,
 )
+from torchmn.sharded.roles import Recorder, recording
+from torchmn.sharded.tensor import ShardedTensor
 
 
 def dry_run(model: nn.Module, forward: Callable[..., Any], inputs: Sequence[Any], kwargs: dict[str, Any]) -> Recorder:
@@ -83,9 +83,9 @@ class _Holder(nn.Module):
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         result = self._forward(*args, **kwargs)
         for name, buffer in self.model.named_buffers():
-            if isinstance(buffer, Part):
+            if isinstance(buffer, ShardedTensor):
                 raise ParallelizeError(
-                    f"the buffer {name} is given the values of a tensor that is cut over ranks, {buffer.layout_}: each "
+                    f"the buffer {name} is given the values of a tensor that is cut over ranks, {buffer.spec}: each "
                     "rank would keep its part, and no state dict the whole. Keep statistics of whole values, as a mean "
                     "over all cut dims is, or use mode='datapar'"
                 )

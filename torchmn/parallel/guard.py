@@ -9,8 +9,8 @@ from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from torchmn.errors import ParallelizeError
-from torchmn.nn.parts.layout import is_in_forward
-from torchmn.nn.parts.part import Part
+from torchmn.sharded.sharding import is_in_forward
+from torchmn.sharded.tensor import ShardedTensor
 
 _installed = False
 
@@ -48,7 +48,7 @@ def keep_inside(model: nn.Module) -> None:
 class _OnlyInside:
     """A hook that refuses a plain image outside of the model's forward: the layer would compute without its halo."""
 
-    ignores_convolutions = True  # of Parts: chains need not call it
+    ignores_convolutions = True  # of ShardedTensors: chains need not call it
 
     def __init__(self, name: str):
         self.name = name
@@ -56,7 +56,7 @@ class _OnlyInside:
     def __call__(self, module: nn.Module, args: tuple) -> None:
         if is_in_forward() or not args or not isinstance(args[0], Tensor):
             return
-        if not isinstance(args[0], Part) and args[0].dim() > 2:
+        if not isinstance(args[0], ShardedTensor) and args[0].dim() > 2:
             raise ParallelizeError(
                 f"{self.name} ({type(module).__name__}) was called outside of the forward of its parallel model, where "
                 "a tile has no halo. Call the whole model; what it should return, its forward must return."

@@ -14,8 +14,8 @@ from torchmn.communicators.digests import checksum_of
 from torchmn.communicators.process_grid import ProcessGrid
 from torchmn.errors import ParallelizeError
 from torchmn.geometry import owned
-from torchmn.nn.parts.layout import Layout, Samples
-from torchmn.nn.parts.part import Part, local, wrap
+from torchmn.sharded.sharding import Samples, Sharding
+from torchmn.sharded.tensor import ShardedTensor, local, wrap
 
 # The values of whole inputs are compared up to here: ranks that shuffle differently differ from the first sample on.
 _COMPARED_BYTES = 1 << 20
@@ -46,8 +46,8 @@ def check_others(args: tuple, kwargs: dict[str, Any]) -> None:
 
 def without_values(x: Tensor) -> Tensor:
     """A tensor, or part of one, that looks like `x`."""
-    if isinstance(x, Part):
-        return wrap(torch.empty_like(local(x), device="meta").requires_grad_(x.requires_grad), x.layout_)
+    if isinstance(x, ShardedTensor):
+        return wrap(torch.empty_like(local(x), device="meta").requires_grad_(x.requires_grad), x.spec)
     return torch.empty_like(x, device="meta").requires_grad_(x.requires_grad)
 
 
@@ -62,7 +62,7 @@ def whole_shape(grid: ProcessGrid, shapes: list[tuple[int, ...]]) -> tuple[int, 
     first = shapes[0]
     axes = grid.axes_of(len(first) - 2)
     shape = list(first)
-    layout = Layout(grid, first, (None,) * len(first), Samples(0, first[0]))
+    layout = Sharding(grid, first, (None,) * len(first), Samples(0, first[0]))
     for dim, axis in enumerate(axes, start=2):
         along = {layout.place(axis, tile): part[dim] for tile, part in enumerate(shapes) if len(part) == len(first)}
         shape[dim] = sum(along.values())

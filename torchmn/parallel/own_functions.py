@@ -17,10 +17,10 @@ from torch.nn.modules._functions import BackwardHookFunction
 from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
-from torchmn.nn.parts.part import RULES, Part
-from torchmn.nn.parts.refusals import refuse
-from torchmn.nn.parts.rules import metadata, pointwise
-from torchmn.nn.parts.rules.registry import functions_named
+from torchmn.sharded.refusals import refuse
+from torchmn.sharded.registry import functions_named, rule_of
+from torchmn.sharded.rules import metadata, pointwise
+from torchmn.sharded.tensor import ShardedTensor
 
 _WAY_OUT = "Write it with torch functions outside of one, as a torchmn.nn.HaloLayer, or use mode='datapar'"
 _VIEWS = set(functions_named("view_as"))
@@ -30,7 +30,7 @@ class OwnFunctions(TorchFunctionMode):
     """Refuses, in a run without values, what would compute with a part as if it were the whole."""
 
     def __torch_function__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
-        if any(isinstance(x, Part) for x in pytree.tree_leaves((args, kwargs or {}))):
+        if any(isinstance(x, ShardedTensor) for x in pytree.tree_leaves((args, kwargs or {}))):
             function = _function_here()
             if function is BackwardHookFunction:
                 refuse(
@@ -78,7 +78,7 @@ def _is_own(function: Any) -> bool:
 
 
 def _is_element_by_element(func: Any) -> bool:
-    rule = RULES.get(func)
+    rule = rule_of(func)
     return func in _VIEWS or getattr(rule, "func", rule).__module__ in (pointwise.__name__, metadata.__name__)
 
 
@@ -96,7 +96,7 @@ def check_kept(result: Any) -> None:
         seen.add(node)
         nodes += [before for before, _ in node.next_functions]
         function = getattr(type(node), "_forward_cls", None)
-        if function is not None and _is_own(function) and any(isinstance(x, Part) for x in _kept(node)):
+        if function is not None and _is_own(function) and any(isinstance(x, ShardedTensor) for x in _kept(node)):
             refuse(
                 f"{function.__name__} (torch.autograd.Function) keeps a cut tensor for its backward, where it has the "
                 f"shape of the whole and the gradient that of this rank's part. {_WAY_OUT}"
@@ -119,7 +119,7 @@ def refuse_scripts() -> None:
 
 
 def _checked_script(function: Any, /, *args: Any, **kwargs: Any) -> Any:
-    if any(isinstance(x, Part) for x in pytree.tree_leaves((args, kwargs))):
+    if any(isinstance(x, ShardedTensor) for x in pytree.tree_leaves((args, kwargs))):
         refuse(
             f"the TorchScript function {function.name!r} would compute with this rank's part of a cut tensor as if it "
             "were the whole. Call the plain function"

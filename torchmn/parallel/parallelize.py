@@ -10,15 +10,10 @@ from typing import Any
 import torch
 from torch import nn
 
-import torchmn.nn.parts.rules  # noqa: F401  (registers the rules)
 from torchmn.communicators.communicator import Communicator
 from torchmn.communicators.process_grid import ProcessGrid
 from torchmn.communicators.uncompiled import uncompiled
 from torchmn.errors import ArgumentError, ParallelizeError, nearest
-from torchmn.nn.parts.chains import run_in_chains
-from torchmn.nn.parts.layout import Samples, image_layout
-from torchmn.nn.parts.part import wrap
-from torchmn.nn.parts.refusals import remember_names
 from torchmn.nn.slices import SlicedModule
 from torchmn.parallel.channels import swap_channel_layers
 from torchmn.parallel.compiled import compiled_modules
@@ -31,6 +26,10 @@ from torchmn.parallel.replacing import LayersOfTheirOwn, replace_module
 from torchmn.parallel.running import Parallelism
 from torchmn.parallel.splitting import LinearUse, LinearWatch, choose_splits, swap_linears
 from torchmn.parallel.summary import warn_of_whole_modules
+from torchmn.sharded.passes import model_pass
+from torchmn.sharded.refusals import remember_names
+from torchmn.sharded.sharding import Samples, image_layout
+from torchmn.sharded.tensor import wrap
 
 MODES = ("datapar", "modelpar", "halopar", "halodatapar")
 ALIASES = {"vecpar": "modelpar"}
@@ -78,7 +77,7 @@ def parallelize(
     copied.forward = MethodType(_forward, copied)
     parallelism.adopt(copied)  # before anybody can call it with other parameters (functional_call)
     if parallelism.cuts_images and grid.tile_count > 1:
-        run_in_chains(copied)
+        model_pass().prepare(copied)
         keep_inside(copied)
     if grid.sizes["data"] > 1 and _has_batch_norm(copied):
         copied.gradients_cross_ranks = True  # type: ignore[assignment]

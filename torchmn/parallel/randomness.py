@@ -1,8 +1,8 @@
 """Dropout and batch statistics of whole values as the serial run has them.
 
-Parts have rules of their own. What is whole on each rank (behind the first Linear, or everything under datapar) is
-computed by torch itself; this mode catches the few functions whose result depends on samples that other ranks hold,
-or on a random generator that ranks do not share in the same way as one process.
+Sharded tensors have rules of their own. What is whole on each rank (behind the first Linear, or everything under
+datapar) is computed by torch itself; this mode catches the few functions whose result depends on samples that other
+ranks hold, or on a random generator that ranks do not share in the same way as one process.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from torch.overrides import TorchFunctionMode
 
 from torchmn.communicators.process_grid import ProcessGrid
 from torchmn.errors import ParallelizeError
-from torchmn.nn.parts.layout import Layout, Samples
-from torchmn.nn.parts.part import Part
-from torchmn.nn.parts.refusals import refuse, refuse_in_checkpoint
-from torchmn.nn.parts.rules.dropout import check_dropout, part_of_mask
-from torchmn.nn.parts.rules.normalization import batch_norm_over_ranks
+from torchmn.sharded.refusals import refuse, refuse_in_checkpoint
+from torchmn.sharded.rules.dropout import check_dropout, part_of_mask
+from torchmn.sharded.rules.normalization import batch_norm_over_ranks
+from torchmn.sharded.sharding import Samples, Sharding
+from torchmn.sharded.tensor import ShardedTensor
 
 
 class SerialRandomness(TorchFunctionMode):
@@ -35,13 +35,13 @@ class SerialRandomness(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
         kwargs = kwargs or {}
         catch = _CAUGHT.get(func)
-        if catch is not None and not isinstance(args[0] if args else kwargs.get("input"), Part):
+        if catch is not None and not isinstance(args[0] if args else kwargs.get("input"), ShardedTensor):
             return catch(self, *args, **kwargs)
         if func in _DRAWS and _draws(func, args, kwargs):
             self._check_may_draw(func)
-        if args and type(args[0]) is Part and not torch._C._len_torch_function_stack():
+        if args and type(args[0]) is ShardedTensor and not torch._C._len_torch_function_stack():
             # Where torch would end too, if no other mode listens, after another search of the arguments.
-            return Part.__torch_function__(func, types, args, kwargs)
+            return ShardedTensor.__torch_function__(func, types, args, kwargs)
         return func(*args, **kwargs)
 
     def _check_may_draw(self, func: Any) -> None:
@@ -98,7 +98,7 @@ class SerialRandomness(TorchFunctionMode):
                 f"dropout of a tensor of shape {tuple(x.shape)}: expected the batch of {self.batch} as its first dim, "
                 "to cut the mask of the whole batch"
             )
-        layout = Layout(self.grid, tuple(x.shape), (None,) * x.dim(), samples)
+        layout = Sharding(self.grid, tuple(x.shape), (None,) * x.dim(), samples)
         kept = part_of_mask(layout, tuple(mask_shape), 1 - p, x).div_(1 - p)
         return x.mul_(kept) if inplace else x * kept
 

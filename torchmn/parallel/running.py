@@ -5,8 +5,8 @@ from __future__ import annotations
 import weakref
 from collections.abc import Set
 from contextlib import nullcontext
+from copy import deepcopy
 from dataclasses import dataclass, field
-from itertools import islice
 from typing import Any
 
 import torch
@@ -17,11 +17,6 @@ from torchmn.communicators.digests import digest_of
 from torchmn.communicators.process_grid import ProcessGrid
 from torchmn.errors import ParallelizeError
 from torchmn.gradient_role import change_role, let_be_partial, role_of
-from torchmn.nn.parts import chains
-from torchmn.nn.parts.layout import Layout, Samples, forward_of, image_layout
-from torchmn.nn.parts.moving import part_of, whole
-from torchmn.nn.parts.part import Part, local, wrap
-from torchmn.nn.parts.wide import Widths, found_widths, mark_widths
 from torchmn.nn.slices import SlicedModule
 from torchmn.parallel.agreement import SameLoss, compare_forwards, plain_values
 from torchmn.parallel.compiled import refuse_compiled_submodules
@@ -39,6 +34,10 @@ from torchmn.parallel.inputs import (
 from torchmn.parallel.own_averages import compare_buffers
 from torchmn.parallel.randomness import SerialRandomness
 from torchmn.parallel.tracing import refuse_tracing
+from torchmn.sharded.passes import model_pass
+from torchmn.sharded.redistribute import part_of, whole
+from torchmn.sharded.sharding import Samples, Sharding, forward_of, image_layout
+from torchmn.sharded.tensor import ShardedTensor, local, wrap
 
 _REMEMBERED_LAYOUTS = 64
 _REMEMBERED_CHECKS = 1024
@@ -56,10 +55,10 @@ class Parallelism:
     output: str = "whole"
     input_shape: tuple[int, ...] | None = None  # of one sample, if the user gave it
     roles: dict[str, str] = field(default_factory=dict)
-    widths: dict[str, Widths] = field(default_factory=dict)  # by weight, how wide a run of convolutions fetches
+    learned: dict[str, Any] = field(default_factory=dict)  # by a pass, of parameters by their names
     _checked: set[Any] = field(default_factory=set)
     _tiled: set[Any] = field(default_factory=set)  # shapes of which ranks were seen to hold different tiles
-    _layouts: dict[Any, Layout] = field(default_factory=dict)
+    _layouts: dict[Any, Sharding] = field(default_factory=dict)
     _marked: Any = None  # the model whose parameters carry the marks of their roles
     _frozen: list[nn.Parameter] = field(default_factory=list)  # need no gradient now; marked when they do
     _unwatched: int = _WATCHED_LOSSES  # so many losses are still to be compared
@@ -69,7 +68,7 @@ class Parallelism:
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Parallelism:
         copied = Parallelism(self.grid, self.mode, self.cuts_images, self.output, self.input_shape, dict(self.roles))
-        copied.widths = {name: dict(widths) for name, widths in self.widths.items()}
+        copied.learned = deepcopy(self.learned)
         memo[id(self)] = copied
         return copied
 
@@ -126,13 +125,16 @@ class Parallelism:
 
     def _computed(self, model: nn.Module, args: tuple, kwargs: dict, samples: Samples, batch: int) -> Any:
         with forward_of(samples):
+            forward = model_pass().forward_of(model)
             if self.grid.comm.size > 1:  # in evaluation too: F.dropout(x) drops out, and Monte Carlo dropout is wanted
                 with SerialRandomness(self.grid, samples, batch):
-                    result = chains.forward_of(model)(model, *args, **kwargs)
+                    result = forward(model, *args, **kwargs)
             else:
-                result = chains.forward_of(model)(model, *args, **kwargs)
+                result = forward(model, *args, **kwargs)
         leave = whole if self.output == "whole" else _tile
-        return leave(result) if isinstance(result, Part) else pytree.tree_map_only(Part, leave, result)
+        return (
+            leave(result) if isinstance(result, ShardedTensor) else pytree.tree_map_only(ShardedTensor, leave, result)
+        )
 
     def _compare(self, model: nn.Module, inputs: list[Tensor], others: tuple) -> None:
         """An error on every rank if the ranks that share images are not in the same forward of the same inputs."""
@@ -160,8 +162,8 @@ class Parallelism:
 
     def _told(self, x: Tensor) -> tuple[Any, ...]:
         """What ranks that share images have in common of an input: of whole ones, the values."""
-        if isinstance(x, Part):
-            return ("part", *x.layout_.shape)
+        if isinstance(x, ShardedTensor):
+            return ("part", *x.spec.shape)
         if self.cuts_images and x.dim() > 2 and not self._is_whole(x):
             return ("tile", x.shape[0], x.dim(), x.dtype, x.requires_grad)
         return comparable(x)
@@ -173,7 +175,7 @@ class Parallelism:
         first = self._layout(tuple(x.shape), Samples(0, x.shape[0])).local_shape(tile=0)
         return first != tuple(x.shape)
 
-    def _layout(self, shape: tuple[int, ...], samples: Samples) -> Layout:
+    def _layout(self, shape: tuple[int, ...], samples: Samples) -> Sharding:
         """The layout of an input: the same object for the same numbers, with all that rules have worked out for it."""
         known = self._layouts.get((shape, samples))
         if known is None:
@@ -185,7 +187,7 @@ class Parallelism:
     def _samples(self, model: nn.Module, inputs: list[Tensor]) -> tuple[Samples, int]:
         """Which samples of the whole batch this rank's replica holds; what other replicas hold is asked in training."""
         first = next((x for x in inputs if x.dim()), None)
-        batch = 0 if first is None else first.layout_.shape[0] if isinstance(first, Part) else first.shape[0]
+        batch = 0 if first is None else first.spec.shape[0] if isinstance(first, ShardedTensor) else first.shape[0]
         replicas = self.grid.replicas
         if replicas.size == 1 or not model.training:
             return Samples(0, batch, known=replicas.size == 1), batch
@@ -193,8 +195,8 @@ class Parallelism:
         return Samples(sum(sizes[: replicas.rank]), sum(sizes)), batch
 
     def _entered(self, x: Tensor, samples: Samples) -> Tensor:
-        """An input as a Part, if images are cut and it is one."""
-        if not self.cuts_images or isinstance(x, Part) or x.dim() < 3:
+        """An input as a ShardedTensor, if images are cut and it is one."""
+        if not self.cuts_images or isinstance(x, ShardedTensor) or x.dim() < 3:
             return x
         shape = self._global_shape(x)
         layout = self._layout(shape, samples)
@@ -241,7 +243,7 @@ class Parallelism:
         if not (self.cuts_images or self.mode == "modelpar"):
             return
         inputs = tensors_in(args, kwargs)
-        shapes = [x.layout_.shape if isinstance(x, Part) else tuple(x.shape) for x in inputs]
+        shapes = [x.spec.shape if isinstance(x, ShardedTensor) else tuple(x.shape) for x in inputs]
         flags = [x for x in others if x is None or isinstance(x, bool | str)]  # the model's path may depend on them
         seen = (model.training, *shapes, *flags)
         if seen in self._checked:
@@ -279,11 +281,7 @@ class Parallelism:
                 f"the parameters {', '.join(changed)} are used in another way than the model was parallelized for. "
                 "Pass parallelize(..., input_shape=...) with the shape of these inputs."
             )
-        for name, widths in found_widths(recorder.runs).items():
-            # What the first run found stays: evaluation may see other runs, but any width is right.
-            merged = widths | self.widths.get(name, {})  # the new ones first: those of other images are dropped, if any
-            self.widths[name] = dict(islice(merged.items(), _REMEMBERED_CHECKS))
-            mark_widths(model.get_parameter(name), self.widths[name])
+        model_pass().learn(model, recorder, self.learned)
         new = found.keys() - self.roles.keys()  # training may use others than evaluation
         self.roles |= found
         self.mark(model, new)
@@ -320,9 +318,8 @@ class Parallelism:
             elif role == "partial":
                 let_be_partial(parameter, self.grid.tile_count)
             change_role(parameter, known=True)
+        model_pass().adopt(model, self.learned)
         for name, parameter in model.named_parameters():
-            if name in self.widths:
-                mark_widths(parameter, self.widths[name])
             if self.grid.comm.size > 1 and not (self.roles.get(name) == "shard" and self.grid.replicas.size == 1):
                 guard(parameter)
         self._marked, self._parameters = weakref.ref(model), list(model.named_parameters())
@@ -344,8 +341,8 @@ def own_parameters(model: nn.Module) -> list[str]:
     ]
 
 
-def _tile(x: Part) -> Tensor:
-    """The plain tensor that a Part holds, in memory of its own: users may view it in another shape."""
+def _tile(x: ShardedTensor) -> Tensor:
+    """The plain tensor that a ShardedTensor holds, in memory of its own: users may view it in another shape."""
     tile = local(x)
     dense = tile.is_contiguous() or torch.ops.aten.is_non_overlapping_and_dense(tile)  # the first is the quicker one
     return tile if dense else tile.clone()

@@ -12,12 +12,12 @@ from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
 from torchmn.communicators.process_grid import ProcessGrid
-from torchmn.nn.parts.layout import Cut, FlatCut
-from torchmn.nn.parts.part import Part
-from torchmn.nn.parts.rules import pointwise
-from torchmn.nn.parts.rules.registry import functions_named
 from torchmn.nn.vector_linear import VectorLinear
 from torchmn.parallel.replacing import replace_module
+from torchmn.sharded.registry import functions_named
+from torchmn.sharded.rules import pointwise
+from torchmn.sharded.sharding import Cut, FlatCut
+from torchmn.sharded.tensor import ShardedTensor
 
 _ELEMENT_BY_ELEMENT = {
     function
@@ -69,9 +69,9 @@ class LinearWatch(TorchFunctionMode):
     def _linear(self, use: LinearUse, x: Tensor, sources: Sequence[LinearUse]) -> None:
         use.calls += 1
         self.order.append(use)
-        if isinstance(x, Part):
-            use.cut = x.layout_.cuts[-1]
-            use.per_pixel = use.cut is None and x.layout_.is_tile
+        if isinstance(x, ShardedTensor):
+            use.cut = x.spec.cuts[-1]
+            use.per_pixel = use.cut is None and x.spec.is_tile
         elif sources:
             use.source = sources[0]
             sources[0].feeds.append(use)

@@ -11,7 +11,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torchmn.communicators import models
 from torchmn.communicators.communicator import Communicator
 from torchmn.errors import ArgumentError
-from torchmn.nn.moments import Moments, union
+from torchmn.functions.moments import Moments, union
 from torchmn.optim.gradients import number_of_samples
 
 

@@ -1,0 +1,61 @@
+"""Passes: optional layers that let a parallel model compute faster, and the same numbers. The core works without."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable
+from functools import cache
+from typing import Any, Protocol
+
+from torch import nn
+
+import torchmn.sharded.rules  # noqa: F401  (what a pass registers lies around them)
+from torchmn.communicators.settings import FUSION
+from torchmn.sharded.roles import Recorder
+
+
+class ModelPass(Protocol):
+    """What a pass does for a model on tiles."""
+
+    def prepare(self, model: nn.Module) -> None:
+        """Called once per model, before its first forward."""
+
+    def forward_of(self, model: nn.Module) -> Callable[..., Any]:
+        """Returns the forward to be called with the model and its inputs: that of its class, or a faster one."""
+        ...
+
+    def learn(self, model: nn.Module, recorder: Recorder, learned: dict[str, Any]) -> None:
+        """Called after each dry run. `learned`, of which a deep copy of the model has a copy, is the pass's own."""
+
+    def adopt(self, model: nn.Module, learned: dict[str, Any]) -> None:
+        """Called for a deep copy of a model, of which something was learned."""
+
+
+class NoPass:
+    """Leaves models as they are."""
+
+    def prepare(self, model: nn.Module) -> None:
+        pass
+
+    def forward_of(self, model: nn.Module) -> Callable[..., Any]:
+        return type(model).forward
+
+    def learn(self, model: nn.Module, recorder: Recorder, learned: dict[str, Any]) -> None:
+        pass
+
+    def adopt(self, model: nn.Module, learned: dict[str, Any]) -> None:
+        pass
+
+
+@cache
+def model_pass() -> ModelPass:
+    """Returns the pass of this process: fusion, unless `TORCHMN_FUSION=0`, or its package was taken away."""
+    name = "torchmn.sharded.fusion"
+    if not FUSION:
+        return NoPass()
+    try:
+        return importlib.import_module(name).Fusion()
+    except ModuleNotFoundError as error:
+        if error.name != name:
+            raise
+        return NoPass()

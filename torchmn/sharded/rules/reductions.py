@@ -1,0 +1,231 @@
+"""Reductions: over dims that are whole on each rank nothing travels; over the cut ones, ranks add up."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from torchmn.functions.replicated import sum_of_parts
+from torchmn.sharded.redistribute import whole
+from torchmn.sharded.refusals import refuse
+from torchmn.sharded.registry import composed, functions_named, rule
+from torchmn.sharded.rules.pointwise import pointwise
+from torchmn.sharded.sharding import Sharding
+from torchmn.sharded.tensor import RULES, ShardedTensor, local, wrap
+
+Dims = int | Sequence[int] | None
+
+
+def reduced_dims(layout: Sharding, dim: Dims) -> tuple[int, ...]:
+    """The dims of a reduction, counted from the first."""
+    dims = range(len(layout.shape)) if dim is None or dim == () else [dim] if isinstance(dim, int) else dim
+    if any(not isinstance(d, int) or isinstance(d, bool) for d in dims):
+        refuse(f"expected dims of {layout}, got {dim!r}")
+    return tuple(sorted(d % len(layout.shape) for d in dims))
+
+
+def crosses(layout: Sharding, dims: tuple[int, ...], function: str) -> bool:
+    """Whether ranks must add up; all cut dims must then be in it."""
+    crossing = [dim for dim in layout.cut_dims if dim in dims]
+    if crossing and len(crossing) < len(layout.cut_dims):
+        refuse(f"{function} over dims {dims} of {layout}, of which only some are cut, is not supported")
+    return bool(crossing)
+
+
+def _rest(layout: Sharding, dims: tuple[int, ...], keepdim: bool) -> Sharding:
+    """The layout of a result that stays cut."""
+    kept = [d for d in range(len(layout.shape)) if keepdim or d not in dims]
+    shape = tuple(1 if d in dims else layout.shape[d] for d in kept)
+    return layout.with_dims(shape, tuple(None if d in dims else layout.cuts[d] for d in kept))
+
+
+@rule("sum")
+def total(x: ShardedTensor, dim: Dims = None, keepdim: bool = False, dtype: torch.dtype | None = None) -> Tensor:
+    layout = x.spec
+    dims = reduced_dims(layout, dim)
+    mine = local(x).sum(dims, keepdim=keepdim, dtype=dtype)
+    if crosses(layout, dims, "sum"):
+        return sum_of_parts(mine, layout.grid.tiles)
+    return wrap(mine, _rest(layout, dims, keepdim))
+
+
+@rule("mean")
+def mean(x: ShardedTensor, dim: Dims = None, keepdim: bool = False, dtype: torch.dtype | None = None) -> Tensor:
+    layout = x.spec
+    dims = reduced_dims(layout, dim)
+    if not crosses(layout, dims, "mean"):
+        return wrap(local(x).mean(dims, keepdim=keepdim, dtype=dtype), _rest(layout, dims, keepdim))
+    mine = local(x).sum(dims, keepdim=keepdim, dtype=dtype)
+    return sum_of_parts(mine, layout.grid.tiles) / torch.Size([layout.shape[d] for d in dims]).numel()
+
+
+def _extreme(function: str, x: ShardedTensor, dim: Dims = None, keepdim: bool = False) -> Tensor:
+    """amax and amin: the gradient is shared equally by all elements that are the extreme one, as torch does."""
+    layout = x.spec
+    dims = reduced_dims(layout, dim)
+    mine, comm = local(x), layout.grid.tiles
+    torch_function = getattr(torch, function)
+    if not crosses(layout, dims, function):
+        return wrap(torch_function(mine, dims, keepdim=keepdim), _rest(layout, dims, keepdim))
+    if mine.is_meta:
+        return mine.sum(dims, keepdim=keepdim)
+    sign = 1 if function == "amax" else -1
+    with torch.no_grad():
+        shape = tuple(1 if d in dims else extent for d, extent in enumerate(mine.shape))
+        best = torch_function(mine, dims, keepdim=True) if mine.numel() else mine.new_full(shape, _beyond(mine, sign))
+        best = comm.allreduce(best, "max" if sign > 0 else "min")
+        chosen = mine == best
+        count = comm.allreduce(chosen.sum(dims, keepdim=True).to(mine.dtype))
+    if not mine.is_floating_point():  # no gradient, and no division
+        return best if keepdim else best.squeeze(dims)
+    share = torch.where(chosen, mine, mine.new_zeros(())) / count
+    result = sum_of_parts(share.sum(dims, keepdim=keepdim), comm)
+    # Equal shares lead the gradient; their sum is rounded, and a model may ask which elements are the extreme one.
+    result.detach().copy_(best if keepdim else best.squeeze(dims))
+    return result
+
+
+def _beyond(x: Tensor, sign: int) -> float:
+    """What no element of the dtype of `x` is below (sign 1) or above (-1)."""
+    if x.is_floating_point():
+        return -sign * torch.inf
+    if x.dtype == torch.bool:
+        return sign < 0
+    return torch.iinfo(x.dtype).min if sign > 0 else torch.iinfo(x.dtype).max
+
+
+for _name in ("amax", "amin"):
+    for _function in functions_named(_name):
+        RULES[_function] = partial(_extreme, _name)
+
+
+@rule("max")
+def maximum(x: ShardedTensor, *args: Any, **kwargs: Any) -> Any:
+    return _extreme_of_all("amax", torch.max, torch.maximum, x, args, kwargs)
+
+
+@rule("min")
+def minimum(x: ShardedTensor, *args: Any, **kwargs: Any) -> Any:
+    return _extreme_of_all("amin", torch.min, torch.minimum, x, args, kwargs)
+
+
+def _extreme_of_all(name: str, function: Any, of_two: Any, x: ShardedTensor, args: tuple, kwargs: dict) -> Any:
+    """torch.max and torch.min: of all elements, of two tensors, or along a dim with the indices."""
+    if not args and not kwargs:
+        return _extreme(name, x)
+    if isinstance(kwargs.get("other", args[0] if args else None), Tensor):
+        return pointwise(of_two, False, x, *args, **kwargs)
+    return along(function, x, *args, **kwargs)
+
+
+@composed("all")
+def all_true(x: ShardedTensor, dim: Dims = None, keepdim: bool = False) -> Tensor:
+    return _extreme("amin", wrap(local(x).bool().float(), x.spec), dim, keepdim).bool()
+
+
+@composed("any")
+def any_true(x: ShardedTensor, dim: Dims = None, keepdim: bool = False) -> Tensor:
+    return _extreme("amax", wrap(local(x).bool().float(), x.spec), dim, keepdim).bool()
+
+
+@composed("var")
+def variance(
+    x: ShardedTensor,
+    dim: Dims | bool = None,
+    unbiased: bool = True,
+    keepdim: bool = False,
+    *,
+    correction: float | None = None,
+) -> Tensor:
+    if isinstance(dim, bool):  # torch.var(x, unbiased)
+        dim, unbiased = None, dim
+    dims = reduced_dims(x.spec, dim)
+    count = torch.Size([x.spec.shape[d] for d in dims]).numel()
+    fewer = (1 if unbiased else 0) if correction is None else correction
+    squares = (x - x.mean(dims, keepdim=True)).square().sum(dims, keepdim=keepdim)
+    return squares / max(count - fewer, 0)
+
+
+@composed("std")
+def deviation(x: ShardedTensor, *args: Any, **kwargs: Any) -> Tensor:
+    """Its gradient where all elements are equal is zero, as torch's is."""
+    squared = variance(x, *args, **kwargs)
+    nothing = squared == 0
+    return squared.masked_fill(nothing, 1.0).sqrt().masked_fill(nothing, 0.0)
+
+
+@composed("var_mean")
+def variance_and_mean(
+    x: ShardedTensor, dim: Dims | bool = None, unbiased: bool = True, keepdim: bool = False, **kwargs: Any
+) -> tuple[Tensor, Tensor]:
+    of = None if isinstance(dim, bool) else dim
+    return variance(x, dim, unbiased, keepdim, **kwargs), x.mean(reduced_dims(x.spec, of), keepdim=keepdim)
+
+
+@composed(torch.norm, Tensor.norm, torch.linalg.vector_norm)
+def norm(x: ShardedTensor, p: Any = 2, dim: Dims = None, keepdim: bool = False, **kwargs: Any) -> Tensor:
+    """The p-norm over dims. Its gradient at zero is zero, as torch's is."""
+    p = kwargs.pop("ord", 2.0 if p in (None, "fro") else p)
+    if kwargs.get("out") is not None or kwargs.get("dtype") is not None or not isinstance(p, int | float) or p <= 0:
+        refuse(f"a norm with p={p!r}, {kwargs} is not supported on cut tensors")
+    dims = reduced_dims(x.spec, dim)
+    if p == float("inf"):
+        return x.abs().amax(dims, keepdim=keepdim)
+    total = x.abs().pow(p).sum(dims, keepdim=keepdim)
+    nothing = total == 0
+    return total.masked_fill(nothing, 1.0).pow(1.0 / p).masked_fill(nothing, 0.0)
+
+
+def along(function: Any, x: ShardedTensor, dim: int | None = None, *args: Any, **kwargs: Any) -> Any:
+    """Functions along one dim that is whole on every rank: each rank computes its own rows."""
+    layout = x.spec
+    if not isinstance(dim, int) or isinstance(dim, bool):
+        refuse(f"{function.__name__} without one dim is not supported on cut tensors, got dim={dim!r} for {layout}")
+    if layout.cuts[dim] is not None:
+        if not layout.is_tile:
+            return function(whole(x), dim, *args, **kwargs)
+        refuse(f"{function.__name__} along dim {dim}, which is cut in {layout}, is not supported")
+    result = function(local(x), dim, *args, **kwargs)
+    if isinstance(result, Tensor):
+        return _along_layout(result, layout, dim)
+    return type(result)([_along_layout(tensor, layout, dim) for tensor in result])
+
+
+def _along_layout(result: Tensor, layout: Sharding, dim: int) -> ShardedTensor:
+    dim %= len(layout.shape)
+    if result.dim() < len(layout.shape):
+        return wrap(result, _rest(layout, (dim,), False))
+    shape = list(layout.shape)
+    shape[dim] = result.shape[dim]
+    return wrap(result, layout.with_dims(tuple(shape), layout.cuts))
+
+
+_ALONG = "softmin argmax argmin cumsum cumprod logcumsumexp logsumexp cummax cummin prod median sort"
+for _name in _ALONG.split():
+    for _function in functions_named(_name):
+        RULES[_function] = partial(along, _function)
+
+
+@rule("topk")
+def topk(x: ShardedTensor, k: int, dim: int = -1, largest: bool = True, sorted: bool = True) -> Any:  # noqa: A002
+    def largest_of(mine: Tensor, along: int) -> Any:
+        return torch.topk(mine, k, along, largest, sorted)
+
+    largest_of.__name__ = "topk"  # as refusals call it
+    return along(largest_of, x, dim)
+
+
+@rule("glu")
+def glu(x: ShardedTensor, dim: int = -1) -> Tensor:
+    layout = x.spec
+    dim %= len(layout.shape)
+    if layout.cuts[dim] is not None:
+        return F.glu(whole(x), dim) if not layout.is_tile else refuse(f"glu along a cut dim of {layout}")
+    shape = list(layout.shape)
+    shape[dim] //= 2
+    return wrap(F.glu(local(x), dim), layout.with_dims(tuple(shape), layout.cuts))

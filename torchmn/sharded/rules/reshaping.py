@@ -1,0 +1,201 @@
+"""Other shapes for the same elements: flattening a tile keeps its columns where they are."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from torchmn.sharded.memory import in_memory_as
+from torchmn.sharded.redistribute import whole
+from torchmn.sharded.refusals import refuse
+from torchmn.sharded.registry import rule
+from torchmn.sharded.sharding import AnyCut, FlatCut, Sharding
+from torchmn.sharded.tensor import ShardedTensor, local, wrap
+
+
+@rule("flatten")
+def flatten(x: ShardedTensor, start_dim: int = 0, end_dim: int = -1) -> Tensor:
+    layout = x.spec
+    dims = len(layout.shape)
+    start, end = start_dim % dims, end_dim % dims
+    shape = (*layout.shape[:start], torch.Size(layout.shape[start : end + 1]).numel(), *layout.shape[end + 1 :])
+    return _reshaped(x, shape)
+
+
+@rule("view", "reshape")
+def view(x: ShardedTensor, *shape: Any) -> Tensor:
+    if len(shape) == 1 and isinstance(shape[0], Sequence):
+        shape = tuple(shape[0])
+    if len(shape) == 1 and isinstance(shape[0], torch.dtype):
+        refuse("view as another dtype is not supported for parts")
+    known = torch.Size([extent for extent in shape if extent != -1]).numel()
+    total = torch.Size(x.spec.shape).numel()
+    return _reshaped(x, tuple(total // known if extent == -1 and known else extent for extent in shape))
+
+
+@rule("view_as")
+def view_as(x: Tensor, other: Tensor) -> Tensor:
+    """A view of the same shape, as functions return that only change the gradient."""
+    if isinstance(x, ShardedTensor) and isinstance(other, ShardedTensor) and x.spec == other.spec:
+        return wrap(local(x).view_as(local(x)), x.spec)
+    shape = other.spec.shape if isinstance(other, ShardedTensor) else tuple(other.shape)
+    return view(x, shape) if isinstance(x, ShardedTensor) else x.view(shape)
+
+
+@rule("unflatten")
+def unflatten(x: ShardedTensor, dim: int, sizes: Sequence[int]) -> Tensor:
+    layout = x.spec
+    dim %= len(layout.shape)
+    return view(x, (*layout.shape[:dim], *sizes, *layout.shape[dim + 1 :]))
+
+
+@rule("squeeze")
+def squeeze(x: ShardedTensor, dim: int | Sequence[int] | None = None) -> Tensor:
+    layout = x.spec
+    dims = range(len(layout.shape)) if dim is None else [dim] if isinstance(dim, int) else dim
+    gone = {d % len(layout.shape) for d in dims if layout.shape[d] == 1}
+    if any(layout.cuts[d] is not None for d in gone):  # one rank has all of it: then it is small, and all may
+        return whole(x).squeeze(tuple(gone))
+    kept = [d for d in range(len(layout.shape)) if d not in gone]
+    left = layout.with_dims(tuple(layout.shape[d] for d in kept), tuple(layout.cuts[d] for d in kept))
+    return wrap(local(x).reshape(left.local_shape()), left)
+
+
+@rule("unsqueeze")
+def unsqueeze(x: ShardedTensor, dim: int) -> Tensor:
+    layout = x.spec
+    dim %= len(layout.shape) + 1
+    shape, cuts = list(layout.shape), list(layout.cuts)
+    shape.insert(dim, 1)
+    cuts.insert(dim, None)
+    return wrap(local(x).unsqueeze(dim), layout.with_dims(tuple(shape), tuple(cuts)))
+
+
+@rule("permute")
+def permute(x: ShardedTensor, *dims: Any) -> Tensor:
+    order = tuple(dims[0]) if len(dims) == 1 and isinstance(dims[0], Sequence) else dims
+    layout = x.spec
+    order = tuple(d % len(layout.shape) for d in order)
+    if order[0] != 0:
+        if not layout.is_tile:  # vectors with time before the batch, as attention and recurrent layers want them
+            return whole(x).permute(order)
+        refuse(f"a permutation that moves the batch dim of {layout} is not supported. Keep the batch first")
+    shape = tuple(layout.shape[d] for d in order)
+    return wrap(local(x).permute(order), layout.with_dims(shape, tuple(layout.cuts[d] for d in order)))
+
+
+@rule("transpose", "swapaxes", "swapdims")
+def transpose(x: ShardedTensor, dim0: int, dim1: int) -> Tensor:
+    order = list(range(len(x.spec.shape)))
+    order[dim0], order[dim1] = order[dim1], order[dim0]
+    return permute(x, order)
+
+
+@rule("movedim", "moveaxis")
+def movedim(x: ShardedTensor, source: int | Sequence[int], destination: int | Sequence[int]) -> Tensor:
+    numbered = torch.empty(tuple(range(len(x.spec.shape))), device="meta")  # torch says where its dims go
+    return permute(x, numbered.movedim(source, destination).shape)  # type: ignore[arg-type]
+
+
+@rule("expand")
+def expand(x: ShardedTensor, *sizes: Any) -> Tensor:
+    shape = tuple(sizes[0]) if len(sizes) == 1 and isinstance(sizes[0], Sequence) else sizes
+    layout = x.spec
+    behind = len(shape) - len(layout.shape)
+    new = tuple(layout.shape[at - behind] if extent == -1 else extent for at, extent in enumerate(shape))
+    if any(new[dim + behind] != layout.shape[dim] for dim in layout.cut_dims):
+        refuse(f"expand of cut dims of {layout} to {shape} is not supported")
+    wide = layout.with_dims(new, (*[None] * behind, *layout.cuts))
+    return wrap(local(x).expand(wide.local_shape()), wide)
+
+
+@rule("expand_as")
+def expand_as(x: Tensor, other: Tensor) -> Tensor:
+    """A whole tensor stays whole: the memory of an expanded one is that of what it was."""
+    shape = other.spec.shape if isinstance(other, ShardedTensor) else tuple(other.shape)
+    return expand(x, shape) if isinstance(x, ShardedTensor) else x.expand(shape)
+
+
+@rule("repeat", "tile", "repeat_interleave")
+def repeat(x: ShardedTensor, *_: Any, **__: Any) -> Tensor:
+    refuse("repeat, tile and repeat_interleave are not supported on cut tensors. Use cat, expand or broadcasting")
+
+
+@rule("channel_shuffle", "native_channel_shuffle")
+def channel_shuffle(x: ShardedTensor, groups: int) -> Tensor:
+    layout = x.spec
+    if layout.cuts[1] is not None:
+        refuse(f"channel_shuffle expects channels in dim 1, which is cut in {layout}")
+    channels = torch.arange(layout.shape[1]).view(groups, -1).T.reshape(-1)
+    return wrap(in_memory_as(local(x).index_select(1, channels.to(x.device)), local(x)), layout)
+
+
+def _reshaped(x: ShardedTensor, shape: tuple[int, ...]) -> Tensor:
+    """`x` in another shape, if each new dim is a run of old dims (or an old dim in pieces, where it is not cut)."""
+    layout = x.spec
+    if torch.Size(shape).numel() != torch.Size(layout.shape).numel():
+        refuse(f"a tensor of {layout} can not become {shape}")
+    if shape == layout.shape:
+        return wrap(local(x).view_as(local(x)), layout)
+    cuts = _new_cuts(layout, shape)
+    if cuts is None:
+        if not layout.is_tile or all(layout.shape[dim] == 1 for dim in layout.cut_dims):
+            return whole(x).reshape(shape)  # a vector, or an image of one pixel, which one rank has
+        refuse(f"a cut tensor of {layout} can not become {shape}: only whole dims may be joined, behind the batch dim")
+    new = layout.with_dims(shape, cuts)
+    return wrap(local(x).reshape(new.local_shape()), new)
+
+
+def _new_cuts(layout: Sharding, shape: tuple[int, ...]) -> tuple[AnyCut, ...] | None:
+    """The cuts of the new shape; None if there are none that leave every element on its rank."""
+    old, new = list(range(len(layout.shape))), list(shape)
+    cuts: list[AnyCut] = []
+    while old or new:
+        if old and new and layout.shape[old[0]] == new[0]:
+            cuts.append(layout.cuts[old.pop(0)])
+            new.pop(0)
+        elif new and new[0] == 1:
+            cuts.append(None)
+            new.pop(0)
+        elif old and layout.shape[old[0]] == 1 and layout.cuts[old[0]] is None:
+            old.pop(0)
+        else:
+            run, made = _run(layout, old, new)
+            joined = _joined(layout, run, made)
+            if joined is None:
+                return None
+            cuts += joined
+    return tuple(cuts) if sum(isinstance(cut, FlatCut) for cut in cuts) < 2 else None
+
+
+def _run(layout: Sharding, old: list[int], new: list[int]) -> tuple[list[int], list[int]]:
+    """The shortest run of old dims that has as many elements as a run of new ones, taken from both."""
+    run, made, left, right = [], [], 1, 1
+    while not run or not made or left != right:
+        if old and (left <= right or not new):
+            run.append(old.pop(0))
+            left *= layout.shape[run[-1]]
+        elif new:
+            made.append(new.pop(0))
+            right *= made[-1]
+        else:
+            break
+    while old and not new:  # dims of one index, at the end
+        run.append(old.pop(0))
+    return run, made
+
+
+def _joined(layout: Sharding, run: list[int], made: list[int]) -> list[AnyCut] | None:
+    """The cuts of the dims `made` of a run of old ones; None where elements would have to change their rank."""
+    cut = [layout.cuts[dim] for dim in run]
+    if not any(cut):
+        return [None for _ in made]
+    if any(isinstance(c, FlatCut) for c in cut):
+        flat = cut[0]
+        return list(flat.cuts) if len(run) == 1 and isinstance(flat, FlatCut) and tuple(made) == flat.shape else None
+    if len(made) != 1 or run[0] == 0:
+        return None
+    return [FlatCut(tuple(layout.shape[dim] for dim in run), tuple(cut))]  # type: ignore[arg-type]

@@ -1,0 +1,91 @@
+"""What autograd saves of a buffer: the tile, which lives anyway, and its borders."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from torchmn.geometry import DimPlan, Interval
+from torchmn.sharded.exchange import place_along
+from torchmn.sharded.tensor import ShardedTensor, local
+
+
+class Rebuilt:
+    """What backward needs to make a buffer again from the tile that the graph holds anyway, and its borders."""
+
+    def __init__(self, tile: Tensor, buffer: Tensor, box: tuple[Interval, ...]):
+        self.tile, self.version = tile.detach(), tile._version
+        self.shape, self.box = buffer.shape, box
+        self.inner = (..., *(interval.as_slice() for interval in box))
+        around = [(..., *(i.as_slice() for i in rest)) for rest in outside(buffer.shape[-len(box) :], box)]
+        self.borders = [(where_, buffer.detach()[where_].clone()) for where_ in around]
+
+    def value(self) -> Tensor:
+        _check_version(self.tile, self.version)
+        buffer = self.tile.new_empty(self.shape)
+        buffer[self.inner] = self.tile
+        for where_, border in self.borders:
+            buffer[where_] = border
+        return buffer
+
+
+class Kept:
+    """A tensor that backward needs as it is: torch checks no version of what goes through a hook."""
+
+    def __init__(self, x: Tensor):
+        self.x, self.version = x, x._version
+
+    def value(self) -> Tensor:
+        _check_version(self.x, self.version)
+        return self.x
+
+
+def _check_version(x: Tensor, version: int) -> None:
+    if x._version != version:
+        raise RuntimeError(
+            "one of the variables needed for gradient computation has been modified by an inplace operation: a tensor "
+            f"of shape {tuple(x.shape)} is at version {x._version}; expected version {version}. Run forward again "
+            "after parameters or activations were changed (an optimizer's step changes parameters)"
+        )
+
+
+def outside(shape: Sequence[int], box: Sequence[Interval]) -> list[tuple[Interval, ...]]:
+    """What lies around a box of a tensor whose last dims are `shape`: boxes that do not overlap."""
+    whole = [Interval(0, extent) for extent in shape]
+    found = []
+    for at, (full, inner) in enumerate(zip(whole, box, strict=True)):
+        for side in (Interval(0, inner.start), Interval(inner.stop, full.stop)):
+            if side:
+                found.append((*box[:at], side, *whole[at + 1 :]))
+    return found
+
+
+def remembered_as_tile(x: ShardedTensor, buffer: Tensor, dims: Sequence[DimPlan]) -> AbstractContextManager[Any]:
+    """While this context lasts, autograd remembers `buffer` as the tile, which lives anyway, and its borders.
+
+    Without it every convolution would keep a second copy of its input.
+    """
+    tile, layout = local(x), x.spec
+    box = []
+    for number, plan in enumerate(dims):
+        place = place_along(layout, len(layout.shape) - len(dims) + number)
+        needed, own = plan.needed[place], plan.owned[place]
+        if not own or own.start < needed.start or own.stop > needed.stop:
+            return torch.autograd.graph.saved_tensors_hooks(Kept, _unpack)  # the tile is not wholly in the buffer
+        box.append(own.shift(-needed.start))
+    address, shape = buffer.data_ptr(), buffer.shape
+
+    def pack(saved: Tensor) -> Kept | Rebuilt:
+        if saved.data_ptr() != address or saved.shape != shape or tile.data_ptr() == address:
+            return Kept(saved)
+        return Rebuilt(tile, buffer, tuple(box))
+
+    return torch.autograd.graph.saved_tensors_hooks(pack, _unpack)
+
+
+def _unpack(packed: Kept | Rebuilt) -> Tensor:
+    return packed.value()

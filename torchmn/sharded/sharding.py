@@ -1,0 +1,177 @@
+"""How a global tensor is cut over the ranks of a process grid. Integers only."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from functools import cached_property
+from math import prod
+from typing import TYPE_CHECKING, Any
+
+from torchmn.geometry import Interval, owned
+
+if TYPE_CHECKING:
+    from torchmn.communicators.process_grid import ProcessGrid
+
+# The grid axis along which the last, the last but one, ... dim of an image is cut.
+IMAGE_AXES = ("width", "height", "depth")
+
+
+@dataclass(frozen=True)
+class Cut:
+    """One dim, cut into one interval of indices per place along a grid axis ("vector": per rank of `grid.tiles`)."""
+
+    axis: str
+    intervals: tuple[Interval, ...]
+
+    @staticmethod
+    def balanced(axis: str, extent: int, parts: int) -> Cut:
+        return Cut(axis, tuple(owned(extent, parts, place) for place in range(parts)))
+
+    @property
+    def extent(self) -> int:
+        return self.intervals[-1].stop
+
+
+@dataclass(frozen=True)
+class FlatCut:
+    """A dim that is a flattened (channel, *image) tensor whose image is cut: each rank has its own tile's columns."""
+
+    shape: tuple[int, ...]
+    cuts: tuple[Cut | None, ...]
+
+    @property
+    def extent(self) -> int:
+        return prod(self.shape)
+
+
+AnyCut = Cut | FlatCut | None
+
+
+@dataclass(frozen=True)
+class Samples:
+    """Which samples of the whole batch a rank holds: those from `start` on, of `total`.
+
+    known: whether that is so; in evaluation ranks do not ask others along data how many they have
+    """
+
+    start: int
+    total: int
+    known: bool = True
+
+
+_forward = threading.local()  # ranks may be threads
+
+
+@contextmanager
+def forward_of(samples: Samples) -> Iterator[None]:
+    """While a parallel model's forward runs, say which samples of the whole batch it computes."""
+    before = getattr(_forward, "samples", None)
+    _forward.samples = samples
+    try:
+        yield
+    finally:
+        _forward.samples = before
+
+
+def is_in_forward() -> bool:
+    """Whether the forward of a parallel model is running."""
+    return getattr(_forward, "samples", None) is not None
+
+
+def samples_now(batch: int) -> Samples:
+    """The samples that the running forward computes; outside of one, a batch is all there is."""
+    return getattr(_forward, "samples", None) or Samples(0, batch)
+
+
+@dataclass(frozen=True)
+class Sharding:
+    """The shape of a global tensor and how each of its dims is cut. The batch dim is this data replica's own."""
+
+    grid: ProcessGrid
+    shape: tuple[int, ...]
+    cuts: tuple[AnyCut, ...]
+    samples: Samples
+
+    def interval(self, dim: int, tile: int | None = None) -> Interval:
+        """The indices of a dim that a rank of `grid.tiles` (this one by default) owns."""
+        cut = self.cuts[dim]
+        if cut is None:
+            return Interval(0, self.shape[dim])
+        assert isinstance(cut, Cut), "a flattened image's columns are not one interval"
+        return cut.intervals[self.place(cut.axis, tile)]
+
+    def place(self, axis: str, tile: int | None = None) -> int:
+        """Where along a grid axis a rank of `grid.tiles` is."""
+        tile = self.grid.tiles.rank if tile is None else tile
+        if axis == "vector":
+            return tile
+        for name in IMAGE_AXES:  # tiles are numbered row-major: width turns fastest
+            tile, place = divmod(tile, self.grid.sizes[name])
+            if name == axis:
+                return place
+        raise KeyError(axis)
+
+    def local_shape(self, tile: int | None = None) -> tuple[int, ...]:
+        """The shape of a rank's part, this one's by default."""
+        return self._own_shape if tile is None else self._shape_of(tile)
+
+    @cached_property
+    def _own_shape(self) -> tuple[int, ...]:
+        return self._shape_of(None)
+
+    def _shape_of(self, tile: int | None) -> tuple[int, ...]:
+        return tuple(self._local_extent(dim, tile) for dim in range(len(self.shape)))
+
+    def _local_extent(self, dim: int, tile: int | None) -> int:
+        cut = self.cuts[dim]
+        if isinstance(cut, FlatCut):
+            return prod(self.unflattened(dim).local_shape(tile)[1:])
+        return len(self.interval(dim, tile))
+
+    def unflattened(self, dim: int) -> Sharding:
+        """The (batch, channel, *image) layout of which dim `dim` is the flattened rest."""
+        cut = self.cuts[dim]
+        assert isinstance(cut, FlatCut)
+        return Sharding(self.grid, (self.shape[0], *cut.shape), (None, *cut.cuts), self.samples)
+
+    @cached_property
+    def cut_dims(self) -> tuple[int, ...]:
+        """The dims that are cut."""
+        return tuple(dim for dim, cut in enumerate(self.cuts) if cut is not None)
+
+    @cached_property
+    def worked_out(self) -> dict[Any, Any]:
+        """What rules have worked out for this layout: a model comes with the same ones at every step."""
+        return {}
+
+    @cached_property
+    def is_tile(self) -> bool:
+        """Whether an image is cut, flattened or not; else a vector is (or nothing)."""
+        cuts = [part for cut in self.cuts for part in (cut.cuts if isinstance(cut, FlatCut) else (cut,))]
+        return any(cut is not None and cut.axis != "vector" for cut in cuts)
+
+    def with_dims(self, shape: tuple[int, ...], cuts: tuple[AnyCut, ...]) -> Sharding:
+        return replace(self, shape=tuple(shape), cuts=tuple(cuts))
+
+    def __str__(self) -> str:
+        words = []
+        for extent, cut in zip(self.shape, self.cuts, strict=True):
+            if cut is None:
+                words.append(str(extent))
+            elif isinstance(cut, FlatCut):
+                words.append(f"{extent} (flattened tile)")
+            else:
+                words.append(f"{extent} over {cut.axis}")
+        return f"({', '.join(words)})"
+
+
+def image_layout(grid: ProcessGrid, shape: tuple[int, ...], samples: Samples) -> Sharding:
+    """The layout of (batch, channel, *image): each image dim balanced over its axis of the grid."""
+    cuts: list[AnyCut] = [None] * len(shape)
+    for dim, axis in enumerate(grid.axes_of(len(shape) - 2), start=2):
+        if grid.sizes[axis] > 1:
+            cuts[dim] = Cut.balanced(axis, shape[dim], grid.sizes[axis])
+    return Sharding(grid, tuple(shape), tuple(cuts), samples)
