@@ -29,6 +29,7 @@ class GradientRole:
         tiles: of a partial gradient, how many ranks share an image.
         summed_in_backward: the parameter is used with tiles and with whole values, so shares are summed at once.
         counted_at_parameter: all of a partial gradient is a share, because a layer takes the parameter as it is.
+        needs_mean: it is not the whole gradient of all samples: only a multi-node optimizer may step.
         known: a parallel model has seen this parameter; False for one that took another's place since.
     """
 
@@ -37,6 +38,7 @@ class GradientRole:
     tiles: int = 1
     summed_in_backward: bool = False
     counted_at_parameter: bool = False
+    needs_mean: bool = False
     known: bool = True
 
 

@@ -7,7 +7,8 @@ splitting.py     which layers are swapped for slices of them
 running.py       what happens around the forward of a parallel model
 inputs.py        its inputs: what is found in them, and what ranks compare of them
 randomness.py    dropout and batch statistics as the serial run has them
-guard.py         optimizers that would step with one rank's share of the gradients
+events.py        events at which guards look
+guards/          what would silently give other numbers is refused: a table
 state.py         state dicts with global tensors
 summary.py       which weights are cut, and which every rank has
 """

@@ -9,8 +9,6 @@ import torch
 from torch import Tensor, nn
 
 from torchmn.communicators.communicator import Communicator
-from torchmn.communicators.uncompiled import uncompiled
-from torchmn.errors import MismatchError
 
 
 def compare_forwards(
@@ -48,32 +46,3 @@ def _autocast(inputs: Sequence[Tensor]) -> torch.dtype | None:
 def plain_values(leaves: Sequence[Any]) -> tuple:
     """Those arguments that a rank can compare with another's, and on which the path of a forward may depend."""
     return tuple(x for x in leaves if x is None or isinstance(x, bool | int | float | str))
-
-
-class SameLoss:
-    """A hook on a whole output: an error on every rank if its gradient is another one on another rank.
-
-    The output is the same on all ranks that share images, and so is its gradient, unless their labels differ: ranks
-    that shuffle differently have tiles of different images, which nothing else would show.
-    """
-
-    def __init__(self, comm: Communicator):
-        self.comm = comm
-
-    @uncompiled
-    def __call__(self, gradient: Tensor) -> None:
-        values = gradient.detach().flatten().double().cpu()
-        # Two numbers stand for all: rounding changes them little, another order of the samples a lot.
-        weighted = values @ torch.arange(1, len(values) + 1, dtype=torch.float64).cos()
-        mine = (weighted.item(), values.norm().item())
-        told = self.comm.agree("backward of a parallel model", differ=mine, optional=True)
-        everyone = torch.tensor(told, dtype=torch.float64)
-        spread = (everyone.amax(0) - everyone.amin(0)).max()
-        if spread > 1e-3 * everyone[:, 1].max():  # never for NaN, which may come to all
-            comm = self.comm
-            raise MismatchError(
-                f"rank {comm.rank} of {comm.size}: backward of a parallel model: the ranks that share images have "
-                "different gradients of the model's output, so their losses or their labels differ. All of them must "
-                "have the same samples in the same order: with shuffle=True give every rank's DataLoader a generator "
-                "with the same seed"
-            )

@@ -8,12 +8,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
+from torch.overrides import TorchFunctionMode
 
 from torchmn.errors import ParallelizeError, TorchMNError
 from torchmn.gradient_role import GradientRole, role_of, set_role
 from torchmn.nn.slices import SlicedModule
-from torchmn.parallel.changed_views import ChangedViews
-from torchmn.parallel.own_functions import OwnFunctions, check_kept
+from torchmn.parallel.events import TraceGuard, guards_on
 from torchmn.parallel.without_values import (
     ConstantsWithoutValues,
     attributes_kept,
@@ -39,6 +39,7 @@ def dry_run(model: nn.Module, forward: Callable[..., Any], inputs: Sequence[Any]
         for name in module.cut_parameters
     }
     recorder = Recorder(parameters.items(), slices)
+    guards = [guard.look(model) for guard in guards_on("trace")]
     holder = _Holder(model, forward)
     tensors = {f"model.{name}": x for name, x in (*parameters.items(), *buffers.items())}
     with (
@@ -46,13 +47,30 @@ def dry_run(model: nn.Module, forward: Callable[..., Any], inputs: Sequence[Any]
         attributes_kept(model),
         random_states_kept(),
         ConstantsWithoutValues(),
-        ChangedViews(),
-        OwnFunctions(),
+        _Watched(guards),
         recording(recorder),
     ):
         result = functional_call(holder, tensors, tuple(inputs), kwargs, tie_weights=True)
-        check_kept(result)
+        for guard in guards:
+            guard.end(result)
     return recorder
+
+
+class _Watched(TorchFunctionMode):
+    """Lets guards see the torch functions that a run without values calls."""
+
+    def __init__(self, guards: Sequence[TraceGuard]):
+        super().__init__()
+        self._guards = guards
+
+    def __torch_function__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
+        kwargs = kwargs or {}
+        for guard in self._guards:
+            guard.before(func, args, kwargs)
+        result = func(*args, **kwargs)
+        for guard in self._guards:
+            guard.after(func, args, kwargs, result)
+        return result
 
 
 def _copied(buffer: Tensor) -> Tensor:

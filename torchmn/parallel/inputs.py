@@ -2,23 +2,177 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from torchmn.communicators import wire
-from torchmn.communicators.digests import checksum_of
+from torchmn.communicators.digests import checksum_of, digest_of
 from torchmn.communicators.process_grid import ProcessGrid
 from torchmn.errors import ParallelizeError
 from torchmn.geometry import owned
-from torchmn.sharded.sharding import Samples, Sharding
+from torchmn.parallel.agreement import compare_forwards, plain_values
+from torchmn.sharded.redistribute import part_of
+from torchmn.sharded.sharding import Samples, Sharding, image_layout
 from torchmn.sharded.tensor import ShardedTensor, local, wrap
 
 # The values of whole inputs are compared up to here: ranks that shuffle differently differ from the first sample on.
 _COMPARED_BYTES = 1 << 20
+_REMEMBERED_LAYOUTS = 64
+_REMEMBERED_SHAPES = 1024
+
+
+Parameters = Sequence[tuple[str, nn.Parameter]]
+
+
+class Shards(NamedTuple):
+    """The arguments of a forward, as this rank computes with them.
+
+    Attributes:
+        args, kwargs: images are sharded.
+        others: arguments that are no tensors, on which the path of a forward may depend.
+        samples: which samples of the whole batch these are.
+        batch: how many of them this rank has.
+    """
+
+    args: tuple
+    kwargs: dict[str, Any]
+    others: tuple
+    samples: Samples
+    batch: int
+
+    def kind(self) -> tuple:
+        """What a run without values of these arguments depends on."""
+        inputs = tensors_in(self.args, self.kwargs)
+        shapes = [x.spec.shape if isinstance(x, ShardedTensor) else tuple(x.shape) for x in inputs]
+        return (*shapes, *[x for x in self.others if x is None or isinstance(x, bool | str)])
+
+
+class Inputs:
+    """How the inputs of one parallel model are cut."""
+
+    def __init__(self, grid: ProcessGrid, cuts_images: bool, input_shape: tuple[int, ...] | None):
+        self.grid = grid
+        self.cuts_images = cuts_images
+        self.input_shape = input_shape
+        self._tiled: set[Any] = set()  # shapes of which ranks were seen to hold different tiles
+        self._layouts: dict[Any, Sharding] = {}
+
+    def shard(self, model: nn.Module, args: tuple, kwargs: dict[str, Any], parameters: Parameters) -> Shards:
+        """Returns this rank's part of the arguments.
+
+        Raises:
+            MismatchError: on every rank, unless all that share images are in the same forward of the same inputs.
+        """
+        inputs = tensors_in(args, kwargs)
+        others = ()
+        if len(inputs) < len(args) + len(kwargs):
+            if self.cuts_images:
+                check_others(args, kwargs)
+            others = plain_values(pytree.tree_leaves((args, kwargs)))
+        tiles = self.grid.tiles
+        if tiles.size > 1:
+
+            def told() -> tuple:
+                return tuple([self._told(x) for x in inputs])
+
+            compare_forwards(tiles, model.training, inputs, told, others, parameters)
+        samples, batch = self._samples(model, inputs)
+        if are_only_tensors(args, kwargs):  # pytree is slow, and most models have one input
+            return Shards(tuple([self._entered(x, samples) for x in inputs]), kwargs, others, samples, batch)
+        args, kwargs = pytree.tree_map_only(Tensor, lambda x: self._entered(x, samples), (args, kwargs))
+        return Shards(args, kwargs, others, samples, batch)
+
+    def compare_whole(
+        self, model: nn.Module, images: list[Tensor], labels: Tensor | None, parameters: Parameters
+    ) -> None:
+        """An error on every rank if those that share images are given different whole ones, or different labels."""
+        if self.grid.tiles.size > 1:
+
+            def told() -> tuple:
+                return tuple(comparable(x) for x in (*images, *([] if labels is None else [labels])))
+
+            compare_forwards(self.grid.tiles, model.training, images, told, (), parameters)
+
+    def _told(self, x: Tensor) -> tuple[Any, ...]:
+        """What ranks that share images have in common of an input: of whole ones, the values."""
+        if isinstance(x, ShardedTensor):
+            return ("part", *x.spec.shape)
+        if self.cuts_images and x.dim() > 2 and not self._is_whole(x):
+            return ("tile", x.shape[0], x.dim(), x.dtype, x.requires_grad)
+        return comparable(x)
+
+    def _is_whole(self, x: Tensor) -> bool:
+        """Whether an image is given whole; False too where the first rank's tile is all of it."""
+        if tuple(x.shape[1:]) != self.input_shape:
+            return False
+        first = self._layout(tuple(x.shape), Samples(0, x.shape[0])).local_shape(tile=0)
+        return first != tuple(x.shape)
+
+    def _layout(self, shape: tuple[int, ...], samples: Samples) -> Sharding:
+        """The layout of an input: the same object for the same numbers, with all that rules have worked out for it."""
+        known = self._layouts.get((shape, samples))
+        if known is None:
+            if len(self._layouts) >= _REMEMBERED_LAYOUTS:
+                self._layouts.clear()  # shapes that never repeat must not fill the memory
+            known = self._layouts[shape, samples] = image_layout(self.grid, shape, samples)
+        return known
+
+    def _samples(self, model: nn.Module, inputs: list[Tensor]) -> tuple[Samples, int]:
+        """Which samples of the whole batch this rank's replica holds; what other replicas hold is asked in training."""
+        first = next((x for x in inputs if x.dim()), None)
+        batch = 0 if first is None else first.spec.shape[0] if isinstance(first, ShardedTensor) else first.shape[0]
+        replicas = self.grid.replicas
+        if replicas.size == 1 or not model.training:
+            return Samples(0, batch, known=replicas.size == 1), batch
+        sizes = [int(n) for n in replicas.allgather(torch.tensor(batch))]
+        return Samples(sum(sizes[: replicas.rank]), sum(sizes)), batch
+
+    def _entered(self, x: Tensor, samples: Samples) -> Tensor:
+        """An input as a ShardedTensor, if images are cut and it is one."""
+        if not self.cuts_images or isinstance(x, ShardedTensor) or x.dim() < 3:
+            return x
+        shape = self._global_shape(x)
+        layout = self._layout(shape, samples)
+        if tuple(x.shape) == layout.local_shape():
+            return wrap(x, layout)
+        if tuple(x.shape) == shape:
+            return part_of(x, layout)
+        raise ParallelizeError(
+            f"rank {self.grid.comm.rank} of {self.grid.comm.size}: expected this rank's tile {layout.local_shape()} of "
+            f"an input {shape}, or all of it, got {tuple(x.shape)}. torchmn.data.scatter_regions gives each rank its "
+            "tile."
+        )
+
+    def _global_shape(self, x: Tensor) -> tuple[int, ...]:
+        """The shape of the whole input: as the user said, or from the shapes of all ranks' tiles."""
+        if self.input_shape is not None and len(self.input_shape) == x.dim() - 1:
+            return (x.shape[0], *self.input_shape)
+        tiles = self.grid.tiles
+        shapes = [tuple(part.tolist()) for part in tiles.allgather(torch.tensor(x.shape))]
+        shape = whole_shape(self.grid, shapes)
+        if tiles.size > 1 and shape not in self._tiled:
+            self._check_differs(x, shape)
+            if len(self._tiled) >= _REMEMBERED_SHAPES:
+                self._tiled.clear()
+            self._tiled.add(shape)
+        return shape
+
+    def _check_differs(self, x: Tensor, shape: tuple[int, ...]) -> None:
+        """An error if all ranks hold the same values: these are whole images, and no tiles of one of `shape`."""
+        values = x.detach().cpu().contiguous()
+        digest = digest_of((values,))
+        constant = x.numel() == 0 or bool((values == values.view(-1)[0]).all())
+        if len(set(self.grid.tiles.allgather_obj(digest))) == 1 and not constant:
+            raise ParallelizeError(
+                f"rank {self.grid.comm.rank} of {self.grid.comm.size}: every rank passed the same {tuple(x.shape)}, as "
+                f"if it were its tile of {shape}. If these are whole images, say so: parallelize(..., "
+                f"input_shape={tuple(x.shape[1:])}); if they are tiles: input_shape={shape[1:]}."
+            )
 
 
 def are_only_tensors(args: tuple, kwargs: dict[str, Any]) -> bool:

@@ -19,9 +19,8 @@ from torchmn.parallel.channels import swap_channel_layers
 from torchmn.parallel.compiled import compiled_modules
 from torchmn.parallel.computed_weights import computed_weights_detached
 from torchmn.parallel.dry_run import dry_run, explained
-from torchmn.parallel.guard import keep_inside
+from torchmn.parallel.events import Model, announce, load_guards
 from torchmn.parallel.input_shape import candidates, dtype_of
-from torchmn.parallel.own_functions import refuse_scripts
 from torchmn.parallel.replacing import LayersOfTheirOwn, replace_module
 from torchmn.parallel.running import Parallelism
 from torchmn.parallel.splitting import LinearUse, LinearWatch, choose_splits, swap_linears
@@ -57,6 +56,7 @@ def parallelize(
     with the numbers of one rank is refused, naming the module, before anything is computed.
     """
     mode = ALIASES.get(mode, mode)
+    load_guards()
     comm = grid.comm if isinstance(grid, ProcessGrid) else grid
     problem = _problem(model, mode, output, input_shape)
     comm.agree("parallelize", problem, mode=mode, output=output, input_shape=str(input_shape))
@@ -70,7 +70,6 @@ def parallelize(
     shape = tuple(input_shape) if input_shape is not None else None
     parallelism = Parallelism(grid, mode, mode in ("halopar", "halodatapar"), output, shape)
     if mode != "datapar":
-        refuse_scripts()
         comm.attempt("parallelize", lambda: _distribute(copied, parallelism), raises=ParallelizeError)
         remember_names(copied)
     copied.parallelism = parallelism  # type: ignore[assignment]
@@ -78,7 +77,7 @@ def parallelize(
     parallelism.adopt(copied)  # before anybody can call it with other parameters (functional_call)
     if parallelism.cuts_images and grid.tile_count > 1:
         model_pass().prepare(copied)
-        keep_inside(copied)
+    announce("model", Model(copied, parallelism))
     if grid.sizes["data"] > 1 and _has_batch_norm(copied):
         copied.gradients_cross_ranks = True  # type: ignore[assignment]
     warn_of_whole_modules(copied)

@@ -1,4 +1,4 @@
-"""Where torch computes with cut tensors past their rules: autograd functions, backward hooks, TorchScript.
+"""Where torch computes with cut tensors past their rules: autograd functions and backward hooks.
 
 A `torch.autograd.Function` of a user's own gets gradients of this rank's part in backward, as plain tensors. That is
 right as long as it works element by element; anything else is refused in the run without values.
@@ -10,13 +10,12 @@ import sys
 from collections.abc import Iterator
 from typing import Any
 
-import torch
 from torch import Tensor
 from torch.autograd import Function
 from torch.nn.modules._functions import BackwardHookFunction
-from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
+from torchmn.parallel.events import TraceGuard, guard
 from torchmn.sharded.refusals import refuse
 from torchmn.sharded.registry import functions_named, rule_of
 from torchmn.sharded.rules import metadata, pointwise
@@ -26,24 +25,31 @@ _WAY_OUT = "Write it with torch functions outside of one, as a torchmn.nn.HaloLa
 _VIEWS = set(functions_named("view_as"))
 
 
-class OwnFunctions(TorchFunctionMode):
-    """Refuses, in a run without values, what would compute with a part as if it were the whole."""
+@guard(
+    on="trace",
+    why="backward of a torch.autograd.Function, and a full backward hook, get the gradient of this rank's part only",
+)
+class OwnFunctions(TraceGuard):
+    """Refuses functions that would compute with a part, or keep one for backward, as if it were the whole."""
 
-    def __torch_function__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
-        if any(isinstance(x, ShardedTensor) for x in pytree.tree_leaves((args, kwargs or {}))):
-            function = _function_here()
-            if function is BackwardHookFunction:
-                refuse(
-                    "a full backward hook would see this rank's part of the gradient only. Use register_hook on the "
-                    "tensor, which gets a gradient that is cut as the tensor is"
-                )
-            if function is not None and not _is_element_by_element(func):
-                refuse(
-                    f"{function.__name__} (torch.autograd.Function) calls {getattr(func, '__name__', func)!r} of a cut "
-                    "tensor, and its backward would get this rank's part of the gradient only: that is right for "
-                    f"functions that work element by element. {_WAY_OUT}"
-                )
-        return func(*args, **(kwargs or {}))
+    def before(self, func: Any, args: tuple, kwargs: dict[str, Any]) -> None:
+        if not any(isinstance(x, ShardedTensor) for x in pytree.tree_leaves((args, kwargs))):
+            return
+        function = _function_here()
+        if function is BackwardHookFunction:
+            refuse(
+                "a full backward hook would see this rank's part of the gradient only. Use register_hook on the "
+                "tensor, which gets a gradient that is cut as the tensor is"
+            )
+        if function is not None and not _is_element_by_element(func):
+            refuse(
+                f"{function.__name__} (torch.autograd.Function) calls {getattr(func, '__name__', func)!r} of a cut "
+                "tensor, and its backward would get this rank's part of the gradient only: that is right for "
+                f"functions that work element by element. {_WAY_OUT}"
+            )
+
+    def end(self, result: Any) -> None:
+        _check_kept(result)
 
 
 def _function_here() -> Any:
@@ -82,7 +88,7 @@ def _is_element_by_element(func: Any) -> bool:
     return func in _VIEWS or getattr(rule, "func", rule).__module__ in (pointwise.__name__, metadata.__name__)
 
 
-def check_kept(result: Any) -> None:
+def _check_kept(result: Any) -> None:
     """Refuse functions of somebody's own that have kept a cut tensor for backward: there it meets a part's gradient.
 
     result: of a run without values
@@ -105,23 +111,3 @@ def check_kept(result: Any) -> None:
 
 def _kept(node: Any) -> list[Any]:
     return [*(node.saved_tensors or ()), *pytree.tree_leaves(list(vars(node).values()))]
-
-
-_call_script: Any = None
-
-
-def refuse_scripts() -> None:
-    """From now on, TorchScript functions refuse cut tensors: torch runs them without asking for rules."""
-    global _call_script
-    if _call_script is None:
-        _call_script = torch.jit.ScriptFunction.__call__
-        torch.jit.ScriptFunction.__call__ = _checked_script  # type: ignore[method-assign]
-
-
-def _checked_script(function: Any, /, *args: Any, **kwargs: Any) -> Any:
-    if any(isinstance(x, ShardedTensor) for x in pytree.tree_leaves((args, kwargs))):
-        refuse(
-            f"the TorchScript function {function.name!r} would compute with this rank's part of a cut tensor as if it "
-            "were the whole. Call the plain function"
-        )
-    return _call_script(function, *args, **kwargs)

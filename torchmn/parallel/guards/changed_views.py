@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from torch import Tensor
-from torch.overrides import TorchFunctionMode
+from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
+from torchmn.parallel.events import TraceGuard, guard
 from torchmn.sharded.refusals import refuse
 from torchmn.sharded.registry import names
 from torchmn.sharded.tensor import ShardedTensor, local
@@ -19,24 +19,22 @@ _VIEWS = names(
 _LOOKS = {"__get__", "size", "dim", "numel", "is_floating_point", "__len__", "__hash__"}
 
 
-class ChangedViews(TorchFunctionMode):
-    """Refuses, in a run without values, a model that changes such a copy in place and then uses what it was taken from.
+@guard(
+    on="trace",
+    why="on one rank x[:, :, :2].zero_() changes x; rows of a cut image are fetched, so it would change the copy only",
+)
+class ChangedViews(TraceGuard):
+    """Refuses a model that changes such a copy in place and then uses what it was taken from."""
 
-    On one rank `x[:, :, :2].zero_()` changes x. The rows of a cut image are fetched from the ranks that have them, so
-    here it would change what was fetched, and x would silently stay as it was.
-    """
-
-    def __init__(self) -> None:
-        super().__init__()
+    def __init__(self, model: nn.Module) -> None:
         self._copies: dict[int, Tensor] = {}  # by the copy's memory: what it was taken from
         self._outdated: dict[int, str] = {}  # by memory: what should have changed it
         self._alive: list[Any] = []  # so that no memory is given to another tensor meanwhile
 
-    def __torch_function__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
-        kwargs = kwargs or {}
+    def before(self, func: Any, args: tuple, kwargs: dict[str, Any]) -> None:
         name = getattr(func, "__name__", "")
         if name in _LOOKS:
-            return func(*args, **kwargs)
+            return
         tensors = [x for x in pytree.tree_leaves((args, kwargs)) if isinstance(x, Tensor)]
         for x in tensors if self._outdated else ():
             if _memory(x) in self._outdated:
@@ -46,13 +44,16 @@ class ChangedViews(TorchFunctionMode):
                 )
         if _changes(name, kwargs) and tensors:
             self._note_change(name, tensors[0])
-        result = func(*args, **kwargs)
-        if name in _VIEWS and tensors and isinstance(tensors[0], ShardedTensor):
+
+    def after(self, func: Any, args: tuple, kwargs: dict[str, Any], result: Any) -> None:
+        if getattr(func, "__name__", "") not in _VIEWS:
+            return
+        source = next((x for x in pytree.tree_leaves((args, kwargs)) if isinstance(x, Tensor)), None)
+        if isinstance(source, ShardedTensor):
             for view in pytree.tree_leaves(result):
-                if isinstance(view, Tensor) and _memory(view) != _memory(tensors[0]):
-                    self._copies[_memory(view)] = tensors[0]
+                if isinstance(view, Tensor) and _memory(view) != _memory(source):
+                    self._copies[_memory(view)] = source
                     self._alive.append(view)
-        return result
 
     def _note_change(self, name: str, x: Tensor) -> None:
         source = self._copies.get(_memory(x))

@@ -7,11 +7,26 @@ from torch import Tensor, nn
 
 from torchmn.communicators.communicator import Communicator
 from torchmn.errors import MismatchError
+from torchmn.parallel.events import Output, guard
 
+_FORWARDS = 2  # so many are followed by a comparison: what differs does so from the first on
 _ALIKE = 1e-6  # relative: ranks may differ in their last digits
 
 
-def compare_buffers(comm: Communicator, model: nn.Module) -> None:
+@guard(
+    on="output",
+    why="a buffer that a layer computes of one rank's samples is not what one rank computes of the whole batch",
+)
+def own_averages(seen: Output) -> None:
+    """Compares what the first forwards leave in buffers, along data, where ranks have samples of their own."""
+    counts, replicas = seen.parallelism.looks, seen.parallelism.grid.replicas
+    if seen.model.training and counts["own_averages"] < _FORWARDS:
+        counts["own_averages"] += 1
+        if replicas.size > 1:
+            _compare_buffers(replicas, seen.model)
+
+
+def _compare_buffers(comm: Communicator, model: nn.Module) -> None:
     """MismatchError on every rank if buffers of the state dict are not the same on all ranks of `comm`."""
     named = [(name, b) for name, b in _saved_buffers(model) if b.numel() and not b.is_complex()]
     if not named:

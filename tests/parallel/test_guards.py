@@ -1,0 +1,164 @@
+"""Every guard of parallel models refuses what it is for, and the core computes the same numbers without guards."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import torchmn
+from tests.fusion.test_optional import MODEL
+from tests.worlds.jobs import run_job
+from torchmn.communicators.process_grid import ProcessGrid
+from torchmn.errors import MismatchError, ParallelizeError
+from torchmn.parallel import parallelize
+from torchmn.parallel.events import GUARDS, guards_on, load_guards, without
+
+IMAGE = torch.arange(2.0 * 16 * 8).view(2, 1, 16, 8)
+
+
+class Applied(nn.Module):
+    """A convolution, and a function of its result."""
+
+    def __init__(self, function: Callable[[Tensor], Tensor]):
+        super().__init__()
+        self.conv = nn.Conv2d(1, 1, 3, padding=1)
+        self.function = function
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.function(self.conv(x))
+
+
+def on_tiles(comm: Any, model: nn.Module) -> nn.Module:
+    return parallelize(model, ProcessGrid(comm, height=2), "halopar", input_shape=(1, 16, 8))
+
+
+def changed_view(comm: Any) -> None:
+    def change(x: Tensor) -> Tensor:
+        x[:, :, :2].zero_()
+        return x * 2
+
+    on_tiles(comm, Applied(change))
+
+
+def compiled_submodule(comm: Any) -> None:
+    model = on_tiles(comm, nn.Sequential(nn.Conv2d(1, 1, 3, padding=1)))
+    model[0].compile()
+    model.train(not model.training)  # another kind of forward, so that it is traced
+    model(IMAGE)
+
+
+class CenteredByHand(torch.autograd.Function):
+    """Not element by element: its backward needs the gradient of the whole."""
+
+    @staticmethod
+    def forward(ctx, x):
+        return x - x.mean()
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return gradient - gradient.mean()
+
+
+def own_function(comm: Any) -> None:
+    on_tiles(comm, Applied(CenteredByHand.apply))
+
+
+def _halved(x: Tensor) -> Tensor:
+    return x - x.mean()
+
+
+SCRIPT = torch.jit.script(_halved)
+
+
+def script(comm: Any) -> None:
+    on_tiles(comm, Applied(lambda x: SCRIPT(x)))
+
+
+class RunningMean(nn.Module):
+    """A buffer that is computed of the samples that this rank has."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 2)
+        self.register_buffer("mean", torch.zeros(()))
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.mean.copy_(x.mean().detach())
+        return self.linear(x)
+
+
+def average_of_its_own(comm: Any) -> None:
+    parallelize(RunningMean(), ProcessGrid(comm, data=2), "datapar")(torch.full((3, 4), float(comm.rank)))
+
+
+def other_labels(comm: Any) -> None:
+    model = on_tiles(comm, nn.Sequential(nn.Conv2d(1, 1, 3, padding=1)))
+    labels = torch.full((2, 1, 16, 8), float(comm.rank))
+    (model(IMAGE) - labels).square().mean().backward()
+
+
+def plain_step(comm: Any) -> None:
+    model = parallelize(nn.Linear(4, 2), ProcessGrid(comm, data=2), "datapar")
+    model(torch.ones(3, 4)).sum().backward()
+    torch.optim.SGD(model.parameters(), lr=0.1).step()
+
+
+def call_outside(comm: Any) -> None:
+    on_tiles(comm, nn.Sequential(nn.Conv2d(1, 1, 3, padding=1)))[0](IMAGE[:, :, :8])
+
+
+def traced(comm: Any) -> None:
+    model = on_tiles(comm, nn.Sequential(nn.Conv2d(1, 1, 3, padding=1)))
+    torch.func.grad(lambda x: model(x).sum())(IMAGE)
+
+
+CASES: dict[str, tuple[Callable[[Any], None], type[Exception], str]] = {
+    "ChangedViews": (changed_view, ParallelizeError, "changes a slice or view of a cut tensor in place"),
+    "CompiledSubmodules": (compiled_submodule, ParallelizeError, "0 was compiled"),
+    "OwnFunctions": (own_function, ParallelizeError, "CenteredByHand .* of a cut tensor"),
+    "Scripts": (script, ParallelizeError, "the TorchScript function '_halved'"),
+    "own_averages": (average_of_its_own, MismatchError, "ranks differ in the buffers mean"),
+    "same_loss": (other_labels, MismatchError, "different gradients of the model's output"),
+    "plain_optimizer": (plain_step, ParallelizeError, "SGD.step on a parallel model"),
+    "outside_calls": (call_outside, ParallelizeError, "was called outside of the forward of its parallel model"),
+    "tracing": (traced, ParallelizeError, r"torch.func .* of a parallel model"),
+}
+
+load_guards()
+
+
+@pytest.mark.parametrize("name", [*GUARDS])
+def test_a_guard_refuses_what_it_is_for_and_can_be_taken_away(name: str) -> None:
+    provoke, error, text = CASES[name]
+    with pytest.raises(error, match=text):
+        torchmn.run_threads(provoke, 2)
+    guard = GUARDS[name]
+    assert guard.why
+    with without(name):
+        assert guard not in guards_on(guard.event)
+    assert guard in guards_on(guard.event)
+
+
+def test_there_is_no_case_without_its_guard() -> None:
+    assert set(CASES) == set(GUARDS)
+
+
+TAKEN_AWAY = """
+import importlib.abc, sys
+
+class TakenAway(importlib.abc.MetaPathFinder):
+    def find_spec(self, name, path, target=None):
+        if name == "torchmn.parallel.guards":
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+
+sys.meta_path.insert(0, TakenAway())
+"""
+
+
+def test_a_model_computes_the_serial_numbers_with_the_guards_taken_away() -> None:
+    result = run_job(TAKEN_AWAY + MODEL, 1, "solo")
+    assert result.returncode == 0, result.output

@@ -1,0 +1,25 @@
+"""Submodules that torch.compile took over after the model was made parallel."""
+
+from __future__ import annotations
+
+from torch import nn
+
+from torchmn.errors import ParallelizeError
+from torchmn.parallel.compiled import compiled_modules
+from torchmn.parallel.events import TraceGuard, guard
+
+
+@guard(
+    on="trace", why="what a compiled submodule computes cannot be seen, and it would compute with a part as the whole"
+)
+class CompiledSubmodules(TraceGuard):
+    """Refuses compiled submodules; the model itself may be compiled, which compiles around it."""
+
+    def __init__(self, model: nn.Module) -> None:
+        in_place = [name for name, m in model.named_modules() if m is not model and m._compiled_call_impl is not None]
+        found = compiled_modules(model) + in_place
+        if found:
+            raise ParallelizeError(
+                f"{', '.join(found)} was compiled (torch.compile) after parallelize, and what it computes can not be "
+                "cut. Leave it as it is, or use mode='datapar'"
+            )

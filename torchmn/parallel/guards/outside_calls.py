@@ -1,0 +1,38 @@
+"""Submodules that are called with a plain image outside of the forward of their parallel model."""
+
+from __future__ import annotations
+
+from torch import Tensor, nn
+
+from torchmn.errors import ParallelizeError
+from torchmn.parallel.events import Model, guard
+from torchmn.sharded.sharding import is_in_forward
+from torchmn.sharded.tensor import ShardedTensor
+
+
+@guard(on="model", why="outside of the model's forward a layer would compute on a tile without its halo")
+def outside_calls(seen: Model) -> None:
+    """Lets the submodules of a model on tiles be called with images only by the model itself."""
+    if not seen.parallelism.cuts_images or seen.parallelism.grid.tile_count == 1:
+        return
+    for name, module in seen.model.named_modules():
+        if module is not seen.model:
+            module.register_forward_pre_hook(_OnlyInside(name))
+
+
+class _OnlyInside:
+    """A hook that refuses a plain image outside of the model's forward: the layer would compute without its halo."""
+
+    ignores_convolutions = True  # of ShardedTensors: chains need not call it
+
+    def __init__(self, name: str):
+        self.name = name
+
+    def __call__(self, module: nn.Module, args: tuple) -> None:
+        if is_in_forward() or not args or not isinstance(args[0], Tensor):
+            return
+        if not isinstance(args[0], ShardedTensor) and args[0].dim() > 2:
+            raise ParallelizeError(
+                f"{self.name} ({type(module).__name__}) was called outside of the forward of its parallel model, where "
+                "a tile has no halo. Call the whole model; what it should return, its forward must return."
+            )
