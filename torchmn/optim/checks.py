@@ -13,7 +13,7 @@ from torch.optim import Optimizer
 
 from torchmn.communicators.communicator import Communicator
 from torchmn.gradient_role import role_of
-from torchmn.optim.values import ONLY_SPEED, plain_value
+from torchmn.optim.hyperparameters import ONLY_SPEED, plain_value
 from torchmn.optim.wrapper import WrappedOptimizer
 
 OPERATION = "create_multi_node_optimizer"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -18,9 +18,7 @@ from torchmn.communicators.uncompiled import uncompiled
 from torchmn.communicators.watchdog import ranks_text
 from torchmn.errors import MismatchError
 from torchmn.gradient_role import role_of
-from torchmn.optim.clipping import Clipped, refuse_own_clipping
 from torchmn.optim.sparse import mean_of_sparse
-from torchmn.optim.values import NOTHING, Written, on_some_ranks
 
 ABSENT, DENSE, SPARSE = 0, 1, 2
 
@@ -44,6 +42,7 @@ class Collection:
         """`names`: of parameters that have one, by their ids."""
         self._optimizer = optimizer
         self._names = names
+        self._trainable: set[int] | None = None
         self._ids: list[int] = []
         self._kept: list[Gradient] = []
 
@@ -62,6 +61,18 @@ class Collection:
         """Returns the ids of parameters that need a gradient."""
         return {id(p) for group in self._optimizer.param_groups for p in group["params"] if p.requires_grad}
 
+    def unfrozen(self, grads: Sequence[Gradient]) -> list[Gradient]:
+        """Returns those of parameters that were frozen when `keep_trainable` was called last."""
+        before = self._trainable or set()
+        return [grad for grad in grads if grad.parameter.requires_grad and id(grad.parameter) not in before]
+
+    def keep_trainable(self, grads: Sequence[Gradient] | None = None) -> None:
+        """Lets parameters that need a gradient now count as known; of `grads` only, if given."""
+        if grads is None or self._trainable is None:
+            self._trainable = self.trainable()
+        else:
+            self._trainable |= {id(grad.parameter) for grad in grads if grad.parameter.requires_grad}
+
     def _all_names(self) -> list[str]:
         return [
             self._names.get(id(p)) or f"param_groups[{group}]['params'][{place}]"
@@ -78,22 +89,17 @@ class Agreement:
     share: float
     equal: bool = True  # whether all ranks count the same
     dtypes: tuple[torch.dtype | None, ...] = ()  # of gradients that are not of their parameter's; () if all are
-    doubtful: Written = NOTHING  # what a rank may have other values of than the others
+    told: Sequence[Sequence[Any]] | None = (
+        None  # what ranks say beside that, by what and by rank; None where all say the same
+    )
 
 
 @dataclass(frozen=True)
-class Circumstances:
-    """What else a rank says of its next step: the first three must be the same on all ranks."""
+class Facts:
+    """What a rank says of its next step beside its gradients: what must be the same on all ranks, and what need not."""
 
-    mode: str | None = None  # of the model
-    unfrozen: tuple[str, ...] = ()
-    hyperparameters: tuple[Any, ...] = ()
-    clipped: Clipped | None = None
-    written: Written = NOTHING
-
-    def same(self) -> dict[str, Any]:
-        """What must be the same on all ranks, by its name in messages."""
-        return {"mode of the model": self.mode, "unfrozen": self.unfrozen, "hyperparameters": self.hyperparameters}
+    same: Mapping[str, Any] = field(default_factory=dict)
+    differ: tuple = ()
 
 
 @uncompiled
@@ -103,14 +109,12 @@ def agree(
     weight: float | None,
     zero_fill: bool,
     operation: str,
-    here: Circumstances = Circumstances(),  # noqa: B008  (frozen)
+    facts: Facts = Facts(),  # noqa: B008  (frozen)
 ) -> Agreement:
     """Compare gradients and weights over ranks, in one tiny message where all ranks are alike.
 
     A gradient that no rank has stays absent, as in one process. One that only some ranks have counts as zeros on
-    the others; without `zero_fill` it is an error on every rank. So are a model in another mode on another rank,
-    other hyperparameters there, parameters that were unfrozen on some ranks only, and gradients that were clipped by
-    factors of each rank's own.
+    the others; without `zero_fill` it is an error on every rank. So are facts that must be the same and are not.
     """
     weight, problem = number_of_samples(weight)
     parameters = [grad.parameter for grad in grads]
@@ -122,22 +126,20 @@ def agree(
     dtypes: tuple[torch.dtype | None, ...]
     dtypes = tuple([None if x is None or x.dtype is p.dtype else x.dtype for p, x in pairs])
     dtypes = dtypes if any(dtypes) else ()
-    same = {"weighted": weight is not None, **here.same(), "parameters": shapes}
-    with comm.agreed(operation, problem, differ=(kinds, weight, dtypes, here.clipped, here.written), **same) as ranks:
+    same = {"weighted": weight is not None, **facts.same, "parameters": shapes}
+    with comm.agreed(operation, problem, differ=(kinds, weight, dtypes, *facts.differ), **same) as ranks:
         alike, told = ranks.alike, ranks.differ
     if alike:
         _refuse_no_samples(comm, operation, weight)
         return Agreement(kinds, 1.0 / comm.size, dtypes=dtypes)
-    all_kinds, weights, all_dtypes, all_clipped, all_written = zip(*told, strict=True)
-    refuse_own_clipping(comm, operation, all_clipped)
-    doubtful = on_some_ranks(all_written)
+    all_kinds, weights, all_dtypes, *more = zip(*told, strict=True)
     union = tuple(max(column) for column in zip(*all_kinds, strict=True))
     _check(comm, operation, grads, all_kinds, union, zero_fill)
     dtypes = _common_dtypes(comm, operation, grads, all_kinds, all_dtypes)
     if weight is None:
-        return Agreement(union, 1.0 / comm.size, True, dtypes, doubtful)
+        return Agreement(union, 1.0 / comm.size, True, dtypes, more)
     _refuse_no_samples(comm, operation, max(weights))
-    return Agreement(union, weight / sum(weights), len(set(weights)) == 1, dtypes, doubtful)
+    return Agreement(union, weight / sum(weights), len(set(weights)) == 1, dtypes, more)
 
 
 def fair_share(comm: Communicator, samples: float) -> float:

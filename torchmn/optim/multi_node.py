@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -13,15 +13,14 @@ from torch.optim import Optimizer
 
 from torchmn.communicators.communicator import Communicator
 from torchmn.communicators.models import bcast_tensors
-from torchmn.errors import ArgumentError, ParallelizeError
+from torchmn.errors import ArgumentError
 from torchmn.gradient_role import role_of
-from torchmn.optim import clipping, gradients
+from torchmn.optim import gradients
 from torchmn.optim.checks import OPERATION, groups_as_text
-from torchmn.optim.clipping import Clipped, Clipping
-from torchmn.optim.gradients import Circumstances, Collection, Gradient
+from torchmn.optim.events import Optimizing, guards_of
+from torchmn.optim.gradients import Collection, Facts, Gradient
 from torchmn.optim.reducers import Immediate, Reducer
 from torchmn.optim.synchronized import SynchronizedGradients
-from torchmn.optim.values import Writing, Written, compare_values, hyperparameters
 from torchmn.optim.wrapper import WrappedOptimizer
 
 
@@ -52,16 +51,14 @@ class MultiNodeOptimizer(WrappedOptimizer):
         self._model = model
         self._warned = False
         self._synchronized = SynchronizedGradients()
-        self._clipping: Clipping | None = None  # of gradients that are not means
         actual_optimizer._torchmn_takes_mean = True  # type: ignore[attr-defined]  (a parallel model's guard looks)
         self._bcast_at_first(model)
-        self._trainable = self._collection.trainable()
-        self._writing = Writing()
-        self._writing.begin([grad.parameter for grad in self._collect()])
+        self._collection.keep_trainable()
         dtype = grad_dtype if grad_dtype is not None else comm.settings.grad_dtype
         self._reducer: Reducer = reducer(self._collection, comm, zero_fill, dtype)
-        if comm.size > 1:
-            clipping.listen(self)
+        refuse_clipping = self._reducer.refuse_clipping
+        seen = Optimizing(comm, actual_optimizer, model, self._collection, self._synchronized, refuse_clipping)
+        self._guards = guards_of(seen)
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.actual_optimizer!r}, {self.comm!r})"
@@ -76,13 +73,14 @@ class MultiNodeOptimizer(WrappedOptimizer):
         added = self._collect()[-count:]
         self._bcast_parameters(added)
         # Only these: a parameter of another group that was unfrozen meanwhile becomes rank 0's at the next step.
-        self._trainable |= {id(grad.parameter) for grad in added if grad.parameter.requires_grad}
+        self._collection.keep_trainable(added)
         self._reducer.after_new_group()
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         self._reducer.discard()
         self._synchronized.forget()
-        self._clipping = None
+        for guard in self._guards:
+            guard.cleared()
         self.actual_optimizer.zero_grad(set_to_none=set_to_none)
 
     # -- stepping ----------------------------------------------------------------------------------------------
@@ -151,8 +149,10 @@ class MultiNodeOptimizer(WrappedOptimizer):
 
     def _agree(self, grads: list[Gradient], weight: float | None) -> gradients.Agreement:
         """What ranks must know of each other's gradients before they are averaged; also brings new parameters in."""
-        agreement = self._reducer.agree(grads, weight, self._here(grads))
-        self._compare_values(agreement.doubtful, grads)
+        agreement = self._reducer.agree(grads, weight, self._facts(grads))
+        if agreement.told is not None:
+            for guard, told in zip(self._guards, agreement.told, strict=True):
+                guard.check(told, grads)
         if grads and agreement.kinds is not None and not any(agreement.kinds):
             self._warn_of_no_gradients()
         if not agreement.equal and self._model is not None:
@@ -202,32 +202,6 @@ class MultiNodeOptimizer(WrappedOptimizer):
 
         return averaged
 
-    def refuse_clipping(self, function: str, parameters: Sequence[Tensor]) -> None:
-        """Called before gradients are clipped, of any parameters."""
-        self._reducer.refuse_clipping(function, parameters)
-
-    def note_clipping(self, clipping: Clipping) -> None:
-        """Called when gradients were clipped, of any parameters: until `synchronize`, they are this rank's own."""
-        # Those of another optimizer may be in use by another thread, and torch does not lock them: leave them alone.
-        if not any(id(p) in clipping.parameters for group in self.param_groups for p in group["params"]):
-            return
-        grads = self._collect()
-        if not clipping.concerns(grad.value for grad in grads):
-            return
-        if not self._synchronized.cover(grads):
-            self._clipping = clipping
-        elif clipping.function == "clip_grad_norm_" and any(role_of(grad.parameter).over is not None for grad in grads):
-            raise ParallelizeError(
-                f"rank {self.comm.rank} of {self.comm.size}: clip_grad_norm_ of torch took the norm of what this rank "
-                "holds, its slices of split layers: each rank would clip by another norm. Call "
-                "torchmn.clip_grad_norm_(model, max_norm) in its place"
-            )
-
-    def _clipped(self, grads: list[Gradient]) -> Clipped | None:
-        """How this rank's gradients were clipped, to compare it with the others; asked for once."""
-        last, self._clipping = self._clipping, None
-        return last.result() if last is not None and last.concerns(grad.value for grad in grads) else None
-
     def _asked_by_scaler(self) -> bool:
         """Whether a GradScaler calls: it leaves `grad_scale` and `found_inf` here, and takes them away again."""
         return "found_inf" in self.__dict__
@@ -256,27 +230,19 @@ class MultiNodeOptimizer(WrappedOptimizer):
     def _collect(self) -> list[Gradient]:
         return self._collection.gradients()
 
-    def _here(self, grads: list[Gradient]) -> Circumstances:
-        """What ranks compare beside their gradients, so that their models can not drift apart."""
-        return Circumstances(
-            self._mode(),
-            tuple(grad.name for grad in self._unfrozen(grads)),
-            hyperparameters(self.actual_optimizer),
-            self._clipped(grads),
-            self._writing.since_then([grad.parameter for grad in grads]),
-        )
-
-    def _compare_values(self, doubtful: Written, grads: list[Gradient]) -> None:
-        """Raise on all ranks if what some of them have written is not the same on all."""
-        unfrozen = {id(grad.parameter) for grad in self._unfrozen(grads)}  # which become rank 0's
-        named = [(grad.name, grad.parameter) for grad in grads if id(grad.parameter) not in unfrozen]
-        compare_values(self.comm, doubtful, named, self.state)
+    def _facts(self, grads: list[Gradient]) -> Facts:
+        """What ranks compare beside their gradients, so that their models cannot drift apart."""
+        same: dict[str, Any] = {"unfrozen": tuple([grad.name for grad in self._collection.unfrozen(grads)])}
+        for guard in self._guards:
+            same |= guard.same(grads)
+        return Facts(same, tuple([guard.differ(grads) for guard in self._guards]))
 
     def _update(self, closure: Callable[[], Any] | None = None) -> Any:
         try:
             return super()._update(closure)
         finally:
-            self._writing.begin([p for group in self.param_groups for p in group["params"]])
+            for guard in self._guards:
+                guard.stepped()
 
     def state_dict(self) -> dict[str, Any]:
         self._reducer.refuse("state_dict")
@@ -286,11 +252,8 @@ class MultiNodeOptimizer(WrappedOptimizer):
         """Load a state, the same on every rank; one that only some have loaded is found by the next step."""
         self._reducer.refuse("load_state_dict")  # what is on its way would be applied to what was loaded
         super().load_state_dict(state_dict)
-        self._writing.loaded = True
-
-    def _mode(self) -> str | None:
-        """Whether the model, where it is known, drops out and normalises as in training: all ranks must do the same."""
-        return None if self._model is None else "train" if self._model.training else "eval"
+        for guard in self._guards:
+            guard.loaded()
 
     def _bcast_at_first(self, model: nn.Module | None) -> None:
         """Rank 0's values of all parameters, and of the model's buffers, each once."""
@@ -305,15 +268,10 @@ class MultiNodeOptimizer(WrappedOptimizer):
 
     def _bcast_unfrozen(self, grads: list[Gradient]) -> None:
         """Rank 0's values of parameters that were frozen before: they may have been changed meanwhile."""
-        appeared = self._unfrozen(grads)
+        appeared = self._collection.unfrozen(grads)
         if appeared:
             self._bcast_parameters(appeared)
-        self._trainable = self._collection.trainable()
-
-    def _unfrozen(self, grads: list[Gradient]) -> list[Gradient]:
-        """Those of parameters that were frozen before."""
-        before = self._trainable
-        return [grad for grad in grads if grad.parameter.requires_grad and id(grad.parameter) not in before]
+        self._collection.keep_trainable()
 
 
 def _shared(named: Iterable[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:

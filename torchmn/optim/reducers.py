@@ -13,9 +13,8 @@ from torchmn.communicators.communicator import Communicator
 from torchmn.communicators.uncompiled import uncompiled
 from torchmn.errors import ArgumentError
 from torchmn.optim import gradients
-from torchmn.optim.gradients import Agreement, Circumstances, Collection, Gradient
+from torchmn.optim.gradients import Agreement, Collection, Facts, Gradient
 from torchmn.optim.journey import Journey, line_of_its_own
-from torchmn.optim.values import on_some_ranks
 
 
 class Reducer(Protocol):
@@ -33,7 +32,7 @@ class Reducer(Protocol):
     def refuse_clipping(self, function: str, parameters: Sequence[Tensor]) -> None:
         """Raises if gradients of these parameters must not be clipped now."""
 
-    def agree(self, grads: list[Gradient], weight: float | None, here: Circumstances) -> Agreement:
+    def agree(self, grads: list[Gradient], weight: float | None, facts: Facts) -> Agreement:
         """Returns what all ranks know of each other's gradients before they are averaged."""
         ...
 
@@ -71,8 +70,8 @@ class Immediate:
     def refuse_clipping(self, function: str, parameters: Sequence[Tensor]) -> None:
         pass
 
-    def agree(self, grads: list[Gradient], weight: float | None, here: Circumstances) -> Agreement:
-        return gradients.agree(self.comm, grads, weight, self.zero_fill, "optimizer step", here)
+    def agree(self, grads: list[Gradient], weight: float | None, facts: Facts) -> Agreement:
+        return gradients.agree(self.comm, grads, weight, self.zero_fill, "optimizer step", facts)
 
     def reduce(self, grads: list[Gradient], agreement: Agreement) -> list[Gradient] | None:
         gradients.take_mean(self.comm, grads, agreement, self.dtype)
@@ -227,15 +226,15 @@ class Overlapped(Immediate):
         agreement = gradients.agree(self._background, grads, None, self.zero_fill, "mean of a bucket of gradients")
         gradients.take_mean(self._background, grads, agreement, self.dtype)
 
-    def agree(self, grads: list[Gradient], weight: float | None, here: Circumstances) -> Agreement:
+    def agree(self, grads: list[Gradient], weight: float | None, facts: Facts) -> Agreement:
         problem = None
         if weight is not None:
             problem = (
                 "step(weight=...) with overlap: gradients leave before step says their weight; use "
                 "optimizer.weigh(loss, samples).backward() and then step()"
             )
-        told = self.comm.agree("optimizer step", problem, differ=here.written, **here.same())
-        return Agreement(None, 1.0 / self.comm.size, doubtful=on_some_ranks(told))
+        told = self.comm.agree("optimizer step", problem, differ=facts.differ, **facts.same)
+        return Agreement(None, 1.0 / self.comm.size, told=list(zip(*told, strict=True)))
 
     def reduce(self, grads: list[Gradient], agreement: Agreement) -> list[Gradient] | None:
         return self._wait_for_all()

@@ -6,33 +6,15 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 from torch import Tensor
-from torch.optim import Optimizer
 
 from torchmn.communicators.communicator import Communicator
 from torchmn.communicators.digests import digest_of
 from torchmn.errors import MismatchError
 from torchmn.gradient_role import role_of
+from torchmn.optim.events import Optimizing, StepGuard, guard
+from torchmn.optim.gradients import Gradient
 
-# How a step is computed, and not what comes out: ranks may differ in it.
-ONLY_SPEED = ("foreach", "fused", "capturable", "differentiable")
-_PLAIN = (bool, int, float, str, tuple)
 _SHOWN = 5
-
-
-def hyperparameters(optimizer: Optimizer) -> tuple[tuple[tuple[str, Any], ...], ...]:
-    """Of each group, what the optimizer was made with or a schedule has set since: learning rate, momentum, betas."""
-    names = [name for name in optimizer.defaults if name not in ONLY_SPEED]
-    return tuple(
-        tuple((name, plain) for name in names if (plain := plain_value(group.get(name))) is not None)
-        for group in optimizer.param_groups
-    )
-
-
-def plain_value(value: Any) -> Any:
-    """A value that can be compared by what it says; None for others. A number on a GPU is not waited for."""
-    if isinstance(value, Tensor):
-        return value.item() if value.is_cpu and value.dim() == 0 else None
-    return value if isinstance(value, _PLAIN) else None
 
 
 class Written(NamedTuple):
@@ -42,26 +24,30 @@ class Written(NamedTuple):
     state: bool = False
 
 
-NOTHING = Written()
+@guard(
+    why="`if comm.rank == 0: model.load_state_dict(...)`: the ranks' models part, and no loss tells it",
+)
+class Writing(StepGuard):
+    """Watches whether this rank alone writes to parameters or state between steps."""
 
+    def __init__(self, seen: Optimizing) -> None:
+        super().__init__(seen)
+        self.stepped()
 
-class Writing:
-    """Watches whether this rank writes to parameters or state between steps.
+    def stepped(self) -> None:
+        self._before = _signs([grad.parameter for grad in self.seen.collection.gradients()])
+        self._state_was_loaded = False
 
-    `if comm.rank == 0: model.load_state_dict(...)` does: then the ranks' models part, and no loss tells it.
-    """
+    def loaded(self) -> None:
+        self._state_was_loaded = True
 
-    def __init__(self) -> None:
-        self.loaded = False  # state
-        self._before: list[tuple[int, int]] = []
+    def differ(self, grads: list[Gradient]) -> Written:
+        return Written(_signs([grad.parameter for grad in grads]) != self._before, self._state_was_loaded)
 
-    def begin(self, parameters: Iterable[Tensor]) -> None:
-        """From here on: the optimizer has just written."""
-        self._before = _signs(parameters)
-        self.loaded = False
-
-    def since_then(self, parameters: Iterable[Tensor]) -> Written:
-        return Written(_signs(parameters) != self._before, self.loaded)
+    def check(self, told: Sequence[Written], grads: list[Gradient]) -> None:
+        unfrozen = {id(grad.parameter) for grad in self.seen.collection.unfrozen(grads)}  # which become rank 0's
+        named = [(grad.name, grad.parameter) for grad in grads if id(grad.parameter) not in unfrozen]
+        _compare_values(self.seen.comm, _on_some_ranks(told), named, self.seen.actual.state)
 
 
 def _signs(parameters: Iterable[Tensor]) -> list[tuple[int, int]]:
@@ -69,7 +55,7 @@ def _signs(parameters: Iterable[Tensor]) -> list[tuple[int, int]]:
     return [(parameter._version, parameter.data_ptr()) for parameter in parameters]
 
 
-def on_some_ranks(written: Sequence[Written]) -> Written:
+def _on_some_ranks(written: Sequence[Written]) -> Written:
     """What some ranks have written to and others not: all know what each has, and their values may differ now.
 
     What all have written to, a projection of the weights for one, is taken to be the same everywhere.
@@ -77,7 +63,7 @@ def on_some_ranks(written: Sequence[Written]) -> Written:
     return Written(*(len(set(answers)) > 1 for answers in zip(*written, strict=True)))
 
 
-def compare_values(comm: Communicator, doubtful: Written, named: Sequence[tuple[str, Tensor]], state: Any) -> None:
+def _compare_values(comm: Communicator, doubtful: Written, named: Sequence[tuple[str, Tensor]], state: Any) -> None:
     """Raise on all ranks if `doubtful` values are not the same bits on all of them; slices are a rank's own."""
     shared = [(name, parameter) for name, parameter in named if role_of(parameter).over is None]
     digests = {}

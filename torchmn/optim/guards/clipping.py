@@ -12,7 +12,7 @@ import functools
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from threading import Lock
-from typing import Any, Protocol
+from typing import Any
 from weakref import WeakSet
 
 import torch
@@ -21,7 +21,10 @@ from torch.nn import utils
 from torch.nn.utils import clip_grad
 
 from torchmn.communicators.communicator import Communicator
-from torchmn.errors import MismatchError
+from torchmn.errors import MismatchError, ParallelizeError
+from torchmn.gradient_role import role_of
+from torchmn.optim.events import Optimizing, StepGuard, guard
+from torchmn.optim.gradients import Gradient
 
 Clipped = tuple[str, float]
 """By which function, and by which factor: 1 if nothing was too large."""
@@ -45,19 +48,58 @@ class Clipping:
         return self.function, min(1.0, float(self.factor))
 
 
-class Listener(Protocol):
+@guard(
+    why="each rank would clip its own gradients by another norm, and the mean of what is left is not the clipped mean",
+    replaces="torch.nn.utils.clip_grad_value_ and _clip_grads_with_norm_: nothing else tells clipping from scaling",
+)
+class OwnClipping(StepGuard):
+    """Refuses a step with gradients that were clipped before their mean was taken."""
+
+    def __init__(self, seen: Optimizing) -> None:
+        super().__init__(seen)
+        self._clipping: Clipping | None = None  # of gradients that are not means
+        if seen.comm.size > 1:
+            _listen(self)
+
     def refuse_clipping(self, function: str, parameters: Sequence[Tensor]) -> None:
-        """Called before gradients are clipped, of whichever parameters; raises if that must not be now."""
+        """Called before gradients are clipped, of whichever parameters."""
+        self.seen.refuse_clipping(function, parameters)
 
     def note_clipping(self, clipping: Clipping) -> None:
-        """Called after gradients were clipped, of whichever parameters."""
+        """Called when gradients were clipped, of any parameters: until `synchronize`, they are this rank's own."""
+        seen = self.seen
+        # Those of another optimizer may be in use by another thread, and torch does not lock them: leave them alone.
+        if not any(id(p) in clipping.parameters for group in seen.actual.param_groups for p in group["params"]):
+            return
+        grads = seen.collection.gradients()
+        if not clipping.concerns(grad.value for grad in grads):
+            return
+        if not seen.synchronized.cover(grads):
+            self._clipping = clipping
+        elif clipping.function == "clip_grad_norm_" and any(role_of(grad.parameter).over is not None for grad in grads):
+            raise ParallelizeError(
+                f"rank {seen.comm.rank} of {seen.comm.size}: clip_grad_norm_ of torch took the norm of what this rank "
+                "holds, its slices of split layers: each rank would clip by another norm. Call "
+                "torchmn.clip_grad_norm_(model, max_norm) in its place"
+            )
+
+    def cleared(self) -> None:
+        self._clipping = None
+
+    def differ(self, grads: list[Gradient]) -> Clipped | None:
+        """Returns how this rank's gradients were clipped; once."""
+        last, self._clipping = self._clipping, None
+        return last.result() if last is not None and last.concerns(grad.value for grad in grads) else None
+
+    def check(self, told: Sequence[Clipped | None], grads: list[Gradient]) -> None:
+        _refuse_own_clipping(self.seen.comm, "optimizer step", told)
 
 
-_listeners: WeakSet[Any] = WeakSet()
+_listeners: WeakSet[OwnClipping] = WeakSet()
 _lock = Lock()  # ranks of the thread world share them
 
 
-def listen(listener: Listener) -> None:
+def _listen(listener: OwnClipping) -> None:
     """Tell `listener` from now on what torch's functions clip."""
     with _lock:
         if not hasattr(clip_grad.clip_grad_value_, "tells_torchmn"):
@@ -65,7 +107,7 @@ def listen(listener: Listener) -> None:
         _listeners.add(listener)
 
 
-def refuse_own_clipping(comm: Communicator, operation: str, clipped: Sequence[Clipped | None]) -> None:
+def _refuse_own_clipping(comm: Communicator, operation: str, clipped: Sequence[Clipped | None]) -> None:
     """Raise if ranks have clipped by different factors; all of them know all ranks' `clipped`.
 
     Equal factors are fine: nothing was too large on any rank, or the user has taken the mean already.

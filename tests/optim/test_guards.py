@@ -1,0 +1,111 @@
+"""Every guard of multi-node optimizers refuses what it is for, and steps are the same without guards."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import torchmn
+from tests.worlds.jobs import run_job
+from torchmn.errors import MismatchError
+from torchmn.optim import create_multi_node_optimizer
+from torchmn.optim.events import GUARDS, load_guards, without
+
+
+def trained(comm: Any) -> tuple[nn.Module, torch.optim.Optimizer]:
+    """A model and its optimizer, after a backward with gradients of each rank's own."""
+    torch.manual_seed(0)
+    model = nn.Linear(3, 2)
+    optimizer = create_multi_node_optimizer(torch.optim.SGD(model.parameters(), lr=0.1), comm, model=model)
+    model(torch.full((4, 3), float(comm.rank + 1))).square().mean().backward()
+    return model, optimizer
+
+
+def clips_before_the_mean(comm: Any) -> None:
+    model, optimizer = trained(comm)
+    nn.utils.clip_grad_norm_(model.parameters(), 1e-3)
+    optimizer.step()
+
+
+def writes_on_one_rank(comm: Any) -> None:
+    model, optimizer = trained(comm)
+    if comm.rank == 0:
+        with torch.no_grad():
+            model.weight.add_(1)
+    optimizer.step()
+
+
+def another_rate(comm: Any) -> None:
+    _, optimizer = trained(comm)
+    optimizer.param_groups[0]["lr"] = 0.1 * (comm.rank + 1)
+    optimizer.step()
+
+
+def another_mode(comm: Any) -> None:
+    model, optimizer = trained(comm)
+    model.train(comm.rank == 0)
+    optimizer.step()
+
+
+CASES: dict[str, tuple[Callable[[Any], None], str]] = {
+    "OwnClipping": (clips_before_the_mean, "clip_grad_norm_ was called before the mean of the gradients was taken"),
+    "Writing": (writes_on_one_rank, "only some ranks have written to what all must have alike"),
+    "Hyperparameters": (another_rate, "hyperparameters"),
+    "Mode": (another_mode, "mode of the model"),
+}
+
+load_guards()
+
+
+@pytest.mark.parametrize("name", [*GUARDS])
+def test_a_guard_refuses_what_it_is_for_and_nothing_else_does(name: str) -> None:
+    provoke, text = CASES[name]
+    assert GUARDS[name].why
+    with pytest.raises(MismatchError, match=text):
+        torchmn.run_threads(provoke, 2)
+    with without(name):
+        torchmn.run_threads(provoke, 2)
+
+
+def test_there_is_no_case_without_its_guard() -> None:
+    assert set(CASES) == set(GUARDS)
+
+
+STEPS = """
+import importlib.abc, sys
+
+class TakenAway(importlib.abc.MetaPathFinder):
+    def find_spec(self, name, path, target=None):
+        if name == "torchmn.optim.guards":
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+
+sys.meta_path.insert(0, TakenAway())
+import torch, torchmn
+from torch import nn
+
+def body(comm):
+    torch.manual_seed(0)
+    x = torch.randn(8, 3)
+    serial, model = nn.Linear(3, 2), nn.Linear(3, 2)
+    model.load_state_dict(serial.state_dict())
+    one = torch.optim.Adam(serial.parameters())
+    all_ = torchmn.create_multi_node_optimizer(torch.optim.Adam(model.parameters()), comm, model=model, overlap=OVERLAP)
+    for _ in range(3):
+        for net, optimizer, mine in ((serial, one, x), (model, all_, x.chunk(2)[comm.rank])):
+            optimizer.zero_grad()
+            net(mine).square().mean().backward()
+            optimizer.step()
+    torch.testing.assert_close(list(model.parameters()), list(serial.parameters()))
+
+for OVERLAP in (False, True):
+    torchmn.run_threads(body, 2)
+"""
+
+
+def test_steps_are_those_of_one_process_with_the_guards_taken_away() -> None:
+    result = run_job(STEPS, 1, "solo")
+    assert result.returncode == 0, result.output

@@ -1,0 +1,118 @@
+"""What guards see of a multi-node optimizer. The core announces it and knows no guard.
+
+Guards look for steps that would silently let ranks part ways. Those of optim/guards are loaded by name; each optimizer
+has one object of every class, and what it says travels with the message in which ranks agree on a step.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cache
+from typing import Any, NamedTuple, TypeVar
+
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from torchmn.communicators.communicator import Communicator
+from torchmn.optim.gradients import Collection, Gradient
+from torchmn.optim.synchronized import SynchronizedGradients
+
+
+@dataclass(frozen=True)
+class Optimizing:
+    """One multi-node optimizer, as guards see it.
+
+    Attributes:
+        actual: the optimizer that it wraps.
+        synchronized: the gradients that are means already.
+        refuse_clipping: raises if gradients of these parameters must not be clipped now.
+    """
+
+    comm: Communicator
+    actual: Optimizer
+    model: nn.Module | None
+    collection: Collection
+    synchronized: SynchronizedGradients
+    refuse_clipping: Callable[[str, Sequence[Tensor]], None]
+
+
+class StepGuard:
+    """Base class of guards of an optimizer's steps."""
+
+    def __init__(self, seen: Optimizing):
+        self.seen = seen
+
+    def same(self, grads: list[Gradient]) -> dict[str, Any]:
+        """Returns what must be the same on all ranks in the next step, by its name in messages."""
+        return {}
+
+    def differ(self, grads: list[Gradient]) -> Any:
+        """Returns what the other ranks are told."""
+        return None
+
+    def check(self, told: Sequence[Any], grads: list[Gradient]) -> None:
+        """Raises, on all ranks, because of what they were `told`; called where ranks do not say the same."""
+
+    def stepped(self) -> None:
+        """The optimizer has stepped."""
+
+    def loaded(self) -> None:
+        """A state was loaded."""
+
+    def cleared(self) -> None:
+        """Gradients were set to zero."""
+
+
+Kind = TypeVar("Kind", bound=type[StepGuard])
+
+
+class Guard(NamedTuple):
+    """An entry of the table: a class, what would be wrong without it, and which function it replaces, if any."""
+
+    name: str
+    make: type[StepGuard]
+    why: str
+    replaces: str
+
+
+GUARDS: dict[str, Guard] = {}
+
+
+def guard(*, why: str, replaces: str = "") -> Callable[[Kind], Kind]:
+    """Registers a guard. See `Guard`."""
+
+    def register(kind: Kind) -> Kind:
+        GUARDS[kind.__name__] = Guard(kind.__name__, kind, why, replaces)
+        return kind
+
+    return register
+
+
+def guards_of(seen: Optimizing) -> list[StepGuard]:
+    """Returns new guards for an optimizer."""
+    load_guards()
+    return [guard.make(seen) for guard in GUARDS.values()]
+
+
+@cache
+def load_guards() -> None:
+    """Loads the guards, if they are there."""
+    name = "torchmn.optim.guards"
+    try:
+        importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        if error.name != name:
+            raise
+
+
+@contextmanager
+def without(name: str) -> Iterator[None]:
+    """A block in which new optimizers do not have a guard, for tests."""
+    taken = GUARDS.pop(name)
+    try:
+        yield
+    finally:
+        GUARDS[name] = taken
