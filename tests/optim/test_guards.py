@@ -87,11 +87,12 @@ sys.meta_path.insert(0, TakenAway())
 import torch, torchmn
 from torch import nn
 
+x, start = torch.randn(8, 3), nn.Linear(3, 2)  # ranks that are threads share torch's random generator
+
 def body(comm):
-    torch.manual_seed(0)
-    x = torch.randn(8, 3)
     serial, model = nn.Linear(3, 2), nn.Linear(3, 2)
-    model.load_state_dict(serial.state_dict())
+    serial.load_state_dict(start.state_dict())
+    model.load_state_dict(start.state_dict())
     one = torch.optim.Adam(serial.parameters())
     all_ = torchmn.create_multi_node_optimizer(torch.optim.Adam(model.parameters()), comm, model=model, overlap=OVERLAP)
     for _ in range(3):
