@@ -40,8 +40,9 @@ def _shortened(value: Any) -> Any:
     if type(value) is not tuple:
         return value
     if len(value) <= _LONG:
-        parts = tuple([_shortened(part) for part in value])
-        return value if all(part is own for part, own in zip(parts, value, strict=True)) else parts
+        parts = tuple([_shortened(part) if type(part) is tuple else part for part in value])
+        changed = [part for part, own in zip(parts, value, strict=True) if part is not own]
+        return parts if changed else value
     known = _digests.get(value)
     if known is None:
         text = repr(value)

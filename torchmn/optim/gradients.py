@@ -30,6 +30,7 @@ class Gradient:
     name: str
     parameter: Tensor
     value: Tensor | None
+    over: Communicator | None = None  # of a slice: the ranks that have the same one
 
     def put_back(self) -> None:
         self.parameter.grad = self.value
@@ -48,14 +49,18 @@ class Collection:
 
     def gradients(self) -> list[Gradient]:
         """Returns all of them, as they are now. The next call changes their values."""
-        parameters = [p for group in self._optimizer.param_groups for p in group["params"]]
+        parameters = self.parameters()
         ids = [id(p) for p in parameters]
         if ids != self._ids:
             self._kept = [Gradient(name, p, None) for name, p in zip(self._all_names(), parameters, strict=True)]
             self._ids = ids
-        for grad, parameter in zip(self._kept, parameters, strict=True):
-            grad.value = parameter.grad
+        for grad in self._kept:
+            grad.value, grad.over = grad.parameter.grad, role_of(grad.parameter).over
         return self._kept
+
+    def parameters(self) -> list[Tensor]:
+        """Returns all parameters."""
+        return [p for group in self._optimizer.param_groups for p in group["params"]]
 
     def trainable(self) -> set[int]:
         """Returns the ids of parameters that need a gradient."""
@@ -119,7 +124,8 @@ def agree(
     weight, problem = number_of_samples(weight)
     parameters = [grad.parameter for grad in grads]
     values = [grad.value for grad in grads]
-    shapes = tuple([("own slice" if role_of(p).over else tuple(p.shape), p.dtype) for p in parameters])
+    # One text: what ranks compare is walked through, and this is the longest of it.
+    shapes = ", ".join([f"{'own slice' if g.over else list(g.parameter.shape)} {g.parameter.dtype}" for g in grads])
     kinds = tuple([ABSENT if x is None else DENSE if x.layout is torch.strided else SPARSE for x in values])
     # Those that are not their parameter's, as torch allows with `parameter.grad_dtype`.
     pairs = zip(parameters, values, strict=True)
@@ -225,7 +231,7 @@ def take_mean(
     equal = agreement.equal  # which all ranks know
     assert agreement.kinds is not None
     for place, (grad, kind) in enumerate(zip(grads, agreement.kinds, strict=True)):
-        among = role_of(grad.parameter).over or comm
+        among = grad.over or comm
         if kind == SPARSE:
             share = agreement.share * comm.size / among.size
             grad.value = mean_of_sparse(among, grad.value, grad.parameter, share)

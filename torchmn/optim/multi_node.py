@@ -109,7 +109,7 @@ class MultiNodeOptimizer(WrappedOptimizer):
         which leaves what was a mean already as it is.
         """
         self._reducer.refuse("synchronize")
-        self._take_mean(weight)
+        self._take_mean(self._collect(), weight)
         self._synchronized.remember(self._collect())
 
     def flush(self) -> None:
@@ -127,18 +127,18 @@ class MultiNodeOptimizer(WrappedOptimizer):
 
     def _have_mean(self, weight: float | None) -> bool:
         """Take the mean of the gradients, unless `synchronize` did; False if it has not arrived yet."""
-        if self._synchronized.are(self._collect()):
+        grads = self._collect()
+        if self._synchronized.are(grads):
             # A rank that ran another backward since would take its mean with the others' next gradients.
             self.comm.agree("optimizer step after synchronize")
             arrived = True
         else:
-            arrived = self._take_mean(weight)
+            arrived = self._take_mean(grads, weight)
         self._synchronized.forget()
         return arrived
 
-    def _take_mean(self, weight: float | None) -> bool:
+    def _take_mean(self, grads: list[Gradient], weight: float | None) -> bool:
         """Replace every gradient by its mean over ranks; False if it has not arrived yet."""
-        grads = self._collect()
         agreement = self._agree(grads, weight)
         return self._install(self._reducer.reduce(grads, agreement))
 

@@ -116,7 +116,7 @@ class Delayed(Immediate):
 
     def reduce(self, grads: list[Gradient], agreement: Agreement) -> list[Gradient] | None:
         arrived = self.flush()
-        sent = [Gradient(grad.name, grad.parameter, grad.value) for grad in grads]
+        sent = [Gradient(grad.name, grad.parameter, grad.value, grad.over) for grad in grads]
         for grad in grads:
             grad.parameter.grad = None  # the user may zero gradients in place: those under way must not change
         self._journey = Journey(lambda grads: gradients.take_mean(self._background, grads, agreement, self.dtype))
@@ -154,7 +154,7 @@ class Overlapped(Immediate):
             if filled >= self.bucket_bytes:
                 self._buckets.append([])
                 filled = 0
-            self._buckets[-1].append(Gradient(grad.name, grad.parameter, None))
+            self._buckets[-1].append(Gradient(grad.name, grad.parameter, None, grad.over))
             filled += grad.parameter.nbytes
         self._bucket_of = {id(grad.parameter): place for place, bucket in enumerate(self._buckets) for grad in bucket}
         watched = [grad.parameter for bucket in self._buckets for grad in bucket if grad.parameter.requires_grad]
@@ -217,7 +217,9 @@ class Overlapped(Immediate):
         while self._left < len(self._buckets) and not (complete_only and self._missing[self._left]):
             if self._journey is None:
                 self._journey = Journey(self._mean_of_bucket)
-            self._journey.send([Gradient(g.name, g.parameter, g.parameter.grad) for g in self._buckets[self._left]])
+            self._journey.send(
+                [Gradient(g.name, g.parameter, g.parameter.grad, g.over) for g in self._buckets[self._left]]
+            )
             self._left += 1
             if self._left == len(self._buckets):
                 self._journey.end()

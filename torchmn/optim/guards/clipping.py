@@ -22,7 +22,6 @@ from torch.nn.utils import clip_grad
 
 from torchmn.communicators.communicator import Communicator
 from torchmn.errors import MismatchError, ParallelizeError
-from torchmn.gradient_role import role_of
 from torchmn.optim.events import Optimizing, StepGuard, guard
 from torchmn.optim.gradients import Gradient
 
@@ -76,7 +75,7 @@ class OwnClipping(StepGuard):
             return
         if not seen.synchronized.cover(grads):
             self._clipping = clipping
-        elif clipping.function == "clip_grad_norm_" and any(role_of(grad.parameter).over is not None for grad in grads):
+        elif clipping.function == "clip_grad_norm_" and any(grad.over is not None for grad in grads):
             raise ParallelizeError(
                 f"rank {seen.comm.rank} of {seen.comm.size}: clip_grad_norm_ of torch took the norm of what this rank "
                 "holds, its slices of split layers: each rank would clip by another norm. Call "

@@ -35,7 +35,7 @@ class Writing(StepGuard):
         self.stepped()
 
     def stepped(self) -> None:
-        self._before = _signs([grad.parameter for grad in self.seen.collection.gradients()])
+        self._before = _signs(self.seen.collection.parameters())
         self._state_was_loaded = False
 
     def loaded(self) -> None:
