@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from tests.functions.test_message_count import CountedMPI
-from tests.worlds.jobs import run_job
+from tests.worlds.jobs import run_job, without_package
 from tests.worlds.marks import ranks
 
 SET_ON_ONE_RANK = """
@@ -31,15 +31,6 @@ except torchmn.MismatchError as error:
 """
 
 WITHOUT_THE_PACKAGE = """
-import sys
-import importlib.abc
-
-class TakenAway(importlib.abc.MetaPathFinder):
-    def find_spec(self, name, path, target=None):
-        if name == "torchmn.communicators.fastpath":
-            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
-
-sys.meta_path.insert(0, TakenAway())
 import torch, torchmn
 comm = torchmn.create_communicator()
 for count in (3, 100_000, 2_000_000):
@@ -70,7 +61,7 @@ def test_checks_that_are_off_on_one_rank_of_gloo_are_an_error_on_all() -> None:
 
 
 def test_communication_works_with_the_package_taken_away() -> None:
-    result = run_job(WITHOUT_THE_PACKAGE, 2, "mpi")
+    result = run_job(without_package("torchmn.communicators.fastpath") + WITHOUT_THE_PACKAGE, 2, "mpi")
     assert result.returncode == 0, result.output
     assert result.output.count("works") == 2
 

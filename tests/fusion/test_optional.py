@@ -10,7 +10,7 @@ from torch import nn
 
 import torchmn
 from tests.fusion.small_tiles import let_small_tiles_have_wide_halos
-from tests.worlds.jobs import run_job
+from tests.worlds.jobs import run_job, without_package
 from torchmn.communicators.process_grid import ProcessGrid
 from torchmn.sharded.fusion import sequential
 
@@ -38,21 +38,14 @@ import sys
 print("fusion was loaded:", "torchmn.sharded.fusion" in sys.modules, flush=True)
 """
 
-TAKEN_AWAY = """
-import importlib.abc, sys
-
-class TakenAway(importlib.abc.MetaPathFinder):
-    def find_spec(self, name, path, target=None):
-        if name == "torchmn.sharded.fusion":
-            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
-
-sys.meta_path.insert(0, TakenAway())
-"""
-
 
 @pytest.mark.parametrize(
     ("script", "env", "loaded"),
-    [(MODEL, {}, True), (MODEL, {"TORCHMN_FUSION": "0"}, False), (TAKEN_AWAY + MODEL, {}, False)],
+    [
+        (MODEL, {}, True),
+        (MODEL, {"TORCHMN_FUSION": "0"}, False),
+        (without_package("torchmn.sharded.fusion") + MODEL, {}, False),
+    ],
     ids=["with fusion", "switched off", "taken away"],
 )
 def test_a_model_on_tiles_computes_the_serial_numbers(script: str, env: dict[str, str], loaded: bool) -> None:

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 import torchmn
-from tests.worlds.jobs import run_job
+from tests.worlds.jobs import run_job, without_package
 from torchmn.errors import MismatchError
 from torchmn.optim import create_multi_node_optimizer
 from torchmn.optim.events import GUARDS, load_guards, without
@@ -76,14 +76,6 @@ def test_there_is_no_case_without_its_guard() -> None:
 
 
 STEPS = """
-import importlib.abc, sys
-
-class TakenAway(importlib.abc.MetaPathFinder):
-    def find_spec(self, name, path, target=None):
-        if name == "torchmn.optim.guards":
-            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
-
-sys.meta_path.insert(0, TakenAway())
 import torch, torchmn
 from torch import nn
 
@@ -108,5 +100,5 @@ for OVERLAP in (False, True):
 
 
 def test_steps_are_those_of_one_process_with_the_guards_taken_away() -> None:
-    result = run_job(STEPS, 1, "solo")
+    result = run_job(without_package("torchmn.optim.guards") + STEPS, 1, "solo")
     assert result.returncode == 0, result.output

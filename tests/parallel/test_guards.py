@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 import torchmn
 from tests.fusion.test_optional import MODEL
-from tests.worlds.jobs import run_job
+from tests.worlds.jobs import run_job, without_package
 from torchmn.communicators.process_grid import ProcessGrid
 from torchmn.errors import MismatchError, ParallelizeError
 from torchmn.parallel import parallelize
@@ -147,18 +147,6 @@ def test_there_is_no_case_without_its_guard() -> None:
     assert set(CASES) == set(GUARDS)
 
 
-TAKEN_AWAY = """
-import importlib.abc, sys
-
-class TakenAway(importlib.abc.MetaPathFinder):
-    def find_spec(self, name, path, target=None):
-        if name == "torchmn.parallel.guards":
-            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
-
-sys.meta_path.insert(0, TakenAway())
-"""
-
-
 def test_a_model_computes_the_serial_numbers_with_the_guards_taken_away() -> None:
-    result = run_job(TAKEN_AWAY + MODEL, 1, "solo")
+    result = run_job(without_package("torchmn.parallel.guards") + MODEL, 1, "solo")
     assert result.returncode == 0, result.output

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import os
 from collections.abc import Sequence
 from typing import Any
@@ -13,6 +12,7 @@ from torchmn.communicators import job, launchers
 from torchmn.communicators.allocator import keep_freed_memory
 from torchmn.communicators.communicator import Communicator
 from torchmn.communicators.group import Group
+from torchmn.communicators.optional import optional_module
 from torchmn.communicators.run_threads import communicator_of_this_thread
 from torchmn.communicators.settings import Settings
 from torchmn.communicators.topology import Machine, names_of_hosts
@@ -192,13 +192,7 @@ def _fastpath() -> Any:
     """The module of faster transports; None if `TORCHMN_FASTPATH=0`, or if that package was taken away."""
     if os.environ.get("TORCHMN_FASTPATH", "1") == "0":
         return None
-    name = "torchmn.communicators.fastpath"
-    try:
-        return importlib.import_module(f"{name}.transport")
-    except ModuleNotFoundError as error:
-        if error.name not in (name, f"{name}.transport"):
-            raise
-        return None
+    return optional_module("torchmn.communicators.fastpath", "transport")
 
 
 def _check_switches(gathered: Sequence[dict[str, bool]], rank: int) -> None:

@@ -6,7 +6,6 @@ has one object of every class, and what it says travels with the message in whic
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -17,6 +16,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from torchmn.communicators.communicator import Communicator
+from torchmn.communicators.optional import optional_module
 from torchmn.optim.gradients import Collection, Gradient
 from torchmn.optim.synchronized import SynchronizedGradients
 
@@ -50,11 +50,11 @@ class StepGuard:
         return {}
 
     def differ(self, grads: list[Gradient]) -> Any:
-        """Returns what the other ranks are told."""
+        """Returns what the other ranks get to know."""
         return None
 
-    def check(self, told: Sequence[Any], grads: list[Gradient]) -> None:
-        """Raises, on all ranks, because of what they were `told`; called where ranks do not say the same."""
+    def check(self, statements: Sequence[Any], grads: list[Gradient]) -> None:
+        """Raises, on all ranks, because of all ranks' `statements`; called where they are not equal."""
 
     def stepped(self) -> None:
         """The optimizer has stepped."""
@@ -100,12 +100,7 @@ def guards_of(seen: Optimizing) -> list[StepGuard]:
 @cache
 def load_guards() -> None:
     """Loads the guards, if they are there."""
-    name = "torchmn.optim.guards"
-    try:
-        importlib.import_module(name)
-    except ModuleNotFoundError as error:
-        if error.name != name:
-            raise
+    optional_module("torchmn.optim.guards")
 
 
 @contextmanager

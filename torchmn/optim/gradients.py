@@ -94,7 +94,7 @@ class Agreement:
     share: float
     equal: bool = True  # whether all ranks count the same
     dtypes: tuple[torch.dtype | None, ...] = ()  # of gradients that are not of their parameter's; () if all are
-    told: Sequence[Sequence[Any]] | None = (
+    statements: Sequence[Sequence[Any]] | None = (
         None  # what ranks say beside that, by what and by rank; None where all say the same
     )
 
@@ -134,11 +134,11 @@ def agree(
     dtypes = dtypes if any(dtypes) else ()
     same = {"weighted": weight is not None, **facts.same, "parameters": shapes}
     with comm.agreed(operation, problem, differ=(kinds, weight, dtypes, *facts.differ), **same) as ranks:
-        alike, told = ranks.alike, ranks.differ
+        alike, statements = ranks.alike, ranks.differ
     if alike:
         _refuse_no_samples(comm, operation, weight)
         return Agreement(kinds, 1.0 / comm.size, dtypes=dtypes)
-    all_kinds, weights, all_dtypes, *more = zip(*told, strict=True)
+    all_kinds, weights, all_dtypes, *more = zip(*statements, strict=True)
     union = tuple(max(column) for column in zip(*all_kinds, strict=True))
     _check(comm, operation, grads, all_kinds, union, zero_fill)
     dtypes = _common_dtypes(comm, operation, grads, all_kinds, all_dtypes)

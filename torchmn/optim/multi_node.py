@@ -150,9 +150,9 @@ class MultiNodeOptimizer(WrappedOptimizer):
     def _agree(self, grads: list[Gradient], weight: float | None) -> gradients.Agreement:
         """What ranks must know of each other's gradients before they are averaged; also brings new parameters in."""
         agreement = self._reducer.agree(grads, weight, self._facts(grads))
-        if agreement.told is not None:
-            for guard, told in zip(self._guards, agreement.told, strict=True):
-                guard.check(told, grads)
+        if agreement.statements is not None:
+            for guard, statements in zip(self._guards, agreement.statements, strict=True):
+                guard.check(statements, grads)
         if grads and agreement.kinds is not None and not any(agreement.kinds):
             self._warn_of_no_gradients()
         if not agreement.equal and self._model is not None:

@@ -185,7 +185,7 @@ class Overlapped(Immediate):
         self._fill_buckets()
 
     def discard(self) -> None:
-        if self._begun:  # a backward whose gradients nobody wants
+        if self._begun:  # a backward without a step
             self.comm.agree("zero_grad after a backward without a step")
             self._wait_for_all()
 
@@ -235,8 +235,8 @@ class Overlapped(Immediate):
                 "step(weight=...) with overlap: gradients leave before step says their weight; use "
                 "optimizer.weigh(loss, samples).backward() and then step()"
             )
-        told = self.comm.agree("optimizer step", problem, differ=facts.differ, **facts.same)
-        return Agreement(None, 1.0 / self.comm.size, told=list(zip(*told, strict=True)))
+        statements = self.comm.agree("optimizer step", problem, differ=facts.differ, **facts.same)
+        return Agreement(None, 1.0 / self.comm.size, statements=list(zip(*statements, strict=True)))
 
     def reduce(self, grads: list[Gradient], agreement: Agreement) -> list[Gradient] | None:
         return self._wait_for_all()

@@ -4,7 +4,7 @@ The core announces them and knows no guard: those of parallel/guards are loaded 
 without them. A guard looks for something that a user may do and that would silently give other numbers than one rank
 has, or leave ranks waiting; it raises, or returns the text of an error.
 
-model    a model was made parallel; nobody has called it yet
+model    a model was made parallel, and was not called yet
 trace    a model is run without values, before the first forward with inputs of a new shape
 forward  a forward begins
 output   a forward has ended
@@ -13,7 +13,6 @@ step     an optimizer, any one, is about to step
 
 from __future__ import annotations
 
-import importlib
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -24,6 +23,7 @@ from typing import Any, Literal, NamedTuple, Protocol, TypeVar
 from torch import nn
 from torch.optim import Optimizer
 
+from torchmn.communicators.optional import optional_module
 from torchmn.communicators.process_grid import ProcessGrid
 from torchmn.errors import ParallelizeError
 
@@ -64,12 +64,7 @@ def guard(on: Event, *, why: str, replaces: str = "") -> Callable[[Look], Look]:
 @cache
 def load_guards() -> None:
     """Loads the guards, if they are there."""
-    name = "torchmn.parallel.guards"
-    try:
-        importlib.import_module(name)
-    except ModuleNotFoundError as error:
-        if error.name != name:
-            raise
+    optional_module("torchmn.parallel.guards")
 
 
 def guards_on(event: Event) -> list[Guard]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Callable
 from functools import cache
 from typing import Any, Protocol
@@ -10,6 +9,7 @@ from typing import Any, Protocol
 from torch import nn
 
 import torchmn.sharded.rules  # noqa: F401  (what a pass registers lies around them)
+from torchmn.communicators.optional import optional_module
 from torchmn.communicators.settings import FUSION
 from torchmn.sharded.roles import Recorder
 
@@ -50,12 +50,5 @@ class NoPass:
 @cache
 def model_pass() -> ModelPass:
     """Returns the pass of this process: fusion, unless `TORCHMN_FUSION=0`, or its package was taken away."""
-    name = "torchmn.sharded.fusion"
-    if not FUSION:
-        return NoPass()
-    try:
-        return importlib.import_module(name).Fusion()
-    except ModuleNotFoundError as error:
-        if error.name != name:
-            raise
-        return NoPass()
+    fusion = optional_module("torchmn.sharded.fusion") if FUSION else None
+    return NoPass() if fusion is None else fusion.Fusion()

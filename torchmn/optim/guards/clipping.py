@@ -49,7 +49,7 @@ class Clipping:
 
 @guard(
     why="each rank would clip its own gradients by another norm, and the mean of what is left is not the clipped mean",
-    replaces="torch.nn.utils.clip_grad_value_ and _clip_grads_with_norm_: nothing else tells clipping from scaling",
+    replaces="torch.nn.utils.clip_grad_value_ and _clip_grads_with_norm_: it looks like any scaling",
 )
 class OwnClipping(StepGuard):
     """Refuses a step with gradients that were clipped before their mean was taken."""
@@ -90,8 +90,8 @@ class OwnClipping(StepGuard):
         last, self._clipping = self._clipping, None
         return last.result() if last is not None and last.concerns(grad.value for grad in grads) else None
 
-    def check(self, told: Sequence[Clipped | None], grads: list[Gradient]) -> None:
-        _refuse_own_clipping(self.seen.comm, "optimizer step", told)
+    def check(self, statements: Sequence[Clipped | None], grads: list[Gradient]) -> None:
+        _refuse_own_clipping(self.seen.comm, "optimizer step", statements)
 
 
 _listeners: WeakSet[OwnClipping] = WeakSet()

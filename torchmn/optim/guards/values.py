@@ -25,7 +25,7 @@ class Written(NamedTuple):
 
 
 @guard(
-    why="`if comm.rank == 0: model.load_state_dict(...)`: the ranks' models part, and no loss tells it",
+    why="`if comm.rank == 0: model.load_state_dict(...)`: the ranks' models part, and no loss shows it",
 )
 class Writing(StepGuard):
     """Watches whether this rank alone writes to parameters or state between steps."""
@@ -44,10 +44,10 @@ class Writing(StepGuard):
     def differ(self, grads: list[Gradient]) -> Written:
         return Written(_signs([grad.parameter for grad in grads]) != self._before, self._state_was_loaded)
 
-    def check(self, told: Sequence[Written], grads: list[Gradient]) -> None:
+    def check(self, statements: Sequence[Written], grads: list[Gradient]) -> None:
         unfrozen = {id(grad.parameter) for grad in self.seen.collection.unfrozen(grads)}  # which become rank 0's
         named = [(grad.name, grad.parameter) for grad in grads if id(grad.parameter) not in unfrozen]
-        _compare_values(self.seen.comm, _on_some_ranks(told), named, self.seen.actual.state)
+        _compare_values(self.seen.comm, _on_some_ranks(statements), named, self.seen.actual.state)
 
 
 def _signs(parameters: Iterable[Tensor]) -> list[tuple[int, int]]:
@@ -74,8 +74,8 @@ def _compare_values(comm: Communicator, doubtful: Written, named: Sequence[tuple
     if not digests:
         return
     operation = "optimizer step: values of the parameters"
-    told = comm.agree(operation, differ=tuple(digests.values()))
-    odd = [name for place, name in enumerate(digests) if len({values[place] for values in told}) > 1]
+    statements = comm.agree(operation, differ=tuple(digests.values()))
+    odd = [name for place, name in enumerate(digests) if len({values[place] for values in statements}) > 1]
     if not odd:
         return
     more = [f"and {len(odd) - _SHOWN} more"] if len(odd) > _SHOWN else []

@@ -16,7 +16,7 @@ from torchmn.sharded.tensor import ShardedTensor
 @guard(
     on="trace",
     why="a TorchScript function would compute with this rank's part of a cut tensor as if it were the whole",
-    replaces="torch.jit.ScriptFunction.__call__: torch asks nobody before it runs one",
+    replaces="torch.jit.ScriptFunction.__call__: torch has no hook before it runs one",
 )
 class Scripts(TraceGuard):
     """From the first run without values on, TorchScript functions refuse cut tensors."""

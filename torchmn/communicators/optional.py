@@ -1,0 +1,17 @@
+"""Optional packages: faster or stricter ways, loaded by name, without which the core must work."""
+
+from __future__ import annotations
+
+import importlib
+from types import ModuleType
+
+
+def optional_module(package: str, module: str = "") -> ModuleType | None:
+    """Returns an optional package, or a module in it; None if the package was taken away."""
+    name = f"{package}.{module}" if module else package
+    try:
+        return importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        if error.name not in (package, name):
+            raise
+        return None
