@@ -10,7 +10,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils import _pytree as pytree
 
 import torchmn
 from torchmn.communicators.communicator import Communicator
@@ -18,6 +17,7 @@ from torchmn.communicators.process_grid import ProcessGrid
 from torchmn.geometry import Interval, owned
 from torchmn.nn.slices import SlicedModule
 from torchmn.parallel import parallelize
+from torchmn.trees import leaves_of
 
 AXES = ("depth", "height", "width")
 GRIDS_2D = ((1, 1), (1, 2), (2, 1), (2, 2), (2, 3), (3, 3))
@@ -129,7 +129,7 @@ def _backward(result: Any, samples: Interval | None = None, total: int = 0) -> l
 
     samples, total: which of how many samples the outputs are, where each copy of the model has its own
     """
-    outputs = [y for y in pytree.tree_leaves(result) if isinstance(y, Tensor)]
+    outputs = leaves_of(Tensor, result)
     loss = None
     for seed, y in enumerate(outputs):
         if y.requires_grad:

@@ -8,7 +8,6 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.utils import _pytree as pytree
 
 from torchmn.communicators import wire
 from torchmn.communicators.digests import checksum_of, digest_of
@@ -19,6 +18,7 @@ from torchmn.parallel.agreement import compare_forwards, plain_values
 from torchmn.sharded.redistribute import part_of
 from torchmn.sharded.sharding import Samples, Sharding, image_layout
 from torchmn.sharded.tensor import ShardedTensor, local, wrap
+from torchmn.trees import leaves, leaves_of, map_only
 
 # The values of whole inputs are compared up to here: ranks that shuffle differently differ from the first sample on.
 _COMPARED_BYTES = 1 << 20
@@ -73,7 +73,7 @@ class Inputs:
         if len(inputs) < len(args) + len(kwargs):
             if self.cuts_images:
                 check_others(args, kwargs)
-            others = plain_values(pytree.tree_leaves((args, kwargs)))
+            others = plain_values(leaves((args, kwargs)))
         tiles = self.grid.tiles
         if tiles.size > 1:
 
@@ -82,9 +82,9 @@ class Inputs:
 
             compare_forwards(tiles, model.training, inputs, told, others, parameters)
         samples, batch = self._samples(model, inputs)
-        if are_only_tensors(args, kwargs):  # pytree is slow, and most models have one input
+        if are_only_tensors(args, kwargs):  # a walk is slow, and most models have one input
             return Shards(tuple([self._entered(x, samples) for x in inputs]), kwargs, others, samples, batch)
-        args, kwargs = pytree.tree_map_only(Tensor, lambda x: self._entered(x, samples), (args, kwargs))
+        args, kwargs = map_only(Tensor, lambda x: self._entered(x, samples), (args, kwargs))
         return Shards(args, kwargs, others, samples, batch)
 
     def compare_whole(
@@ -184,12 +184,12 @@ def tensors_in(args: tuple, kwargs: dict[str, Any]) -> list[Tensor]:
     """All tensors of a call, however deep they lie."""
     if are_only_tensors(args, kwargs):
         return list(args)
-    return [x for x in pytree.tree_leaves((args, kwargs)) if isinstance(x, Tensor)]
+    return leaves_of(Tensor, (args, kwargs))
 
 
 def check_others(args: tuple, kwargs: dict[str, Any]) -> None:
     """An error if an image is where it can not be seen: the model would take a tile for the whole."""
-    for x in pytree.tree_leaves((args, kwargs)):
+    for x in leaves((args, kwargs)):
         hidden = [value for value in getattr(x, "__dict__", {}).values() if isinstance(value, Tensor | np.ndarray)]
         if isinstance(x, np.ndarray) or (hidden and not isinstance(x, Tensor)):
             raise ParallelizeError(

@@ -13,7 +13,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils import _pytree as pytree
 
 from torchmn.communicators.process_grid import ProcessGrid
 from torchmn.errors import ParallelizeError
@@ -28,6 +27,7 @@ from torchmn.sharded.passes import model_pass
 from torchmn.sharded.redistribute import whole
 from torchmn.sharded.sharding import Samples, forward_of
 from torchmn.sharded.tensor import ShardedTensor, local
+from torchmn.trees import map_only
 
 _REMEMBERED = 1024  # kinds of inputs
 
@@ -86,9 +86,7 @@ class Parallelism:
             else:
                 result = forward(model, *args, **kwargs)
         leave = whole if self.output == "whole" else _tile
-        return (
-            leave(result) if isinstance(result, ShardedTensor) else pytree.tree_map_only(ShardedTensor, leave, result)
-        )
+        return leave(result) if isinstance(result, ShardedTensor) else map_only(ShardedTensor, leave, result)
 
     # -- before the first forward --------------------------------------------------------------------------------
 
@@ -105,7 +103,7 @@ class Parallelism:
         seen = (model.training, *shards.kind())
         if seen in self._traced:
             return
-        args, kwargs = pytree.tree_map_only(Tensor, without_values, (shards.args, shards.kwargs))
+        args, kwargs = map_only(Tensor, without_values, (shards.args, shards.kwargs))
 
         def look() -> None:
             self.learn_roles(model, args, kwargs, shards.samples, shards.batch)

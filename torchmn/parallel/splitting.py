@@ -9,7 +9,6 @@ from typing import Any
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
-from torch.utils import _pytree as pytree
 
 from torchmn.communicators.process_grid import ProcessGrid
 from torchmn.nn.vector_linear import VectorLinear
@@ -18,6 +17,7 @@ from torchmn.sharded.registry import functions_named
 from torchmn.sharded.rules import pointwise
 from torchmn.sharded.sharding import Cut, FlatCut
 from torchmn.sharded.tensor import ShardedTensor
+from torchmn.trees import leaves_of
 
 _ELEMENT_BY_ELEMENT = {
     function
@@ -51,7 +51,7 @@ class LinearWatch(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
         result = func(*args, **(kwargs or {}))
-        tensors = [x for x in pytree.tree_leaves((args, kwargs or {})) if isinstance(x, Tensor)]
+        tensors = leaves_of(Tensor, (args, kwargs or {}))
         if getattr(func, "__name__", "") in ("__get__", "size", "dim"):
             return result
         sources = [self._made_by[id(x)][1] for x in tensors if id(x) in self._made_by]

@@ -12,10 +12,10 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
-from torch.utils import _pytree as pytree
 
 from torchmn.sharded.refusals import refuse
 from torchmn.sharded.tensor import ShardedTensor
+from torchmn.trees import leaves_of, map_only
 
 
 class ConstantsWithoutValues(TorchFunctionMode):
@@ -26,12 +26,12 @@ class ConstantsWithoutValues(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
         kwargs = dict(kwargs or {})
-        tensors = [x for x in pytree.tree_leaves((args, kwargs)) if isinstance(x, Tensor)]
+        tensors = leaves_of(Tensor, (args, kwargs))
         if func is torch.tensor and any(isinstance(x, ShardedTensor) for x in tensors):
             refuse("torch.tensor of a cut tensor would copy this rank's part alone. Use x.detach().clone()")
         if len(tensors) > 1 and any(x.is_meta for x in tensors) and any(_is_constant(x) for x in tensors):
-            args = pytree.tree_map_only(Tensor, _without_values, args)
-            kwargs = {name: pytree.tree_map_only(Tensor, _without_values, value) for name, value in kwargs.items()}
+            args = map_only(Tensor, _without_values, args)
+            kwargs = {name: map_only(Tensor, _without_values, value) for name, value in kwargs.items()}
         return func(*args, **kwargs)
 
 

@@ -10,9 +10,9 @@ from typing import Any
 
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
-from torch.utils import _pytree as pytree
 
 from torchmn.errors import ParallelizeError
+from torchmn.trees import leaves_of
 
 _here = threading.local()  # ranks may be threads
 
@@ -32,7 +32,7 @@ class Recorder(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
         from torchmn.sharded.tensor import ShardedTensor
 
-        tensors = [x for x in pytree.tree_leaves((args, kwargs or {})) if isinstance(x, Tensor)]
+        tensors = leaves_of(Tensor, (args, kwargs or {}))
         if not self.inside and not any(isinstance(x, ShardedTensor) for x in tensors) and not _only_looks(func):
             self.with_whole.update(self._names[id(x)] for x in tensors if id(x) in self._names)
         for x in tensors:

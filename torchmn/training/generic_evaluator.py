@@ -14,6 +14,7 @@ from torchmn.communicators.communicator import Communicator
 from torchmn.data.scattered import noted_uses
 from torchmn.errors import ArgumentError
 from torchmn.training.exact_data import is_data, without_repeats
+from torchmn.trees import map_only
 
 
 class GenericMultiNodeEvaluator:
@@ -96,7 +97,7 @@ class GenericMultiNodeEvaluator:
         if self.converter is not None:
             batch = self.converter(batch, self.device)
         elif self.device is not None:
-            batch = _mapped(batch, lambda x: x.to(self.device))
+            batch = map_only(Tensor, lambda x: x.to(self.device), batch)
         if isinstance(batch, Mapping):
             return self.calc_local(**batch)
         return self.calc_local(*batch) if isinstance(batch, tuple | list) else self.calc_local(batch)
@@ -117,16 +118,4 @@ def _eval_mode(target: object):
 
 def _on_host(result: Any) -> Any:
     """The result with its tensors outside any graph and any GPU, so that they can travel."""
-    return _mapped(result, lambda x: x.detach().cpu())
-
-
-def _mapped(value: Any, function: Callable[[Tensor], Tensor]) -> Any:
-    if isinstance(value, Tensor):
-        return function(value)
-    if isinstance(value, tuple) and hasattr(value, "_fields"):  # a named tuple
-        return type(value)(*(_mapped(item, function) for item in value))
-    if type(value) in (list, tuple):
-        return type(value)(_mapped(item, function) for item in value)
-    if type(value) is dict:
-        return {key: _mapped(item, function) for key, item in value.items()}
-    return value
+    return map_only(Tensor, lambda x: x.detach().cpu(), result)

@@ -5,12 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 from torch import Tensor, nn
-from torch.utils import _pytree as pytree
 
 from torchmn.parallel.events import TraceGuard, guard
 from torchmn.sharded.refusals import refuse
 from torchmn.sharded.registry import names
 from torchmn.sharded.tensor import ShardedTensor, local
+from torchmn.trees import leaves_of
 
 _VIEWS = names(
     "__getitem__ narrow select unbind chunk split split_with_sizes tensor_split squeeze unsqueeze view view_as reshape "
@@ -35,7 +35,7 @@ class ChangedViews(TraceGuard):
         name = getattr(func, "__name__", "")
         if name in _LOOKS:
             return
-        tensors = [x for x in pytree.tree_leaves((args, kwargs)) if isinstance(x, Tensor)]
+        tensors = leaves_of(Tensor, (args, kwargs))
         for x in tensors if self._outdated else ():
             if _memory(x) in self._outdated:
                 refuse(
@@ -48,10 +48,10 @@ class ChangedViews(TraceGuard):
     def after(self, func: Any, args: tuple, kwargs: dict[str, Any], result: Any) -> None:
         if getattr(func, "__name__", "") not in _VIEWS:
             return
-        source = next((x for x in pytree.tree_leaves((args, kwargs)) if isinstance(x, Tensor)), None)
+        source = next(iter(leaves_of(Tensor, (args, kwargs))), None)
         if isinstance(source, ShardedTensor):
-            for view in pytree.tree_leaves(result):
-                if isinstance(view, Tensor) and _memory(view) != _memory(source):
+            for view in leaves_of(Tensor, result):
+                if _memory(view) != _memory(source):
                     self._copies[_memory(view)] = source
                     self._alive.append(view)
 

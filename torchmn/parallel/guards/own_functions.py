@@ -13,13 +13,13 @@ from typing import Any
 from torch import Tensor
 from torch.autograd import Function
 from torch.nn.modules._functions import BackwardHookFunction
-from torch.utils import _pytree as pytree
 
 from torchmn.parallel.events import TraceGuard, guard
 from torchmn.sharded.refusals import refuse
 from torchmn.sharded.registry import functions_named, rule_of
 from torchmn.sharded.rules import metadata, pointwise
 from torchmn.sharded.tensor import ShardedTensor
+from torchmn.trees import leaves, leaves_of
 
 _WAY_OUT = "Write it with torch functions outside of one, as a torchmn.nn.HaloLayer, or use mode='datapar'"
 _VIEWS = set(functions_named("view_as"))
@@ -33,7 +33,7 @@ class OwnFunctions(TraceGuard):
     """Refuses functions that would compute with a part, or keep one for backward, as if it were the whole."""
 
     def before(self, func: Any, args: tuple, kwargs: dict[str, Any]) -> None:
-        if not any(isinstance(x, ShardedTensor) for x in pytree.tree_leaves((args, kwargs))):
+        if not leaves_of(ShardedTensor, (args, kwargs)):
             return
         function = _function_here()
         if function is BackwardHookFunction:
@@ -94,7 +94,7 @@ def _check_kept(result: Any) -> None:
     result: of a run without values
     """
     seen: set[Any] = set()
-    nodes = [x.grad_fn for x in pytree.tree_leaves(result) if isinstance(x, Tensor)]
+    nodes = [x.grad_fn for x in leaves_of(Tensor, result)]
     while nodes:
         node: Any = nodes.pop()
         if node is None or node in seen:
@@ -110,4 +110,4 @@ def _check_kept(result: Any) -> None:
 
 
 def _kept(node: Any) -> list[Any]:
-    return [*(node.saved_tensors or ()), *pytree.tree_leaves(list(vars(node).values()))]
+    return [*(node.saved_tensors or ()), *leaves(list(vars(node).values()))]

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
-from torch.utils import _pytree as pytree
 
 from torchmn.communicators.communicator import Communicator
 from torchmn.communicators.uncompiled import uncompiled
 from torchmn.errors import MismatchError
 from torchmn.parallel.events import Output, guard
+from torchmn.trees import leaves_of
 
 _LOSSES = 4  # so many are compared: ranks that shuffle differently do so from the first batch on
 
@@ -25,7 +25,7 @@ def same_loss(seen: Output) -> None:
     if tiles.size == 1 or parallelism.output != "whole" or not seen.model.training or counts["same_loss"] >= _LOSSES:
         return
     # Not a parameter that the model returns, whose gradient is a rank's own share.
-    learning = [x for x in pytree.tree_leaves(seen.result) if isinstance(x, Tensor) and x.grad_fn is not None]
+    learning = [x for x in leaves_of(Tensor, seen.result) if x.grad_fn is not None]
     if learning:
         counts["same_loss"] += 1
         for x in learning:

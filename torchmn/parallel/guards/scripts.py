@@ -6,11 +6,11 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.utils import _pytree as pytree
 
 from torchmn.parallel.events import TraceGuard, guard
 from torchmn.sharded.refusals import refuse
 from torchmn.sharded.tensor import ShardedTensor
+from torchmn.trees import leaves_of
 
 
 @guard(
@@ -37,7 +37,7 @@ class _Checked:
         return self if function is None else lambda *args, **kwargs: self._checked(function, args, kwargs)
 
     def _checked(self, function: Any, args: tuple, kwargs: dict[str, Any]) -> Any:
-        if any(isinstance(x, ShardedTensor) for x in pytree.tree_leaves((args, kwargs))):
+        if leaves_of(ShardedTensor, (args, kwargs)):
             refuse(
                 f"the TorchScript function {function.name!r} would compute with this rank's part of a cut tensor as if "
                 "it were the whole. Call the plain function"

@@ -7,9 +7,9 @@ from typing import Any
 
 import torch
 from torch import fx
-from torch.utils import _pytree as pytree
 
 from torchmn.parallel.events import Forward, guard
+from torchmn.trees import leaves
 
 _functorch: Any = torch._C._functorch  # type: ignore[attr-defined]
 
@@ -20,7 +20,7 @@ def tracing(seen: Forward) -> str | None:
     parallelism = seen.parallelism
     if parallelism.mode == "datapar" and not (parallelism.grid.comm.size > 1 and seen.model.training):
         return None  # it does not communicate
-    who = _who_traces(seen.args if not seen.kwargs else pytree.tree_leaves((seen.args, seen.kwargs)))
+    who = _who_traces(seen.args if not seen.kwargs else leaves((seen.args, seen.kwargs)))
     if who is None:
         return None
     return (

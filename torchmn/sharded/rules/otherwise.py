@@ -5,18 +5,18 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch.utils import _pytree as pytree
 
 from torchmn.sharded.redistribute import whole
 from torchmn.sharded.refusals import refuse
 from torchmn.sharded.registry import OTHERWISE, composed, name_of
 from torchmn.sharded.tensor import ShardedTensor
+from torchmn.trees import leaves_of, map_only
 
 
 @composed(OTHERWISE)
 def without_rule(func: Any, args: tuple, kwargs: dict) -> Any:
     """Refuses the function by name where an image is sharded; computes it on whole vectors where only these are."""
-    parts = [x for x in pytree.tree_leaves((args, kwargs)) if isinstance(x, ShardedTensor)]
+    parts = leaves_of(ShardedTensor, (args, kwargs))
     if any(x.spec.is_tile for x in parts):
         refuse(
             f"torch function {name_of(func)!r} has no rule for images that are cut over ranks {parts[0].spec}. "
@@ -33,7 +33,7 @@ def without_rule(func: Any, args: tuple, kwargs: dict) -> Any:
             f"torch function {name_of(func)!r} changes a vector that is cut over ranks {parts[0].spec}, which is not "
             "supported. Make a new one instead"
         )
-    args, kwargs = pytree.tree_map_only(ShardedTensor, whole, (args, kwargs))
+    args, kwargs = map_only(ShardedTensor, whole, (args, kwargs))
     return func(*args, **kwargs)
 
 

@@ -1,0 +1,18 @@
+"""Nested tuples, lists and dicts, such as the arguments of a call: what lies in them, found and replaced."""
+
+from __future__ import annotations
+
+from typing import Any, TypeVar
+
+# Re-exported as they are: a function around each would cost a Python call in every forward.
+from torch.utils._pytree import tree_leaves as leaves
+from torch.utils._pytree import tree_map_only as map_only
+
+__all__ = ["leaves", "leaves_of", "map_only"]
+
+T = TypeVar("T")
+
+
+def leaves_of(kind: type[T], tree: Any) -> list[T]:
+    """Returns the leaves of `tree` that are instances of `kind`, in order."""
+    return [x for x in leaves(tree) if isinstance(x, kind)]
