@@ -33,9 +33,11 @@ demo: $(INSTALLED) ## train a convnet on real MNIST on 2 MPI ranks and write a r
 test: $(INSTALLED) $(OPENMPI) ## the whole test suite (PYTEST_ARGS="-k name" for a part)
 	$(BIN)/python -m pytest $(PYTEST_ARGS)
 
-test-core: $(INSTALLED) ## communication, optimizers and parallel models, without the fast paths and without fusion
+test-core: $(INSTALLED) ## communication, optimizers and parallel models, without fast paths, without fusion, without guards
 	TORCHMN_FASTPATH=0 $(BIN)/python -m pytest $(PYTEST_ARGS) -k mpi tests/communicators/contract tests/functions tests/optim
 	TORCHMN_FUSION=0 $(BIN)/python -m pytest $(PYTEST_ARGS) -k "not mpi and not gloo" tests/parallel tests/sharded
+	TESTS_WITHOUT="torchmn.parallel.guards torchmn.optim.guards" \
+	    $(BIN)/python -m pytest $(PYTEST_ARGS) -k "not mpi and not gloo" tests/parallel tests/functions tests/optim
 
 test-busy: $(INSTALLED) $(OPENMPI) ## tests that start processes, TIMES=10 times in a row beside four busy loops (BUSY_TESTS="tests/mpi" for a part)
 	@# Each loop ends with this shell, however that ends.

@@ -59,6 +59,7 @@ CASES: dict[str, tuple[Callable[[Any], None], str]] = {
 }
 
 load_guards()
+pytestmark = pytest.mark.guard
 
 
 @pytest.mark.parametrize("name", [*GUARDS])

@@ -233,6 +233,7 @@ def test_optimizers_that_would_step_differently_are_an_error_on_all_ranks(comm) 
     create_multi_node_optimizer(fast, comm)  # another way to the same numbers
 
 
+@pytest.mark.guard("Mode")
 @ranks(2, **SMALL)
 @pytest.mark.parametrize("options", [{}, {"overlap": True}, {"double_buffering": True}])
 def test_a_model_in_another_mode_on_one_rank_is_an_error_on_all(comm, options: dict) -> None:
@@ -247,6 +248,7 @@ def test_a_model_in_another_mode_on_one_rank_is_an_error_on_all(comm, options: d
     optimizer.step()
 
 
+@pytest.mark.guard("Hyperparameters")
 @ranks(2, **SMALL)
 @pytest.mark.parametrize("options", [{}, {"overlap": True}, {"double_buffering": True}])
 def test_a_learning_rate_that_follows_a_ranks_own_loss_is_an_error_on_all(comm, options: dict) -> None:

@@ -54,6 +54,7 @@ def load_optimizer(model: Any, optimizer: Any) -> None:
     optimizer.load_state_dict(state)
 
 
+@pytest.mark.guard("Writing")
 @ranks(2, 3, on="threads")
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize(
@@ -130,6 +131,7 @@ def test_the_same_values_may_come_by_any_way(comm, kind: str, way: Callable[...,
     assert_close([p.detach() for p in model.parameters()], [p.detach() for p in expected.parameters()])
 
 
+@pytest.mark.guard("Hyperparameters")
 @ranks(2, on="threads")
 @pytest.mark.parametrize("kind", ["plain", "overlap"])
 def test_momentum_and_rates_in_tensors_are_compared_at_every_step(comm, kind: str) -> None:

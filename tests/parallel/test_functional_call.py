@@ -132,6 +132,7 @@ def test_ways_to_keep_fewer_activations_work_from_the_first_forward_on(way):
         torch.testing.assert_close(found, [trained[0], trained[3]])
 
 
+@pytest.mark.guard("tracing")
 def test_what_records_or_transforms_a_forward_is_refused_with_what_to_do():
     def body(model, tile, grid):
         with pytest.raises(ParallelizeError, match=r"torch\.func .*use backward"):

@@ -129,6 +129,7 @@ CASES: dict[str, tuple[Callable[[Any], None], type[Exception], str]] = {
 }
 
 load_guards()
+pytestmark = pytest.mark.guard
 
 
 @pytest.mark.parametrize("name", [*GUARDS])

@@ -105,6 +105,7 @@ def test_a_rank_in_eval_mode_alone_is_an_error_on_every_rank():
     torchmn.run_threads(work, 2)
 
 
+@pytest.mark.guard("outside_calls")
 def test_a_layer_of_a_model_on_tiles_is_not_called_alone():
     def work(comm):
         model: nn.Sequential = torchmn.parallelize(convolutions(), comm, "halopar", input_shape=(1, 8, 8))  # type: ignore[assignment]

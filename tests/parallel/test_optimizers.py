@@ -37,6 +37,7 @@ def same_state(model, expected, tolerance=1e-9):
         assert_close(state[key].detach(), value.detach(), key, tolerance)
 
 
+@pytest.mark.guard("plain_optimizer")
 @pytest.mark.parametrize(
     ("mode", "sizes"), [("halopar", {"height": 2}), ("datapar", {"data": 2}), ("modelpar", {"width": 2})]
 )
@@ -185,6 +186,7 @@ def test_gradients_are_clipped_by_the_norm_of_the_whole_model(mode, sizes, norm_
     torchmn.run_threads(body, 4)
 
 
+@pytest.mark.guard("OwnClipping")
 def test_torch_clips_slices_by_value_and_is_refused_where_it_would_take_their_norm():
     net, (x, y) = small(), data(4)
     serial = deepcopy(net)

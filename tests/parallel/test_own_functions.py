@@ -83,12 +83,14 @@ REFUSED: dict[str, tuple[Callable[[Tensor], Any], str]] = {
 }
 
 
+@pytest.mark.guard("OwnFunctions")
 @pytest.mark.parametrize(("mode", "sizes"), MODES)
 @pytest.mark.parametrize(("function", "words"), REFUSED.values(), ids=REFUSED)
 def test_what_would_take_a_part_for_the_whole_is_refused(function, words, mode, sizes):
     assert_refused(nn.Sequential(nn.Conv2d(3, 3, 3), Applied(function), nn.Conv2d(3, 2, 3)), mode, sizes, words)
 
 
+@pytest.mark.guard("OwnFunctions")
 @pytest.mark.parametrize(("mode", "sizes"), MODES)
 def test_a_full_backward_hook_is_refused(mode, sizes):
     net = nn.Sequential(nn.Conv2d(3, 3, 3), nn.ReLU(), nn.Conv2d(3, 2, 3))

@@ -78,6 +78,7 @@ def test_groups_of_ranks_with_samples_of_their_own_may_shuffle_as_they_like(size
     assert losses == pytest.approx([serial_loss(plain, 0)] * tiles + [serial_loss(plain, 1)] * tiles, rel=1e-5)
 
 
+@pytest.mark.guard("same_loss")
 @pytest.mark.parametrize("sizes", [*GRIDS[1:], *SPLIT_SAMPLES], ids=str)
 def test_tiles_that_the_last_rank_shuffles_for_itself(sizes):
     plain = net()
@@ -94,6 +95,7 @@ def test_tiles_that_the_last_rank_shuffles_for_itself(sizes):
     run_on(sizes, body)
 
 
+@pytest.mark.guard("same_loss")
 @ranks(2, 3, 4, on="threads")
 def test_labels_in_another_order_under_modelpar(comm):
     model = parallelize(net(), comm, "modelpar", input_shape=(1, 8, 8))

@@ -37,16 +37,7 @@ class JobResult:
 
 def without_package(name: str) -> str:
     """The beginning of a script in which a package of the library cannot be imported, as if it were taken away."""
-    return textwrap.dedent(f"""
-        import importlib.abc, sys
-
-        class TakenAway(importlib.abc.MetaPathFinder):
-            def find_spec(self, name, path, target=None):
-                if name == {name!r}:
-                    raise ModuleNotFoundError(f"No module named {{name!r}}", name=name)
-
-        sys.meta_path.insert(0, TakenAway())
-    """)
+    return f"from tests.taken_away import take_away; take_away({name!r})\n"
 
 
 def run_job(

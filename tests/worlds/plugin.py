@@ -9,6 +9,7 @@ import os
 
 import pytest
 
+from tests.taken_away import WITHOUT
 from tests.worlds.launch import NoLauncher
 from tests.worlds.marks import DEFAULT_TIMEOUT, IN_THIS_PROCESS, TRANSPORTS, World, worlds_of
 from tests.worlds.pool import RANK_TIMEOUT, START_SECONDS, Pools, Skipped, WorldFailed
@@ -20,6 +21,7 @@ POOLS = pytest.StashKey[Pools]()
 
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "ranks(*sizes, on, timeout): run on every rank of worlds of these sizes")
+    config.addinivalue_line("markers", "guard(name): a test of that guard, not run where guards are taken away")
     # The threads of `run_threads` live in this process, and a hang must end before pytest-timeout ends it.
     os.environ.setdefault("TORCHMN_TIMEOUT", RANK_TIMEOUT)
     config.stash[POOLS] = Pools()
@@ -51,7 +53,11 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log):
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Tests of one world follow each other, so that each pool starts once."""
+    """Tests of one world follow each other, so that each pool starts once; without guards, no test of a guard runs."""
+    if any(name.endswith(".guards") for name in WITHOUT):
+        of_guards = [item for item in items if item.get_closest_marker("guard")]
+        items[:] = [item for item in items if item not in of_guards]
+        config.hook.pytest_deselected(items=of_guards)
     items.sort(key=lambda item: visiting_order(world_of(item)))
     if hasattr(config, "workerinput"):
         from tests.worlds.sharing import turn_of
