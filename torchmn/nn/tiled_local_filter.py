@@ -53,7 +53,7 @@ class TiledLocalFilter2d(SlicedModule, LocalFilter2d):
         """This rank's part of the outputs, from the sharded images."""
         self.check_shape(x, "forward", (self.in_maps, *self.in_size))
         mine, layout = self._opened(x, "forward")
-        result = image_layout(self.grid, (mine.shape[0], self.out_maps, *self.out_size), layout.samples)
+        result = image_layout(self.grid, (mine.shape[0], self.out_maps, *self.out_size), layout.samples, layout.learned)
         with plain_tensors():
             buffer = self.fetched(mine)
             if self.weight.numel() == 0:
@@ -64,7 +64,7 @@ class TiledLocalFilter2d(SlicedModule, LocalFilter2d):
         """This rank's part of the decoded images, from the sharded outputs."""
         self.check_shape(y, "transpose", (self.out_maps, *self.out_size))
         (mine, layout), decoder = self._opened(y, "transpose"), self.decoding_weight(weight)
-        result = image_layout(self.grid, (mine.shape[0], self.in_maps, *self.in_size), layout.samples)
+        result = image_layout(self.grid, (mine.shape[0], self.in_maps, *self.in_size), layout.samples, layout.learned)
         with plain_tensors():
             if decoder.numel() == 0:
                 image = nothing((mine.shape[0], self.in_maps, *self.array.plan.buffer_shape), mine, decoder)

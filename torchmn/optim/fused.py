@@ -54,8 +54,10 @@ def _written(optimizer: Optimizer) -> list[Tensor]:
 
 def _has_hooks(optimizer: Optimizer) -> bool:
     """Whether somebody may put other gradients in place after we have looked; this package's own hook does not."""
-    hooks = (*optimizer._optimizer_step_pre_hooks.values(), *_global_optimizer_pre_hooks.values())
-    return not all(getattr(hook, "only_looks", False) for hook in hooks)
+    for hook in (*optimizer._optimizer_step_pre_hooks.values(), *_global_optimizer_pre_hooks.values()):
+        if not getattr(hook, "only_looks", False):
+            return True
+    return False
 
 
 def _may_fuse(group: dict[str, Any], optimizer: Optimizer) -> bool:

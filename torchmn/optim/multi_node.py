@@ -51,7 +51,6 @@ class MultiNodeOptimizer(WrappedOptimizer):
         self._model = model
         self._warned = False
         self._synchronized = SynchronizedGradients()
-        actual_optimizer._torchmn_takes_mean = True  # type: ignore[attr-defined]  (a parallel model's guard looks)
         self._bcast_at_first(model)
         self._collection.keep_trainable()
         dtype = grad_dtype if grad_dtype is not None else comm.settings.grad_dtype

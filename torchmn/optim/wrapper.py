@@ -25,18 +25,19 @@ class WrappedOptimizer(Optimizer):
     def __init__(self, actual_optimizer: Optimizer):
         # Optimizer.__init__ would make param_groups of its own; those of the wrapped optimizer are the ones.
         self.actual_optimizer = actual_optimizer
-        if not hasattr(actual_optimizer, "_torchmn_lets_step"):  # it may be wrapped once more, with other options
-            actual_optimizer._torchmn_lets_step = False  # type: ignore[attr-defined]
-            actual_optimizer.register_step_pre_hook(_refuse_step_of_its_own)
+        lock = lock_of(actual_optimizer)  # it may be wrapped once more, with other options
+        if lock is None:
+            lock = StepLock()
+            actual_optimizer.register_step_pre_hook(lock)
+        self._lock = lock
 
     def _update(self, closure: Callable[[], Any] | None = None) -> Any:
         """Let the wrapped optimizer step."""
-        actual: Any = self.actual_optimizer
-        actual._torchmn_lets_step = True
+        self._lock.open = True
         try:
-            return fused.update(actual, closure)
+            return fused.update(self.actual_optimizer, closure)
         finally:
-            actual._torchmn_lets_step = False
+            self._lock.open = False
 
     @property
     def param_groups(self) -> list[dict[str, Any]]:  # type: ignore[override]
@@ -101,14 +102,27 @@ class WrappedOptimizer(Optimizer):
         return self.actual_optimizer.register_load_state_dict_post_hook(hook, prepend)
 
 
-def _refuse_step_of_its_own(optimizer: Any, *_: Any) -> None:
-    if not optimizer._torchmn_lets_step:
-        name = type(optimizer).__name__
-        raise ArgumentError(
-            f"step of the {name} that a multi-node optimizer has wrapped: it would step with this rank's own gradients "
-            "and ranks would drift apart. Call step() of what create_multi_node_optimizer returned, as in "
-            f"optimizer = torchmn.create_multi_node_optimizer({name}(...), comm)"
-        )
+class StepLock:
+    """A hook before the steps of a wrapped optimizer: it may step only while a multi-node optimizer lets it."""
+
+    only_looks = True  # at gradients: fused updates need not mind it
+
+    def __init__(self) -> None:
+        self.open = False
+
+    def __call__(self, optimizer: Optimizer, *_: Any) -> None:
+        if not self.open:
+            name = type(optimizer).__name__
+            raise ArgumentError(
+                f"step of the {name} that a multi-node optimizer has wrapped: it would step with this rank's own "
+                "gradients and ranks would drift apart. Call step() of what create_multi_node_optimizer returned, as "
+                f"in optimizer = torchmn.create_multi_node_optimizer({name}(...), comm)"
+            )
 
 
-_refuse_step_of_its_own.only_looks = True  # type: ignore[attr-defined]  (at gradients: fused updates need not mind it)
+def lock_of(optimizer: Optimizer) -> StepLock | None:
+    """Returns the lock of an optimizer that a multi-node optimizer has wrapped, None for any other."""
+    for hook in optimizer._optimizer_step_pre_hooks.values():
+        if isinstance(hook, StepLock):
+            return hook
+    return None

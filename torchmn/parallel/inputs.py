@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -53,12 +53,19 @@ class Shards(NamedTuple):
 
 
 class Inputs:
-    """How the inputs of one parallel model are cut."""
+    """How the inputs of one parallel model are cut. `learned`: see `Sharding`."""
 
-    def __init__(self, grid: ProcessGrid, cuts_images: bool, input_shape: tuple[int, ...] | None):
+    def __init__(
+        self,
+        grid: ProcessGrid,
+        cuts_images: bool,
+        input_shape: tuple[int, ...] | None,
+        learned: Mapping[int, Any],
+    ):
         self.grid = grid
         self.cuts_images = cuts_images
         self.input_shape = input_shape
+        self.learned = learned
         self._tiled: set[Any] = set()  # shapes of which ranks were seen to hold different tiles
         self._layouts: dict[Any, Sharding] = {}
 
@@ -119,7 +126,7 @@ class Inputs:
         if known is None:
             if len(self._layouts) >= _REMEMBERED_LAYOUTS:
                 self._layouts.clear()  # shapes that never repeat must not fill the memory
-            known = self._layouts[shape, samples] = image_layout(self.grid, shape, samples)
+            known = self._layouts[shape, samples] = image_layout(self.grid, shape, samples, self.learned)
         return known
 
     def _samples(self, model: nn.Module, inputs: list[Tensor]) -> tuple[Samples, int]:

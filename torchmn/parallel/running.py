@@ -49,6 +49,7 @@ class Parallelism:
     _frozen: list[nn.Parameter] = field(default_factory=list)  # need no gradient now; marked when they do
     _own: OwnParameters | None = None  # where the marked model keeps its parameters
     _parameters: list[tuple[str, nn.Parameter]] = field(default_factory=list)  # of the marked model, by name
+    _learned: dict[int, Any] = field(default_factory=dict)  # the same as `learned`, by the ids of `_parameters`
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Parallelism:
         copied = Parallelism(self.grid, self.mode, self.cuts_images, self.output, self.input_shape, dict(self.roles))
@@ -71,7 +72,7 @@ class Parallelism:
     @cached_property
     def inputs(self) -> Inputs:
         """How inputs are cut."""
-        return Inputs(self.grid, self.cuts_images, self.input_shape)
+        return Inputs(self.grid, self.cuts_images, self.input_shape, self._learned)
 
     def compare_whole(self, model: nn.Module, images: list[Tensor], labels: Tensor | None = None) -> None:
         """An error on every rank if those that share images are given different whole ones, or different labels."""
@@ -135,7 +136,7 @@ class Parallelism:
                 f"the parameters {', '.join(changed)} are used in another way than the model was parallelized for. "
                 "Pass parallelize(..., input_shape=...) with the shape of these inputs."
             )
-        model_pass().learn(model, recorder, self.learned)
+        model_pass().learn(recorder, self.learned)
         new = found.keys() - self.roles.keys()  # training may use others than evaluation
         self.roles |= found
         self.mark(model, new)
@@ -158,7 +159,7 @@ class Parallelism:
             self._traced.clear()
             self.roles = {name: role for name, role in self.roles.items() if name not in new}
         self.mark_own(model)
-        self._own, self._parameters = OwnParameters(model), list(model.named_parameters())
+        self._keep_parameters(model)
 
     def _mark_unfrozen(self) -> None:
         """A parameter that needs no gradient can not be marked; one that needs it since can."""
@@ -181,9 +182,13 @@ class Parallelism:
             change_role(parameter, known=True)
             is_whole = self.roles.get(name) == "shard" and self.grid.replicas.size == 1
             change_role(parameter, needs_mean=self.grid.comm.size > 1 and not is_whole)
-        model_pass().adopt(model, self.learned)
-        self._marked, self._parameters = weakref.ref(model), list(model.named_parameters())
-        self._own = OwnParameters(model)
+        self._marked = weakref.ref(model)
+        self._keep_parameters(model)
+
+    def _keep_parameters(self, model: nn.Module) -> None:
+        self._own, self._parameters = OwnParameters(model), list(model.named_parameters())
+        self._learned.clear()
+        self._learned.update({id(p): self.learned[name] for name, p in self._parameters if name in self.learned})
 
     def mark_own(self, model: nn.Module) -> None:
         """Mark the slices, which an optimizer must know of before the first forward."""

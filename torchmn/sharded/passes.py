@@ -24,11 +24,8 @@ class ModelPass(Protocol):
         """Returns the forward to be called with the model and its inputs: that of its class, or a faster one."""
         ...
 
-    def learn(self, model: nn.Module, recorder: Recorder, learned: dict[str, Any]) -> None:
-        """Called after each dry run. `learned`, of which a deep copy of the model has a copy, is the pass's own."""
-
-    def adopt(self, model: nn.Module, learned: dict[str, Any]) -> None:
-        """Called for a deep copy of a model, of which something was learned."""
+    def learn(self, recorder: Recorder, learned: dict[str, Any]) -> None:
+        """Called after each dry run. Puts into `learned`, by names of parameters, what `Sharding.learned` then has."""
 
 
 class NoPass:
@@ -40,10 +37,7 @@ class NoPass:
     def forward_of(self, model: nn.Module) -> Callable[..., Any]:
         return type(model).forward
 
-    def learn(self, model: nn.Module, recorder: Recorder, learned: dict[str, Any]) -> None:
-        pass
-
-    def adopt(self, model: nn.Module, learned: dict[str, Any]) -> None:
+    def learn(self, recorder: Recorder, learned: dict[str, Any]) -> None:
         pass
 
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from math import prod
 from typing import TYPE_CHECKING, Any
@@ -88,12 +88,17 @@ def samples_now(batch: int) -> Samples:
 
 @dataclass(frozen=True)
 class Sharding:
-    """The shape of a global tensor and how each of its dims is cut. The batch dim is this data replica's own."""
+    """The shape of a global tensor and how each of its dims is cut. The batch dim is this data replica's own.
+
+    Attributes:
+        learned: what a pass has learned of the model that computes with the tensor, by the id of a parameter.
+    """
 
     grid: ProcessGrid
     shape: tuple[int, ...]
     cuts: tuple[AnyCut, ...]
     samples: Samples
+    learned: Mapping[int, Any] = field(default_factory=dict, compare=False, repr=False)
 
     def interval(self, dim: int, tile: int | None = None) -> Interval:
         """The indices of a dim that a rank of `grid.tiles` (this one by default) owns."""
@@ -135,7 +140,7 @@ class Sharding:
         """The (batch, channel, *image) layout of which dim `dim` is the flattened rest."""
         cut = self.cuts[dim]
         assert isinstance(cut, FlatCut)
-        return Sharding(self.grid, (self.shape[0], *cut.shape), (None, *cut.cuts), self.samples)
+        return self.with_dims((self.shape[0], *cut.shape), (None, *cut.cuts))
 
     @cached_property
     def cut_dims(self) -> tuple[int, ...]:
@@ -168,10 +173,12 @@ class Sharding:
         return f"({', '.join(words)})"
 
 
-def image_layout(grid: ProcessGrid, shape: tuple[int, ...], samples: Samples) -> Sharding:
+def image_layout(
+    grid: ProcessGrid, shape: tuple[int, ...], samples: Samples, learned: Mapping[int, Any] | None = None
+) -> Sharding:
     """The layout of (batch, channel, *image): each image dim balanced over its axis of the grid."""
     cuts: list[AnyCut] = [None] * len(shape)
     for dim, axis in enumerate(grid.axes_of(len(shape) - 2), start=2):
         if grid.sizes[axis] > 1:
             cuts[dim] = Cut.balanced(axis, shape[dim], grid.sizes[axis])
-    return Sharding(grid, tuple(shape), tuple(cuts), samples)
+    return Sharding(grid, tuple(shape), tuple(cuts), samples, {} if learned is None else learned)

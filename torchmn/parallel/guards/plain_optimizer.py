@@ -8,6 +8,7 @@ from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from torchmn.gradient_role import role_of
+from torchmn.optim.wrapper import lock_of
 from torchmn.parallel.events import Step, announce, guard
 
 
@@ -19,8 +20,7 @@ from torchmn.parallel.events import Step, announce, guard
 def plain_optimizer(seen: Step) -> str | None:
     """Lets only multi-node optimizers step the parameters of a parallel model."""
     optimizer = seen.optimizer
-    # A multi-node optimizer marks the one that it wraps.
-    if getattr(optimizer, "_torchmn_takes_mean", False) or hasattr(optimizer, "actual_optimizer"):
+    if lock_of(optimizer) is not None:  # a multi-node optimizer has wrapped it
         return None
     if not any(role_of(p).needs_mean for group in optimizer.param_groups for p in group["params"]):
         return None

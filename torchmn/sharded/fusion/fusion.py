@@ -9,7 +9,7 @@ from typing import Any
 from torch import nn
 
 from torchmn.sharded.fusion.sequential import forward_of, run_in_chains
-from torchmn.sharded.fusion.wide import found_widths, mark_widths
+from torchmn.sharded.fusion.wide import found_widths
 from torchmn.sharded.roles import Recorder
 
 _MOST_IMAGES = 1024  # whose widths are kept per weight
@@ -24,14 +24,8 @@ class Fusion:
     def forward_of(self, model: nn.Module) -> Callable[..., Any]:
         return forward_of(model)
 
-    def learn(self, model: nn.Module, recorder: Recorder, learned: dict[str, Any]) -> None:
+    def learn(self, recorder: Recorder, learned: dict[str, Any]) -> None:
         for name, widths in found_widths(recorder.notes).items():
             # What the first run found stays: evaluation may see other runs, but any width is right.
             merged = widths | learned.get(name, {})  # the new ones first: those of other images are dropped, if any
             learned[name] = dict(islice(merged.items(), _MOST_IMAGES))
-            mark_widths(model.get_parameter(name), learned[name])
-
-    def adopt(self, model: nn.Module, learned: dict[str, Any]) -> None:
-        for name, parameter in model.named_parameters():
-            if name in learned:
-                mark_widths(parameter, learned[name])

@@ -10,7 +10,7 @@ A ShardedTensor stays this rank's tile; what lies around it is its `extra`, for 
 pointwise.py around rules. Rules see the tile, and their results remember nothing.
 
 How wide to fetch is found by the run without values that comes before the first forward: it fetches as much as may be
-fetched at all, and `Run` notes how much of it was of use. The number is kept with the weight of the first convolution.
+fetched at all, and `Run` notes how much of it was of use. The number belongs to the weight of the first convolution.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from torchmn.geometry import DimPlan, Interval
 from torchmn.sharded import roles
@@ -144,7 +144,7 @@ def _width(x: ShardedTensor, weight: Tensor, image: tuple[int, ...]) -> tuple[Re
         return None, None  # in inference mode tensors have no versions: nobody could tell when a tile was changed
     recorder = roles.recorder()
     if recorder is None:
-        return widths_of(weight).get(image), None
+        return x.spec.learned.get(id(weight), {}).get(image), None
     name = recorder.name_of(weight)
     if name is None:
         return None, None
@@ -183,12 +183,3 @@ def found_widths(runs: Sequence[Run]) -> dict[str, Widths]:
             # A weight that begins several runs, as in a loop, has one width for all.
             widths[run.image] = tuple(map(max, run.used, widths.get(run.image, run.used)))
     return found
-
-
-def widths_of(weight: Tensor) -> Widths:
-    """How wide a run of convolutions that begins with this weight fetches."""
-    return getattr(weight, "_torchmn_widths", None) or {}
-
-
-def mark_widths(weight: nn.Parameter, widths: Widths) -> None:
-    weight._torchmn_widths = widths  # type: ignore[attr-defined]
