@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.autograd import forward_ad
 from torch.nn.parameter import is_lazy
 
+from torchmn._torch_compat import forward_mode_level, is_tracing, is_zero_tensor
 from torchmn.communicators import wire
 from torchmn.communicators.bounded_cache import BoundedCache
 from torchmn.communicators.digests import digest_of, number_of
@@ -69,14 +70,14 @@ def tensor_problem(x: object, written: bool = False) -> str | None:
         address = x.data_ptr()
     except RuntimeError:  # it only stands for other tensors
         address = 0
-    if not address and x.numel() and not x._is_zerotensor():
+    if not address and x.numel() and not is_zero_tensor(x):
         return (
             f"expected a tensor that has memory, got a {type(x).__name__} that has none: it stands for others (a fake, "
             "masked or distributed tensor, one inside torch.func), or its storage was freed; pass a plain tensor"
         )
-    if torch._C._is_tracing():  # type: ignore[attr-defined]
+    if is_tracing():
         return "expected a tensor with values, got one that torch.jit.trace records: messages can not be recorded"
-    if forward_ad._current_level >= 0 and forward_ad.unpack_dual(x).tangent is not None:
+    if forward_mode_level() >= 0 and forward_ad.unpack_dual(x).tangent is not None:
         return (
             "expected a tensor without a forward-mode tangent, which would be lost on the way: use backward, or pass "
             "forward_ad.unpack_dual(x).primal"
@@ -86,7 +87,7 @@ def tensor_problem(x: object, written: bool = False) -> str | None:
 
 def _writing_problem(x: Tensor) -> str | None:
     """Why `x` can not be overwritten as it lies, or None."""
-    if x._is_zerotensor() or has_overlap(x):
+    if is_zero_tensor(x) or has_overlap(x):
         return (
             f"expected a tensor to overwrite, got one of shape {tuple(x.shape)} and strides {x.stride()}, several of "
             "whose elements share their memory (is it expanded?): pass x.clone()"

@@ -12,8 +12,7 @@ from dataclasses import dataclass, field, replace
 from typing import NoReturn
 from weakref import ref
 
-import torch
-
+from torchmn._torch_compat import current_backward
 from torchmn.communicators import watchdog
 from torchmn.communicators.settings import Settings
 from torchmn.communicators.watchdog import Broken, Token, Watch, here
@@ -123,7 +122,7 @@ def _is_autograds() -> bool:
 
     A backward on the CPU runs in the thread that called it, and must be the owner as in forward.
     """
-    in_backward = torch._C._current_graph_task_id() != -1
+    in_backward = current_backward() != -1
     return in_backward and isinstance(threading.current_thread(), threading._DummyThread)
 
 

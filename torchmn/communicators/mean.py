@@ -7,8 +7,8 @@ from typing import Protocol
 
 import torch
 from torch import Tensor
-from torch._utils import _flatten_dense_tensors, _unflatten_dense_tensors  # one call each, whatever the number
 
+from torchmn._torch_compat import flatten_tensors, foreach_copy_, unflatten_tensors
 from torchmn.communicators import reductions
 from torchmn.communicators.buffers import Buffers
 
@@ -55,9 +55,9 @@ def means(
             small.append(x)
     for bucket in buckets(small):
         with torch.no_grad():
-            flat = _flatten_dense_tensors(bucket)
+            flat = flatten_tensors(bucket)
             _mean_flat(comm, flat, share, wire_dtype)
-            for x, mean in zip(bucket, _unflatten_dense_tensors(flat, bucket), strict=True):
+            for x, mean in zip(bucket, unflatten_tensors(flat, bucket), strict=True):
                 in_buffer = x.is_contiguous() and not x.requires_grad
                 elsewhere[id(x)] = mean if in_buffer else _kept_in_place(x, mean)
     return [elsewhere.get(id(x), x) for x in tensors]
@@ -116,4 +116,4 @@ def buckets(tensors: Iterable[Tensor]) -> list[list[Tensor]]:
 def unpack(flat: Tensor, tensors: Sequence[Tensor]) -> None:
     """Copy the parts of a flat buffer into the tensors that were packed into it."""
     parts = flat.split([x.numel() for x in tensors])
-    torch._foreach_copy_(list(tensors), [part.view(x.shape) for part, x in zip(parts, tensors, strict=True)])
+    foreach_copy_(list(tensors), [part.view(x.shape) for part, x in zip(parts, tensors, strict=True)])

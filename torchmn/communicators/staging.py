@@ -5,6 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from torchmn._torch_compat import is_zero_tensor
+
 
 def to_host(x: Tensor) -> Tensor:
     """A contiguous copy of `x` in host memory, pinned so that the GPU writes it at full speed."""
@@ -20,7 +22,7 @@ def plain_memory(x: Tensor, on_host: bool) -> Tensor:
     Args:
         on_host: whether that memory must be the host's.
     """
-    if x._is_zerotensor():  # as derivatives may be: zeros without memory
+    if is_zero_tensor(x):  # as derivatives may be: zeros without memory
         x = x.detach().clone()
     if x.is_conj() or x.is_neg():  # lazy flags: the memory holds other numbers than the tensor shows
         x = x.detach().resolve_conj().resolve_neg()

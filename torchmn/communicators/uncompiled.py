@@ -9,19 +9,11 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import Any, ParamSpec, TypeVar
+from typing import ParamSpec, TypeVar
 
 import torch
 
-try:
-    # Not None while a compiled program runs; `is_compiling` is True while one is compiled.
-    from torch._C._dynamo.eval_frame import get_eval_frame_callback as compiler_here  # pyright: ignore
-except ImportError:
-
-    def compiler_here() -> Any:
-        """As if there were one always: a microsecond more for each call, no more than that."""
-        return True
-
+from torchmn._torch_compat import compiler_here, disable_dynamo
 
 OPERATIONS = (
     "send recv barrier bcast gather allgather scatter alltoall allreduce reduce_scatter split bcast_data "
@@ -35,7 +27,7 @@ Class = TypeVar("Class", bound=type)
 
 def uncompiled(function: Callable[Arguments, Result]) -> Callable[Arguments, Result]:
     """`function`, which a compiled program calls as an uncompiled one does, with all that it calls."""
-    as_it_is = torch._disable_dynamo(function)  # torch.compiler.disable would load the compiler now: a second
+    as_it_is = disable_dynamo(function)
 
     @functools.wraps(function)
     def run(*args: Arguments.args, **kwargs: Arguments.kwargs) -> Result:

@@ -22,6 +22,7 @@ from typing import Any, NamedTuple, cast
 import torch
 from torch import Tensor
 
+from torchmn._torch_compat import call_after_backward
 from torchmn.communicators import checks, watchdog, wire
 from torchmn.communicators.communicator import Communicator
 from torchmn.communicators.watchdog import Report, Watch
@@ -219,8 +220,7 @@ class Edges:
             self._note_forgotten()
         if self.lost_since_backward and self.comm.traits.sees_arrivals:
             hoped_for, self.lost_since_backward = self.lost_since_backward, []
-            engine: Any = torch.autograd.Variable._execution_engine  # type: ignore[attr-defined]
-            engine.queue_callback(lambda: self._find_forgotten(hoped_for))
+            call_after_backward(lambda: self._find_forgotten(hoped_for))
 
     def settle(self) -> None:
         """At the end: answer what was not answered, and take all answers; raise if there is a gradient among them."""

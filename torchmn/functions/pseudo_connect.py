@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from torchmn._torch_compat import plain_torch_function
 from torchmn.communicators.checks import describe
 from torchmn.communicators.uncompiled import uncompiled
 from torchmn.errors import ArgumentError
@@ -46,7 +47,7 @@ class ConnectedTensor(Tensor):
     """What `pseudo_connect` returns for one variable: an ordinary tensor that is not iterated over."""
 
     # As for nn.Parameter: operations on it cost no more, and their results are plain tensors.
-    __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
+    __torch_function__ = plain_torch_function
 
     def __iter__(self) -> Iterator[Tensor]:
         raise ArgumentError(

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, is_grad_enabled
 
+from torchmn._torch_compat import current_backward
 from torchmn.communicators.checks import describe
 from torchmn.communicators.communicator import Communicator
 from torchmn.communicators.uncompiled import uncompiled
@@ -19,8 +20,6 @@ from torchmn.errors import ArgumentError, TorchMNError
 from torchmn.functions import recomputation
 from torchmn.functions.edges import Place, edges_of, place_of_caller
 from torchmn.functions.point_to_point import Arrival, no_communicator, received_from
-
-_current_backward = torch._C._current_graph_task_id
 
 
 @uncompiled
@@ -43,7 +42,7 @@ def recv(
             f"rank {comm.rank} of {comm.size}: recv: expected delegate_variable to be the tensor that send returned, "
             f"or None, got {describe(delegate_variable)}"
         )
-    if _current_backward() != -1:  # inside of a backward
+    if current_backward() != -1:  # inside of a backward
         recomputation.check_replaying(comm, "recv")
         received = _received_again(comm, rank, tag, delegate_variable)
     elif is_grad_enabled():

@@ -11,13 +11,12 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, is_grad_enabled
 
+from torchmn._torch_compat import current_backward
 from torchmn.communicators.communicator import Communicator
 from torchmn.communicators.uncompiled import uncompiled
 from torchmn.functions import recomputation
 from torchmn.functions.edges import edges_of, place_of_caller
 from torchmn.functions.point_to_point import delegate_of, no_communicator
-
-_current_backward = torch._C._current_graph_task_id
 
 
 @uncompiled
@@ -32,7 +31,7 @@ def send(x: Tensor | Sequence[Tensor], comm: Communicator, rank: int, tag: int =
     if not isinstance(comm, Communicator):
         raise no_communicator("F.send(x, comm, rank)", comm, {"x": x, "rank": rank})
     comm.replies.check_peer("send", "rank", rank, tag)
-    if _current_backward() != -1:  # inside of a backward
+    if current_backward() != -1:  # inside of a backward
         recomputation.check_replaying(comm, "send")
         return torch.zeros((), requires_grad=is_grad_enabled(), device="cpu")
     edges = edges_of(comm)

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch.distributed as dist
 
+from torchmn._torch_compat import gloo_options
 from torchmn.communicators import wire
 from torchmn.communicators.addresses import LOOPBACK, facing, is_loopback, named, network
 from torchmn.communicators.launchers import STORE_VARIABLE, Launch
@@ -96,10 +97,7 @@ def connect(meeting: Meeting, name: str, rank: int, size: int, patience: timedel
     if meeting.address is None:
         group = dist.ProcessGroupGloo(store, rank, size, patience)
     else:
-        options = dist.ProcessGroupGloo._Options()  # type: ignore[attr-defined]
-        options._timeout = patience
-        options._devices = [dist.ProcessGroupGloo.create_device(hostname=meeting.address)]
-        group = dist.ProcessGroupGloo(store, rank, size, options)
+        group = dist.ProcessGroupGloo(store, rank, size, gloo_options(patience, meeting.address))
     if meeting.secret is not None:
         _prove(group, meeting.secret, name, rank, size)
     return group

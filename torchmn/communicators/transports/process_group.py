@@ -21,6 +21,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from torchmn._torch_compat import end_coalescing, start_coalescing
 from torchmn.communicators import reductions, wire
 from torchmn.communicators.group import Group
 from torchmn.communicators.job import limited
@@ -264,7 +265,7 @@ class ProcessGroupTransport:
     def exchange(self, outgoing: Buffers, incoming: Buffers) -> Exchange:
         on_gpu = any(x.is_cuda for x in (*outgoing.values(), *incoming.values()))
         if on_gpu:  # nccl: one group call, or a pair that sends first on both sides would wait for itself
-            self._nccl._start_coalescing(self.group.settings.device)  # type: ignore[union-attr]
+            start_coalescing(self._nccl, self.group.settings.device)
         group = self._nccl if on_gpu else self._gloo
         try:
             works = [group.recv([wire.as_bytes(x)], peer, _EXCHANGE) for peer, x in incoming.items()]  # type: ignore[union-attr]
@@ -272,7 +273,7 @@ class ProcessGroupTransport:
         except RuntimeError as error:
             raise self.disconnected(error) from None
         if on_gpu:
-            works = [self._nccl._end_coalescing(self.group.settings.device)]  # type: ignore[union-attr]
+            works = [end_coalescing(self._nccl, self.group.settings.device)]
         return _Works(self, works, (outgoing, incoming))
 
     def equal(self, number: int) -> bool:

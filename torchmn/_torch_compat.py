@@ -1,0 +1,225 @@
+"""torch's private API, as far as torchmn needs it: no other file uses any (tests/test_torch_compat.py looks).
+
+Entries are for torch 2.6 to 2.15, unless a comment names versions. What hot paths need is torch's own object under a
+plain name, or an `attrgetter`: neither costs a Python call. If a later torch lacks a name, the import of this file
+raises an error with that name, except where a fallback gives the same numbers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
+from copy import copy
+from datetime import timedelta
+from functools import partial
+from operator import attrgetter
+from typing import Any, TypeVar
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch._utils import _flatten_dense_tensors, _unflatten_dense_tensors
+from torch.autograd import forward_ad
+from torch.nn import utils
+from torch.nn.modules import module as torch_module
+from torch.nn.modules._functions import BackwardHookFunction as BackwardHookFunction
+from torch.nn.utils import clip_grad
+from torch.optim import Optimizer
+from torch.optim.optimizer import _global_optimizer_pre_hooks
+
+_C: Any = torch._C
+_Hooks = Mapping[int, Callable[..., Any]]
+_Module = TypeVar("_Module", bound=nn.Module)
+
+# -- tensors -----------------------------------------------------------------------------------------------------------
+
+# How often the tensor, or one that shares its memory, was written to in place.
+version_of: Callable[[Tensor], int] = attrgetter("_version")
+
+# Whether these are zeros without memory, as derivatives may be: `data_ptr()` is 0.
+is_zero_tensor: Callable[[Tensor], bool] = Tensor._is_zerotensor
+
+# One flat copy of tensors of one dtype, and views of it in their shapes: one call each, whatever their number.
+flatten_tensors: Callable[[list[Tensor]], Tensor] = _flatten_dense_tensors
+unflatten_tensors: Callable[[Tensor, list[Tensor]], tuple[Tensor, ...]] = _unflatten_dense_tensors
+
+# One kernel for a list of tensors.
+foreach_copy_: Callable[[list[Tensor], list[Tensor]], None] = torch._foreach_copy_
+foreach_mul_: Callable[[list[Tensor], float], None] = torch._foreach_mul_
+
+# The bytes of a tensor in oneDNN's blocks of channels; None where torch is built without oneDNN.
+mkldnn_nbytes: Callable[[Tensor], int] | None = getattr(getattr(torch.ops.mkldnn, "_nbytes", None), "default", None)
+
+
+def storage_id(x: Tensor) -> int:
+    """A number that `x` shares with its views, and with no other tensor; also on device meta, where addresses are 0."""
+    return x.untyped_storage()._cdata
+
+
+# -- modules -----------------------------------------------------------------------------------------------------------
+
+BatchNorm = nn.modules.batchnorm._BatchNorm
+InstanceNorm = nn.modules.instancenorm._InstanceNorm
+
+# What a module holds itself, by name: the dicts that it reads, with None for what was registered as None.
+own_parameters: Callable[[nn.Module], dict[str, nn.Parameter | None]] = attrgetter("_parameters")
+own_buffers: Callable[[nn.Module], dict[str, Tensor | None]] = attrgetter("_buffers")
+own_modules: Callable[[nn.Module], dict[str, nn.Module | None]] = attrgetter("_modules")
+
+forward_pre_hooks: Callable[[nn.Module], _Hooks] = attrgetter("_forward_pre_hooks")
+forward_hooks: Callable[[nn.Module], _Hooks] = attrgetter("_forward_hooks")
+backward_hooks: Callable[[nn.Module], tuple[_Hooks, _Hooks]] = attrgetter("_backward_hooks", "_backward_pre_hooks")
+HOOKS_OF_ALL_MODULES: tuple[_Hooks, ...] = (
+    torch_module._global_forward_pre_hooks,
+    torch_module._global_forward_hooks,
+    torch_module._global_backward_pre_hooks,
+    torch_module._global_backward_hooks,
+)
+
+# Hooks on the gradient of a parameter: None or a dict each.
+gradient_hooks: Callable[[Tensor], tuple[_Hooks | None, _Hooks | None]] = attrgetter(
+    "_backward_hooks", "_post_accumulate_grad_hooks"
+)
+
+
+def persistent_buffers(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    """The buffers that a module holds itself and saves in its state dict, with their names."""
+    for name, buffer in module.named_buffers(recurse=False, remove_duplicate=False):
+        if name not in module._non_persistent_buffers_set:
+            yield name, buffer
+
+
+def copied_without_parameters(module: _Module) -> _Module:
+    """A shallow copy of a module to which parameters can be added without changing the module."""
+    made = copy(module)
+    made._parameters = {}
+    return made
+
+
+def is_compiled_in_place(module: nn.Module) -> bool:
+    """Whether `module.compile()` was called."""
+    return module._compiled_call_impl is not None
+
+
+def metadata_of(state_dict: Any) -> dict[str, Any] | None:
+    """By prefix of names, what modules note beside their tensors in a state dict; None if it has no notes."""
+    return getattr(state_dict, "_metadata", None)
+
+
+def set_metadata(state_dict: Any, metadata: dict[str, Any]) -> None:
+    """Attaches notes of modules to a state dict, which must be an OrderedDict."""
+    state_dict._metadata = metadata
+
+
+# -- torch functions and their modes -----------------------------------------------------------------------------------
+
+# While it lasts, torch functions call no mode and no `__torch_function__`; the second one: no `__torch_function__`.
+DisableTorchFunction: Callable[[], AbstractContextManager[None]] = _C.DisableTorchFunction
+DisableTorchFunctionSubclass: Callable[[], AbstractContextManager[None]] = _C.DisableTorchFunctionSubclass
+
+# A `__torch_function__` for subclasses, as nn.Parameter has it: results are plain tensors.
+plain_torch_function: Any = _C._disabled_torch_function_impl
+
+# The modes that are entered.
+count_function_modes: Callable[[], int] = _C._len_torch_function_stack
+count_dispatch_modes: Callable[[], int] = _C._len_torch_dispatch_stack
+function_modes: Callable[[], list[Any]] = torch.overrides._get_current_function_mode_stack
+
+# What torch.func and torch.vmap call instead of torch functions.
+OpOverload: type = torch._ops.OpOverload
+
+# The module of functions written in C++ that torch.nn.functional has or calls.
+NN_FUNCTIONS: Any = _C._nn
+
+# What torch.distributions draws samples with.
+DISTRIBUTION_SAMPLERS: tuple[Callable[..., Tensor], ...] = (torch._standard_gamma, torch._sample_dirichlet)
+
+# -- autograd ----------------------------------------------------------------------------------------------------------
+
+# The number of the backward that runs in this thread; -1 outside of one.
+current_backward: Callable[[], int] = _C._current_graph_task_id
+
+# Within a backward: calls a function at its end.
+call_after_backward: Callable[[Callable[[], None]], None] = torch.autograd.Variable._execution_engine.queue_callback
+
+# The level of forward-mode differentiation; -1 outside. If a later torch has none: 0, so that `unpack_dual` decides.
+forward_mode_level: Callable[[], int] = partial(getattr, forward_ad, "_current_level", 0)
+
+# The innermost hooks on tensors that are saved for backward, or None; the argument: leave out those of tracers.
+# None in torch 2.6, which does not show them.
+top_saved_tensors_hooks: Callable[[bool], tuple[Any, Any] | None] | None = getattr(
+    _C._autograd, "_top_saved_tensors_default_hooks", None
+)
+
+
+@contextmanager
+def without_saved_tensors_hooks() -> Iterator[None]:
+    """While it lasts, no hook sees what is saved for backward; in torch 2.6 they still do."""
+    hooks = []
+    while top_saved_tensors_hooks is not None and (pair := top_saved_tensors_hooks(False)) is not None:
+        hooks.append(pair)
+        _C._autograd._pop_saved_tensors_default_hooks()
+    try:
+        yield
+    finally:
+        for pack, unpack in reversed(hooks):
+            _C._autograd._push_saved_tensors_default_hooks(pack, unpack)
+
+
+def function_of_node(node: Any) -> Any:
+    """The torch.autograd.Function of a node of a graph; None if torch itself computes its gradient."""
+    return getattr(type(node), "_forward_cls", None)
+
+
+# -- programs that record, transform or compile ------------------------------------------------------------------------
+
+# As torch.jit.is_tracing, without two calls in Python.
+is_tracing: Callable[[], bool] = _C._is_tracing
+
+# Whether torch.func (grad, vjp, jvp, vmap, ...) transforms what is computed.
+is_transforming: Callable[[], bool] = _C._are_functorch_transforms_active
+
+# As torch.compiler.disable, which would load the compiler at once: a second.
+disable_dynamo: Callable[[Callable[..., Any]], Callable[..., Any]] = torch._disable_dynamo
+
+try:
+    # Not None while a compiled program runs; torch.compiler.is_compiling() is True while one is compiled.
+    from torch._C._dynamo.eval_frame import get_eval_frame_callback as compiler_here  # pyright: ignore
+except ImportError:
+
+    def compiler_here() -> Any:
+        """As if there were one always: a microsecond more for each call, no more than that."""
+        return True
+
+
+# -- optimizers --------------------------------------------------------------------------------------------------------
+
+step_pre_hooks: Callable[[Optimizer], _Hooks] = attrgetter("_optimizer_step_pre_hooks")
+STEP_PRE_HOOKS_OF_ALL_OPTIMIZERS: _Hooks = _global_optimizer_pre_hooks
+
+
+def wrap_clip_grads_with_norm(wrapper: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
+    """Wraps the function that `clip_grad_norm_` scales gradients with: seen however users import `clip_grad_norm_`."""
+    clip_grad._clip_grads_with_norm_ = utils.clip_grads_with_norm_ = wrapper(clip_grad._clip_grads_with_norm_)
+
+
+# -- process groups ----------------------------------------------------------------------------------------------------
+
+
+def gloo_options(timeout: timedelta, hostname: str) -> Any:
+    """Options for `dist.ProcessGroupGloo` that let it listen on the address of `hostname` only."""
+    gloo: Any = dist.ProcessGroupGloo
+    options = gloo._Options()
+    options._timeout = timeout
+    options._devices = [gloo.create_device(hostname=hostname)]
+    return options
+
+
+def start_coalescing(group: Any, device: torch.device) -> None:
+    """Lets the next operations of a NCCL process group start together, in `end_coalescing`."""
+    group._start_coalescing(device)
+
+
+def end_coalescing(group: Any, device: torch.device) -> Any:
+    """Starts these operations; returns the one to wait for."""
+    return group._end_coalescing(device)
