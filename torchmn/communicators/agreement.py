@@ -13,15 +13,17 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+import numpy as np
 from torch import Tensor
 
 from torchmn.communicators import plain
 from torchmn.communicators.buffers import Buffers
-from torchmn.communicators.checks import fingerprint, plain_problem
+from torchmn.communicators.checks import describe, fingerprint
 from torchmn.communicators.replies import Replies
 from torchmn.communicators.watchdog import Wait, here, ranks_text, user_line
 from torchmn.errors import ArgumentError, MismatchError, TorchMNError
 
+_NOT_PLAIN = (Tensor, np.ndarray)  # their texts leave out most elements
 _SHOWN = 200  # characters of a value, in a disagreement
 _NUMBER_BITS = (1 << 56) - 1
 _ODD = 0x9E3779B97F4A7C15  # spreads consecutive numbers over all bits
@@ -190,9 +192,15 @@ class Agreement(Wait):
         """Calls the functions among the values, if ranks compare them; else drops the values."""
         if self._problem or not compares:
             self._values = ()
-        else:
-            self._values = tuple([value() if callable(value) else value for value in self._values])
-            self._problem = plain_problem(self._what.same, self._values)
+            return
+        values = []
+        for name, given in zip(self._what.same, self._values, strict=True):
+            value = given() if callable(given) else given
+            values.append(value)
+            if isinstance(value, _NOT_PLAIN):
+                what = f"expected {name} to be a plain value, got {describe(value)}: compare a number or a digest of it"
+                self._problem = self._problem or what
+        self._values = tuple(values)
 
     def _exchanges_anyway(self, compared: bool) -> bool:
         """Whether there is something to exchange though ranks do not compare."""

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from itertools import accumulate
 from typing import Any
 
@@ -24,7 +25,12 @@ BLOCK_BYTES = 2048
 
 
 class Buffers:
-    """The moves that the operations of a communicator are made of."""
+    """The moves that the operations of a communicator are made of.
+
+    Attributes:
+        outgoing: returns a tensor detached and contiguous, in memory that the transport can read; the tensor itself
+            where it is that already.
+    """
 
     def __init__(self, transport: Transport):
         group = transport.group
@@ -34,12 +40,9 @@ class Buffers:
         self.settings = group.settings
         self._others = [peer for peer in range(group.size) if peer != group.rank]
         self._reads_gpu_memory = transport.traits.reads_gpu_memory
+        self.outgoing = partial(staging.plain_memory, on_host=not self._reads_gpu_memory)
         self._block = torch.zeros(BLOCK_BYTES, dtype=torch.uint8, device="cpu")
         self._block_view = self._block.numpy().data
-
-    def outgoing(self, x: Tensor) -> Tensor:
-        """`x` detached and contiguous, in memory that the transport can read; `x` itself where it is that already."""
-        return staging.plain_memory(x, on_host=not self._reads_gpu_memory)
 
     def room(self, shape: Sequence[int], like: Tensor | wire.TensorSpec) -> Tensor:
         """Room to receive a tensor of `shape` with the dtype of `like`."""
@@ -60,7 +63,7 @@ class Buffers:
     def reduce(self, x: Tensor, op: str, in_place: bool) -> Tensor:
         """The agreed reduction of `x` over all ranks."""
         dtype = x.dtype
-        wide = reductions.accumulator(dtype)
+        wide = reductions.ACCUMULATORS[dtype]
         source = self.outgoing(x)
         if dtype != wide:
             source = total = source.to(wide)

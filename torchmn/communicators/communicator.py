@@ -340,7 +340,7 @@ class Communicator:
         with Agreement(self._agreements, REDUCE_SCATTER, problem, same):
             dtype = xs[0].dtype
             parts = self.buffers.swap(xs, [xs[self.rank].shape] * self.size)
-            wide = [part.to(reductions.accumulator(dtype)) for part in parts]
+            wide = [part.to(reductions.ACCUMULATORS[dtype]) for part in parts]
             total = reductions.reduce_in_order(wide, reductions.accumulating_operation(dtype, op))
             return (total.div_(self.size) if op == "mean" else total).to(dtype)
 

@@ -72,13 +72,12 @@ def _kept_in_place(x: Tensor, mean: Tensor) -> Tensor:
 
 
 def _mean_flat(comm: _Communicator, flat: Tensor, share: float | None, wire_dtype: torch.dtype | None) -> None:
-    wide = reductions.accumulator(flat.dtype)
     compressed = wire_dtype is not None and flat.is_floating_point() and wire_dtype.itemsize < flat.dtype.itemsize
     if compressed and comm.size > 1:
         _mean_compressed(comm, flat, share, wire_dtype)  # type: ignore[arg-type]
     elif share is None:
         comm.buffers.reduce(flat, "mean", in_place=True)
-    elif flat.dtype != wide:
+    elif flat.dtype != (wide := reductions.ACCUMULATORS[flat.dtype]):
         weighted = flat.to(wide).mul_(share)
         flat.copy_(comm.buffers.reduce(weighted, "sum", in_place=True))
     else:

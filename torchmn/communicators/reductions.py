@@ -23,17 +23,13 @@ def _widest(dtype: torch.dtype) -> torch.dtype:
     return {torch.bool: torch.uint8, torch.complex32: torch.complex64}.get(dtype, dtype)
 
 
-_ACCUMULATORS = {dtype: _widest(dtype) for dtype in wire.DTYPE_CODES}
+ACCUMULATORS = {dtype: _widest(dtype) for dtype in wire.DTYPE_CODES}
+"""The dtype in which values of each dtype are reduced."""
 # torch stores these but hardly computes with them; NumPy does.
 _THROUGH_NUMPY = {torch.uint16, torch.uint32, torch.uint64}
-REDUCED_BY_TORCH = {dtype for dtype in wire.DTYPE_CODES if _ACCUMULATORS[dtype] == dtype} - _THROUGH_NUMPY
+REDUCED_BY_TORCH = {dtype for dtype in wire.DTYPE_CODES if ACCUMULATORS[dtype] == dtype} - _THROUGH_NUMPY
 """Dtypes that torch reduces as they are."""
 _COMBINE = {"sum": torch.add, "prod": torch.mul, "max": torch.maximum, "min": torch.minimum}
-
-
-def accumulator(dtype: torch.dtype) -> torch.dtype:
-    """The dtype in which values of `dtype` are reduced."""
-    return _ACCUMULATORS[dtype]
 
 
 def accumulating_operation(dtype: torch.dtype, op: str) -> str:

@@ -54,7 +54,7 @@ class StepGuard:
         return None
 
     def check(self, statements: Sequence[Any], grads: list[Gradient]) -> None:
-        """Raises, on all ranks, because of all ranks' `statements`; called where they are not equal."""
+        """Raises, on all ranks, because of what `differ` returned on all ranks; called where it is not equal."""
 
     def stepped(self) -> None:
         """The optimizer has stepped."""
@@ -89,6 +89,11 @@ def guard(*, why: str, replaces: str = "") -> Callable[[Kind], Kind]:
         return kind
 
     return register
+
+
+def overriding(guards: Sequence[StepGuard], method: str) -> list[StepGuard]:
+    """Returns those of the guards that have a method which does nothing in `StepGuard`."""
+    return [guard for guard in guards if getattr(type(guard), method) is not getattr(StepGuard, method)]
 
 
 def guards_of(seen: Optimizing) -> list[StepGuard]:

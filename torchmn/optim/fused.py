@@ -13,7 +13,7 @@ and give wrong gradients, where torch's other updates make it an error. So this 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -32,10 +32,12 @@ def update(optimizer: Optimizer, closure: Callable[[], Any] | None = None) -> An
 
     A closure computes gradients after we have looked: with one, what is fused is what the user chose to be.
     """
-    known = type(optimizer) in _KINDS and closure is None and not _has_hooks(optimizer)
-    fused = [group for group in optimizer.param_groups if known and _may_fuse(group, optimizer)]
-    for group in fused:
-        group["fused"] = True
+    fused = []
+    if type(optimizer) in _KINDS and closure is None and not _has_hooks(optimizer):
+        for group in optimizer.param_groups:
+            if _may_fuse(group, optimizer.state):
+                group["fused"] = True
+                fused.append(group)
     try:
         return optimizer.step() if closure is None else optimizer.step(closure)
     finally:
@@ -46,10 +48,13 @@ def update(optimizer: Optimizer, closure: Callable[[], Any] | None = None) -> An
 
 def _written(optimizer: Optimizer) -> list[Tensor]:
     """The tensors that a fused step writes to: parameters that have a gradient, and their state."""
-    groups = [group for group in optimizer.param_groups if group.get("fused")]
-    learning = [p for group in groups for p in group["params"] if p.grad is not None]
-    states = [optimizer.state.get(p, {}) for p in learning]
-    return learning + [x for state in states for x in state.values() if isinstance(x, Tensor)]
+    written = []
+    for group in optimizer.param_groups:
+        if group.get("fused"):
+            for p in group["params"]:
+                if p.grad is not None:
+                    written += [p, *optimizer.state.get(p, {}).values()]
+    return [x for x in written if isinstance(x, Tensor)]
 
 
 def _has_hooks(optimizer: Optimizer) -> bool:
@@ -60,18 +65,21 @@ def _has_hooks(optimizer: Optimizer) -> bool:
     return False
 
 
-def _may_fuse(group: dict[str, Any], optimizer: Optimizer) -> bool:
+def _may_fuse(group: dict[str, Any], states: Mapping[Tensor, Mapping[str, Any]]) -> bool:
+    """Whether all that a step of this group reads and writes is on the CPU, in plain order, of an unrounded dtype."""
     if group.get("fused") is not None or group.get("foreach") is not None:
         return False  # chosen by the user
     if group.get("differentiable") or group.get("capturable") or isinstance(group["lr"], Tensor):
         return False
-    learning = [p for p in group["params"] if p.grad is not None]
-    states = [optimizer.state.get(p) or {} for p in learning]
-    if all(states) != any(states):  # the fused SGD wants the first step of all parameters, or of none
-        return False
-    tensors = [*learning, *[p.grad for p in learning]]
-    tensors += [x for state in states for x in state.values() if isinstance(x, Tensor) and x.dim()]
-    # On the CPU, of a dtype that is not rounded, in plain order.
-    return not [
-        x for x in tensors if not (x.is_cpu and x.dtype in _DTYPES and x.layout is _STRIDED and x.is_contiguous())
-    ]
+    have_state = set()
+    for p in group["params"]:
+        if p.grad is None:
+            continue
+        state = states.get(p) or {}
+        have_state.add(bool(state))
+        for x in (p, p.grad, *state.values()):
+            if isinstance(x, Tensor) and not (
+                x.is_cpu and x.dtype in _DTYPES and x.layout is _STRIDED and x.is_contiguous()
+            ):
+                return False
+    return len(have_state) == 1  # the fused SGD wants the first step of all parameters, or of none

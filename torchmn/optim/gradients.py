@@ -14,7 +14,6 @@ from torch.optim import Optimizer
 
 from torchmn.communicators.communicator import Communicator
 from torchmn.communicators.mean import means
-from torchmn.communicators.uncompiled import uncompiled
 from torchmn.communicators.watchdog import ranks_text
 from torchmn.errors import MismatchError
 from torchmn.gradient_role import role_of
@@ -107,7 +106,6 @@ class Facts:
     differ: tuple = ()
 
 
-@uncompiled
 def agree(
     comm: Communicator,
     grads: Sequence[Gradient],
@@ -122,17 +120,16 @@ def agree(
     the others; without `zero_fill` it is an error on every rank. So are facts that must be the same and are not.
     """
     weight, problem = number_of_samples(weight)
-    parameters = [grad.parameter for grad in grads]
-    values = [grad.value for grad in grads]
-    # One text: what ranks compare is walked through, and this is the longest of it.
-    shapes = ", ".join([f"{'own slice' if g.over else list(g.parameter.shape)} {g.parameter.dtype}" for g in grads])
-    kinds = tuple([ABSENT if x is None else DENSE if x.layout is torch.strided else SPARSE for x in values])
-    # Those that are not their parameter's, as torch allows with `parameter.grad_dtype`.
-    pairs = zip(parameters, values, strict=True)
-    dtypes: tuple[torch.dtype | None, ...]
-    dtypes = tuple([None if x is None or x.dtype is p.dtype else x.dtype for p, x in pairs])
-    dtypes = dtypes if any(dtypes) else ()
-    same = {"weighted": weight is not None, **facts.same, "parameters": shapes}
+    shapes, kinds, odd_dtypes = [], [], []
+    for grad in grads:
+        x, parameter = grad.value, grad.parameter
+        shapes.append(f"{'own slice' if grad.over else list(parameter.shape)} {parameter.dtype}")
+        kinds.append(ABSENT if x is None else DENSE if x.layout is torch.strided else SPARSE)
+        # Those that are not their parameter's, as torch allows with `parameter.grad_dtype`.
+        odd_dtypes.append(None if x is None or x.dtype is parameter.dtype else x.dtype)
+    kinds, dtypes = tuple(kinds), tuple(odd_dtypes) if any(odd_dtypes) else ()
+    # Shapes as one text: what ranks compare is walked through, and this is the longest of it.
+    same = {"weighted": weight is not None, **facts.same, "parameters": ", ".join(shapes)}
     with comm.agreed(operation, problem, differ=(kinds, weight, dtypes, *facts.differ), **same) as ranks:
         alike, statements = ranks.alike, ranks.differ
     if alike:
@@ -222,7 +219,6 @@ def _common_dtypes(
     return tuple(common)
 
 
-@uncompiled
 def take_mean(
     comm: Communicator, grads: Sequence[Gradient], agreement: Agreement, wire_dtype: torch.dtype | None
 ) -> None:

@@ -14,11 +14,17 @@ _PLAIN = (bool, int, float, str, tuple)
 
 def hyperparameters(optimizer: Optimizer) -> tuple[tuple[tuple[str, Any], ...], ...]:
     """Of each group, what the optimizer was made with or a schedule has set since: learning rate, momentum, betas."""
-    names = [name for name in optimizer.defaults if name not in ONLY_SPEED]
-    return tuple(
-        tuple((name, plain) for name in names if (plain := plain_value(group.get(name))) is not None)
-        for group in optimizer.param_groups
-    )
+    groups = []
+    for group in optimizer.param_groups:
+        named = []
+        for name in optimizer.defaults:
+            if name not in ONLY_SPEED:
+                value = group.get(name)
+                plain = value if isinstance(value, _PLAIN) else plain_value(value)
+                if plain is not None:
+                    named.append((name, plain))
+        groups.append(tuple(named))
+    return tuple(groups)
 
 
 def plain_value(value: Any) -> Any:

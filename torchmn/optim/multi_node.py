@@ -13,11 +13,12 @@ from torch.optim import Optimizer
 
 from torchmn.communicators.communicator import Communicator
 from torchmn.communicators.models import bcast_tensors
+from torchmn.communicators.uncompiled import uncompiled
 from torchmn.errors import ArgumentError
 from torchmn.gradient_role import role_of
 from torchmn.optim import gradients
 from torchmn.optim.checks import OPERATION, groups_as_text
-from torchmn.optim.events import Optimizing, guards_of
+from torchmn.optim.events import Optimizing, guards_of, overriding
 from torchmn.optim.gradients import Collection, Facts, Gradient
 from torchmn.optim.reducers import Immediate, Reducer
 from torchmn.optim.synchronized import SynchronizedGradients
@@ -58,6 +59,9 @@ class MultiNodeOptimizer(WrappedOptimizer):
         refuse_clipping = self._reducer.refuse_clipping
         seen = Optimizing(comm, actual_optimizer, model, self._collection, self._synchronized, refuse_clipping)
         self._guards = guards_of(seen)
+        self._comparing = overriding(self._guards, "same")
+        self._stating = overriding(self._guards, "differ")
+        self._watching = overriding(self._guards, "stepped")
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.actual_optimizer!r}, {self.comm!r})"
@@ -69,7 +73,7 @@ class MultiNodeOptimizer(WrappedOptimizer):
         added_group: dict[str, Any] = groups_as_text(self.actual_optimizer, first=len(self.param_groups) - 1)
         self.comm.agree("add_param_group", **added_group)
         count = len(self.param_groups[-1]["params"])
-        added = self._collect()[-count:]
+        added = self._collection.gradients()[-count:]
         self._bcast_parameters(added)
         # Only these: a parameter of another group that was unfrozen meanwhile becomes rank 0's at the next step.
         self._collection.keep_trainable(added)
@@ -96,7 +100,7 @@ class MultiNodeOptimizer(WrappedOptimizer):
         if closure is not None:
             self._reducer.refuse("step with a closure")
             return self._update(self._averaging(closure, weight))
-        if self._asked_by_scaler():
+        if "found_inf" in self.__dict__:  # a GradScaler calls: it leaves this here, and takes it away again
             self._reducer.refuse("step with a GradScaler")
             return self._step_scaled()
         return self._update() if self._have_mean(weight) else None
@@ -108,8 +112,8 @@ class MultiNodeOptimizer(WrappedOptimizer):
         which leaves what was a mean already as it is.
         """
         self._reducer.refuse("synchronize")
-        self._take_mean(self._collect(), weight)
-        self._synchronized.remember(self._collect())
+        self._take_mean(self._collection.gradients(), weight)
+        self._synchronized.remember(self._collection.gradients())
 
     def flush(self) -> None:
         """Apply what is still on its way: nothing, or with double buffering the last gradients."""
@@ -126,7 +130,7 @@ class MultiNodeOptimizer(WrappedOptimizer):
 
     def _have_mean(self, weight: float | None) -> bool:
         """Take the mean of the gradients, unless `synchronize` did; False if it has not arrived yet."""
-        grads = self._collect()
+        grads = self._collection.gradients()
         if self._synchronized.are(grads):
             # A rank that ran another backward since would take its mean with the others' next gradients.
             self.comm.agree("optimizer step after synchronize")
@@ -136,6 +140,7 @@ class MultiNodeOptimizer(WrappedOptimizer):
         self._synchronized.forget()
         return arrived
 
+    @uncompiled
     def _take_mean(self, grads: list[Gradient], weight: float | None) -> bool:
         """Replace every gradient by its mean over ranks; False if it has not arrived yet."""
         agreement = self._agree(grads, weight)
@@ -148,9 +153,10 @@ class MultiNodeOptimizer(WrappedOptimizer):
 
     def _agree(self, grads: list[Gradient], weight: float | None) -> gradients.Agreement:
         """What ranks must know of each other's gradients before they are averaged; also brings new parameters in."""
-        agreement = self._reducer.agree(grads, weight, self._facts(grads))
+        unfrozen = self._collection.unfrozen(grads)
+        agreement = self._reducer.agree(grads, weight, self._facts(grads, unfrozen))
         if agreement.statements is not None:
-            for guard, statements in zip(self._guards, agreement.statements, strict=True):
+            for guard, statements in zip(self._stating, agreement.statements, strict=True):
                 guard.check(statements, grads)
         if grads and agreement.kinds is not None and not any(agreement.kinds):
             self._warn_of_no_gradients()
@@ -162,7 +168,9 @@ class MultiNodeOptimizer(WrappedOptimizer):
                     f"gradients of {', '.join(crossing)} have crossed ranks already in backward: use "
                     "optimizer.weigh(loss, samples).backward() and then step()"
                 )
-        self._bcast_unfrozen(grads)
+        if unfrozen:  # they may have been changed meanwhile
+            self._bcast_parameters(unfrozen)
+        self._collection.keep_trainable()
         return agreement
 
     def _warn_of_no_gradients(self) -> None:
@@ -170,7 +178,7 @@ class MultiNodeOptimizer(WrappedOptimizer):
             warnings.warn(
                 "step: no parameter of this optimizer has a gradient on any rank, so nothing changes. Was backward "
                 "called? Was the model replaced (create_mnbn_model, parallelize) after its parameters were given here?",
-                stacklevel=6,  # who called step
+                stacklevel=7,  # who called step
             )
         self._warned = True
 
@@ -201,15 +209,11 @@ class MultiNodeOptimizer(WrappedOptimizer):
 
         return averaged
 
-    def _asked_by_scaler(self) -> bool:
-        """Whether a GradScaler calls: it leaves `grad_scale` and `found_inf` here, and takes them away again."""
-        return "found_inf" in self.__dict__
-
     def _step_scaled(self) -> Any:
         """A step that a GradScaler asked for: undo its scale, and skip if a gradient overflowed."""
         scale, found_inf = self.__dict__["grad_scale"], self.__dict__["found_inf"]
         problem = None
-        if not self._synchronized.cover(self._collect()):
+        if not self._synchronized.cover(self._collection.gradients()):
             # The scaler has looked for overflows already, at this rank's gradients only: ranks would part ways.
             problem = "call optimizer.synchronize() between backward and scaler.unscale_ or scaler.step"
         overflow = bool(found_inf.item())
@@ -220,27 +224,24 @@ class MultiNodeOptimizer(WrappedOptimizer):
         if overflow:
             return None
         if scale is not None:
-            values = [grad.value for grad in self._collect() if grad.value is not None]
+            values = [grad.value for grad in self._collection.gradients() if grad.value is not None]
             torch._foreach_mul_(values, float(scale.double().reciprocal()))
         return self._update()
 
     # -- what this rank knows ----------------------------------------------------------------------------------
 
-    def _collect(self) -> list[Gradient]:
-        return self._collection.gradients()
-
-    def _facts(self, grads: list[Gradient]) -> Facts:
+    def _facts(self, grads: list[Gradient], unfrozen: list[Gradient]) -> Facts:
         """What ranks compare beside their gradients, so that their models cannot drift apart."""
-        same: dict[str, Any] = {"unfrozen": tuple([grad.name for grad in self._collection.unfrozen(grads)])}
-        for guard in self._guards:
+        same: dict[str, Any] = {"unfrozen": tuple([grad.name for grad in unfrozen])}
+        for guard in self._comparing:
             same |= guard.same(grads)
-        return Facts(same, tuple([guard.differ(grads) for guard in self._guards]))
+        return Facts(same, tuple([guard.differ(grads) for guard in self._stating]))
 
     def _update(self, closure: Callable[[], Any] | None = None) -> Any:
         try:
             return super()._update(closure)
         finally:
-            for guard in self._guards:
+            for guard in self._watching:
                 guard.stepped()
 
     def state_dict(self) -> dict[str, Any]:
@@ -258,19 +259,15 @@ class MultiNodeOptimizer(WrappedOptimizer):
         """Rank 0's values of all parameters, and of the model's buffers, each once."""
         named = [] if model is None else [*model.named_parameters(), *model.named_buffers()]
         known = {id(x) for _, x in named}
-        named += [(grad.name, grad.parameter) for grad in self._collect() if id(grad.parameter) not in known]
+        named += [
+            (grad.name, grad.parameter) for grad in self._collection.gradients() if id(grad.parameter) not in known
+        ]
         bcast_tensors(self.comm, list(_shared(named)), OPERATION)
 
     def _bcast_parameters(self, grads: list[Gradient]) -> None:
+        """Rank 0's values of the parameters of these."""
         named = [(grad.name, grad.parameter) for grad in grads]
         bcast_tensors(self.comm, list(_shared(named)), OPERATION)
-
-    def _bcast_unfrozen(self, grads: list[Gradient]) -> None:
-        """Rank 0's values of parameters that were frozen before: they may have been changed meanwhile."""
-        appeared = self._collection.unfrozen(grads)
-        if appeared:
-            self._bcast_parameters(appeared)
-        self._collection.keep_trainable()
 
 
 def _shared(named: Iterable[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
