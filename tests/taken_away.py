@@ -16,7 +16,6 @@ class TakenAway(importlib.abc.MetaPathFinder):
     def find_spec(self, fullname, path=None, target=None):
         if fullname in self.names:
             raise ModuleNotFoundError(f"No module named {fullname!r}", name=fullname)
-        return None
 
 
 def take_away(*names: str) -> None:
