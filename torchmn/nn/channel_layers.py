@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from copy import copy
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -40,11 +38,8 @@ class _ChannelConvolution(SlicedModule):
     @classmethod
     def of(cls, layer: nn.Module, grid: ProcessGrid) -> nn.Module:
         """This rank's slice of `layer`: whole groups of output channels."""
-        made = copy(layer)
-        made.__class__ = cls  # type: ignore[assignment]
-        assert isinstance(made, _ChannelConvolution)
-        made._parameters = {}
-        made.grid, made.all_groups = grid, made.groups
+        made = cls.in_place_of(layer, grid)
+        made.all_groups = made.groups
         units = made.groups if made.groups > 1 else made.out_channels
         per_unit = made.out_channels // units
         parts = grid.tiles.size
@@ -95,11 +90,7 @@ class VectorEmbedding(SlicedModule, nn.Embedding):
 
     @staticmethod
     def of(layer: nn.Embedding, grid: ProcessGrid) -> VectorEmbedding:
-        made = copy(layer)
-        made.__class__ = VectorEmbedding  # type: ignore[assignment]
-        assert isinstance(made, VectorEmbedding)
-        made._parameters = {}
-        made.grid = grid
+        made = VectorEmbedding.in_place_of(layer, grid)
         made.by_rows = layer.embedding_dim < grid.tiles.size
         extent = layer.num_embeddings if made.by_rows else layer.embedding_dim
         made.cut = Cut.balanced("vector", extent, grid.tiles.size)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from copy import deepcopy
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import nn
@@ -40,22 +40,37 @@ def create_mnbn_model(model: Model, comm: Communicator) -> Model:
     if not isinstance(comm, Communicator):
         raise ArgumentError(f"create_mnbn_model: expected comm to be a communicator, got {describe(comm)}")
     problem = _problem(model, comm)
-    copied = None
+    copied, layers = None, {}
     if problem is None:
+        layers = _replaceable(model)
         try:
-            copied = deepcopy(model)
+            copied = _copied(model, list(layers.values()), comm)
         except Exception as error:  # copying runs the modules' own code, which may raise anything
             problem = f"expected a model that can be copied, got {type(error).__name__}: {error}"
-    layers = {} if copied is None else {n: m for n, m in copied.named_modules() if type(m) in MULTI_NODE}
+    if copied is not None and (left := _replaceable(copied)):
+        problem = f"expected a __deepcopy__ that passes its memo on, got one that makes {', '.join(left)} anew"
     signature = tuple(f"{name or '(the model)'}: {layer}" for name, layer in layers.items())
     comm.agree("create_mnbn_model", problem, layers=signature)
     assert copied is not None
-    for layer in layers.values():
-        # The multi-node class adds only the communicator, so the layer can become one where it stands: its
-        # parameters, buffers and hooks, and whoever else refers to it, need not notice.
-        layer.__class__ = MULTI_NODE[type(layer)]  # type: ignore[assignment]
-        layer.comm = comm  # type: ignore[assignment]
     return copied
+
+
+def _replaceable(model: nn.Module) -> dict[str, nn.Module]:
+    return {name: module for name, module in model.named_modules() if type(module) in MULTI_NODE}
+
+
+def _copied(model: Model, layers: list[nn.Module], comm: Communicator) -> Model:
+    """A deep copy of `model` in which all that refers to one of `layers` refers to a multi-node one in its place.
+
+    A multi-node layer has the attributes of torch's, parameters, buffers and hooks among them, and its communicator.
+    """
+    memo: dict[int, Any] = {}  # of deepcopy: by id, what stands for an object in the copy
+    for layer in layers:
+        kind = MULTI_NODE[type(layer)]
+        memo[id(layer)] = kind.__new__(kind)
+    for layer in layers:
+        memo[id(layer)].__dict__.update(deepcopy(layer.__dict__, memo), comm=comm)
+    return deepcopy(model, memo)
 
 
 def _problem(model: object, comm: Communicator) -> str | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -14,6 +14,8 @@ from torchmn.errors import ParallelizeError
 # Of one parameter: the dim that is cut, and which global indices along it a tile rank holds (None: this one).
 Slice = tuple[int, Callable[[int | None], Tensor]]
 
+Sliced = TypeVar("Sliced", bound="SlicedModule")
+
 _OF_TILE = "torchmn_slices_of"  # in the metadata of a state dict: whose slices it holds
 
 
@@ -22,6 +24,13 @@ class SlicedModule(nn.Module):
 
     grid: ProcessGrid
     cut_parameters: dict[str, Slice]
+
+    @classmethod
+    def in_place_of(cls: type[Sliced], layer: nn.Module, grid: ProcessGrid) -> Sliced:
+        """Returns a module of this class with the attributes, buffers and hooks of `layer`, without parameters yet."""
+        made = cls.__new__(cls)
+        made.__dict__.update(layer.__dict__, _parameters={}, grid=grid)
+        return made
 
     @torch.no_grad()
     def take_from(self, layer: nn.Module) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from copy import copy
 from typing import Any
 
 from torch import Tensor, nn
@@ -35,9 +34,7 @@ class TiledLocalFilter2d(SlicedModule, LocalFilter2d):
     @staticmethod
     def of(layer: LocalFilter2d, grid: ProcessGrid) -> TiledLocalFilter2d:
         """This rank's filters of `layer`."""
-        made: Any = copy(layer)
-        made.__class__ = TiledLocalFilter2d
-        made.grid, made._parameters = grid, {}
+        made: Any = TiledLocalFilter2d.in_place_of(layer, grid)
         windows = [
             Window(kernel, stride, (padding, padding))
             for kernel, stride, padding in zip(layer.kernel, layer.stride, layer.padding, strict=True)
