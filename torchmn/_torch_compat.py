@@ -48,7 +48,7 @@ foreach_copy_: Callable[[list[Tensor], list[Tensor]], None] = torch._foreach_cop
 foreach_mul_: Callable[[list[Tensor], float], None] = torch._foreach_mul_
 
 # The bytes of a tensor in oneDNN's blocks of channels; None where torch is built without oneDNN.
-mkldnn_nbytes: Callable[[Tensor], int] | None = getattr(getattr(torch.ops.mkldnn, "_nbytes", None), "default", None)
+mkldnn_nbytes: Any = getattr(getattr(torch.ops.mkldnn, "_nbytes", None), "default", None)
 
 
 def storage_id(x: Tensor) -> int:
@@ -147,9 +147,7 @@ forward_mode_level: Callable[[], int] = partial(getattr, forward_ad, "_current_l
 
 # The innermost hooks on tensors that are saved for backward, or None; the argument: leave out those of tracers.
 # None in torch 2.6, which does not show them.
-top_saved_tensors_hooks: Callable[[bool], tuple[Any, Any] | None] | None = getattr(
-    _C._autograd, "_top_saved_tensors_default_hooks", None
-)
+top_saved_tensors_hooks: Any = getattr(_C._autograd, "_top_saved_tensors_default_hooks", None)
 
 
 @contextmanager

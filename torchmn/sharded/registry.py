@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from torchmn._torch_compat import NN_FUNCTIONS
 from torchmn.sharded.refusals import refuse
 
 Rule = Callable[..., Any]
@@ -21,7 +22,7 @@ RULES: dict[Any, Rule] = {}
 COMPOSED: dict[Any, Rule] = {}
 OTHERWISE = "no rule"  # the key of what is called, with function, args and kwargs, for a function that has none
 
-_HOMES = (torch, F, Tensor, torch._C._nn, torch.special)  # type: ignore[attr-defined]
+_HOMES = (torch, F, Tensor, NN_FUNCTIONS, torch.special)
 _SPELLINGS = {"axis": "dim", "keepdims": "keepdim", "self": "input"}
 _CHANGED_WORDS = {*_SPELLINGS, "out"}
 

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from torchmn._torch_compat import version_of
 from torchmn.geometry import DimPlan, Interval
 from torchmn.sharded.exchange import place_along
 from torchmn.sharded.tensor import ShardedTensor, local
@@ -18,7 +19,7 @@ class Rebuilt:
     """What backward needs to make a buffer again from the tile that the graph holds anyway, and its borders."""
 
     def __init__(self, tile: Tensor, buffer: Tensor, box: tuple[Interval, ...]):
-        self.tile, self.version = tile.detach(), tile._version
+        self.tile, self.version = tile.detach(), version_of(tile)
         self.shape, self.box = buffer.shape, box
         self.inner = (..., *(interval.as_slice() for interval in box))
         around = [(..., *(i.as_slice() for i in rest)) for rest in outside(buffer.shape[-len(box) :], box)]
@@ -37,7 +38,7 @@ class Kept:
     """A tensor that backward needs as it is: torch checks no version of what goes through a hook."""
 
     def __init__(self, x: Tensor):
-        self.x, self.version = x, x._version
+        self.x, self.version = x, version_of(x)
 
     def value(self) -> Tensor:
         _check_version(self.x, self.version)
@@ -45,10 +46,10 @@ class Kept:
 
 
 def _check_version(x: Tensor, version: int) -> None:
-    if x._version != version:
+    if version_of(x) != version:
         raise RuntimeError(
             "one of the variables needed for gradient computation has been modified by an inplace operation: a tensor "
-            f"of shape {tuple(x.shape)} is at version {x._version}; expected version {version}. Run forward again "
+            f"of shape {tuple(x.shape)} is at version {version_of(x)}; expected version {version}. Run forward again "
             "after parameters or activations were changed (an optimizer's step changes parameters)"
         )
 

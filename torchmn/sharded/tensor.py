@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
 from torch import Tensor
 
+from torchmn._torch_compat import DisableTorchFunctionSubclass
 from torchmn.sharded.registry import COMPOSED, OTHERWISE, RULES, spelled_alike
 from torchmn.sharded.sharding import Sharding
 
@@ -30,7 +30,7 @@ class ShardedTensor(Tensor):
         if rule is None:
             composed, kwargs = COMPOSED.get(func), kwargs or {}
             return composed(*args, **kwargs) if composed else COMPOSED[OTHERWISE](func, args, kwargs)
-        with torch._C.DisableTorchFunctionSubclass():
+        with DisableTorchFunctionSubclass():
             return rule(*args, **kwargs) if kwargs else rule(*args)
 
     def __deepcopy__(self, memo: Any) -> ShardedTensor:
@@ -39,7 +39,7 @@ class ShardedTensor(Tensor):
 
 def wrap(x: Tensor, layout: Sharding) -> ShardedTensor:
     """The plain tensor `x`, as this rank's part of a tensor with `layout`."""
-    with torch._C.DisableTorchFunctionSubclass():
+    with DisableTorchFunctionSubclass():
         part: ShardedTensor = x.as_subclass(ShardedTensor)  # type: ignore[assignment]
     part.spec = layout
     return part
@@ -47,5 +47,5 @@ def wrap(x: Tensor, layout: Sharding) -> ShardedTensor:
 
 def local(x: Tensor) -> Tensor:
     """The plain tensor that a ShardedTensor holds; its shape is that of the part."""
-    with torch._C.DisableTorchFunctionSubclass():
+    with DisableTorchFunctionSubclass():
         return x.as_subclass(Tensor)

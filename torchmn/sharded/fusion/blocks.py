@@ -16,6 +16,8 @@ from math import prod
 import torch
 from torch import Tensor
 
+from torchmn._torch_compat import count_dispatch_modes, mkldnn_nbytes, top_saved_tensors_hooks
+
 # Blocks are of 8 or 16 channels. Those of other numbers of channels would be filled up: more memory than the values.
 _CHANNELS = 16
 # What fits into a core's own cache is turned quickly: chains of two lost up to 10 % with 256 KB or less.
@@ -25,9 +27,8 @@ _IS_KNOWN = (
     torch.backends.mkldnn.is_available()
     and platform.machine() in ("x86_64", "AMD64")
     and hasattr(torch.ops.mkldnn, "data_ptr")
-    and hasattr(torch.ops.mkldnn, "_nbytes")
-    # Not in torch 2.6, and without it nobody knows who would see blocks.
-    and hasattr(getattr(torch._C, "_autograd", None), "_top_saved_tensors_default_hooks")
+    # With torch 2.6 the second is None: whether a hook would see blocks is unknown.
+    and None not in (mkldnn_nbytes, top_saved_tensors_hooks)
 )
 
 
@@ -45,9 +46,9 @@ def may_stay_in_blocks(x: Tensor, weights: Sequence[Tensor]) -> bool:
         and x.numel() > 0
         and all(_is_worth_it(x, weight.shape[0]) for weight in weights[:-1])
         and all(weight.is_contiguous() for weight in weights)
-        and torch._C._get_mkldnn_enabled()
-        and torch._C._autograd._top_saved_tensors_default_hooks(True) is None  # type: ignore[attr-defined]
-        and not torch._C._len_torch_dispatch_stack()
+        and torch.backends.mkldnn.enabled
+        and top_saved_tensors_hooks(True) is None
+        and not count_dispatch_modes()
     )
 
 
@@ -76,7 +77,7 @@ def relu_in_blocks_(x: Tensor) -> None:
 
     It needs no knowledge of the blocks: element by element they are memory like any other.
     """
-    memory = _bytes(torch.ops.mkldnn._nbytes.default(x)).from_address(torch.ops.mkldnn.data_ptr.default(x))
+    memory = _bytes(mkldnn_nbytes(x)).from_address(torch.ops.mkldnn.data_ptr.default(x))
     torch.frombuffer(memory, dtype=torch.float32).relu_()
 
 

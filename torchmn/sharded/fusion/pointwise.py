@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from torchmn._torch_compat import version_of
 from torchmn.sharded.fusion.wide import smallest_margin, wide_part, wides_of
 from torchmn.sharded.registry import Rule, around, functions_named, names
 from torchmn.sharded.tensor import ShardedTensor
@@ -54,7 +55,7 @@ def _on_wide(function: Any, in_place: bool, args: Sequence[Any], kwargs: dict, o
         return None
     result = function(*[wide.tensor for wide in wides], *args[operands:], **kwargs)
     if in_place:
-        args[0].extra = first._replace(margin=margin, version=first.tensor._version)
+        args[0].extra = first._replace(margin=margin, version=version_of(first.tensor))
         return args[0]
     return wide_part(result, args[0].spec, first.width, margin, first.run)
 

@@ -14,8 +14,18 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import nn
-from torch.nn.modules import module as torch_module
 
+from torchmn._torch_compat import (
+    HOOKS_OF_ALL_MODULES,
+    DisableTorchFunction,
+    backward_hooks,
+    forward_hooks,
+    forward_pre_hooks,
+    function_modes,
+    is_tracing,
+    is_transforming,
+    own_parameters,
+)
 from torchmn.geometry import Interval
 from torchmn.sharded import roles
 from torchmn.sharded.fusion.blocks import may_stay_in_blocks
@@ -29,14 +39,6 @@ from torchmn.sharded.sharding import Sharding
 from torchmn.sharded.tensor import ShardedTensor, wrap
 
 _CONVOLUTIONS: tuple[Any, ...] = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
-# torch fills these, and never puts others in their place.
-_HOOKS_OF_ALL_MODULES = (
-    torch_module._global_forward_pre_hooks,
-    torch_module._global_forward_hooks,
-    torch_module._global_backward_pre_hooks,
-    torch_module._global_backward_hooks,
-)
-
 _MOST_IN_CHAIN = 16  # of hundreds of convolutions, one need not look at all that follow
 # From blocks no rows can be dropped half-way: with a halo of 4 beside 32 rows, that cost more than blocks gained.
 _ROWS_PER_HALO_IN_BLOCKS = 16
@@ -79,10 +81,9 @@ def _forward_in_chains(sequential: nn.Module, *args: Any, **kwargs: Any) -> Any:
 
 def _is_somebody_listening() -> bool:
     """Whether every layer and every torch function must be called as the model says."""
-    if roles.recorder() is not None or any(_HOOKS_OF_ALL_MODULES) or torch._C._get_tracing_state():
+    if roles.recorder() is not None or any(HOOKS_OF_ALL_MODULES) or is_tracing():
         return True
-    modes = [torch._C._get_function_stack_at(at) for at in range(torch._C._len_torch_function_stack())]
-    return torch._C._are_functorch_transforms_active() or not all(_is_ours(mode) for mode in modes)
+    return is_transforming() or not all(map(_is_ours, function_modes()))
 
 
 def _is_ours(listener: Any) -> bool:
@@ -91,18 +92,17 @@ def _is_ours(listener: Any) -> bool:
 
 
 def _is_watched(layer: nn.Module) -> bool:
-    if layer._forward_hooks or layer._backward_hooks or layer._backward_pre_hooks:
+    if forward_hooks(layer) or any(backward_hooks(layer)):
         return True
-    return not all(map(_is_ours, layer._forward_pre_hooks.values()))
+    return not all(map(_is_ours, forward_pre_hooks(layer).values()))
 
 
 # -- which layers are a chain ------------------------------------------------------------------------------------------
 
 
-def _flattened(sequential: nn.Module) -> Iterator[nn.Module]:
+def _flattened(sequential: Any) -> Iterator[nn.Module]:
     """The layers of a Sequential, in place of Sequentials inside of it their layers."""
-    for layer in sequential._modules.values():
-        assert layer is not None
+    for layer in sequential:
         if isinstance(layer.__dict__.get("forward"), _InChains) and not _is_watched(layer):
             yield from _flattened(layer)
         else:
@@ -144,7 +144,7 @@ def _parameters(layer: nn.Module, dtype: torch.dtype) -> _Parameters | None:
 
     None if they are something else than parameters of this dtype, because something puts them together.
     """
-    kept = layer._parameters
+    kept = own_parameters(layer)
     weight, bias = kept.get("weight"), kept.get("bias")
     if not isinstance(weight, nn.Parameter) or weight.dtype is not dtype or "bias" not in kept:
         return None
@@ -164,7 +164,7 @@ class _Chain(NamedTuple):
 
 def _chained(layers: Sequence[nn.Module], at: int, x: ShardedTensor) -> tuple[int, Any]:
     """How many layers from there on are a chain, and what they make of `x`; 0 where none begins."""
-    with torch._C.DisableTorchFunction():  # what follows computes with what ShardedTensors hold
+    with DisableTorchFunction():  # what follows computes with what ShardedTensors hold
         found = list(islice(_convolutions(layers, at, x), _MOST_IN_CHAIN))
         layout, said = x.spec, tuple([settings for _, settings in found])
         if len(found) < 2 or not layout.is_tile or torch.is_autocast_enabled(x.device.type):

@@ -22,6 +22,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from torchmn._torch_compat import version_of
 from torchmn.geometry import DimPlan, Interval
 from torchmn.sharded import roles
 from torchmn.sharded.exchange import Fetching, fetch
@@ -73,7 +74,7 @@ class Wide(NamedTuple):
 def wide_of(x: Tensor) -> Wide | None:
     """What `x` remembers of its surroundings, if that still holds."""
     wide = getattr(x, "extra", None)
-    if wide is None or wide.version != x._version:
+    if wide is None or wide.version != version_of(x):
         return None
     if x.requires_grad and not wide.tensor.requires_grad and torch.is_grad_enabled():
         return None  # the tile was made without a graph and then given one: it leads through the tile only
@@ -102,7 +103,7 @@ def smallest_margin(wides: Sequence[Wide]) -> Reach:
 def wide_part(tensor: Tensor, layout: Sharding, width: Reach, margin: Reach, run: Run | None = None) -> ShardedTensor:
     """The tile inside of a wide tensor, as a ShardedTensor that remembers the rest."""
     part = wrap(tile_of(tensor, layout, width), layout)
-    part.extra = Wide(tensor, width, margin, tensor._version, run)
+    part.extra = Wide(tensor, width, margin, version_of(tensor), run)
     return part
 
 

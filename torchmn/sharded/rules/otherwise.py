@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
-
+from torchmn._torch_compat import OpOverload
 from torchmn.sharded.redistribute import whole
 from torchmn.sharded.refusals import refuse
 from torchmn.sharded.registry import OTHERWISE, composed, name_of
@@ -23,7 +22,7 @@ def without_rule(func: Any, args: tuple, kwargs: dict) -> Any:
             "Write the layer with supported functions, derive it from torchmn.nn.HaloLayer, or use mode='datapar' or "
             "'modelpar'."
         )
-    if isinstance(func, torch._ops.OpOverload):  # so torch.vmap calls, and knows nothing of other ranks in backward
+    if isinstance(func, OpOverload):  # so torch.vmap calls, and knows nothing of other ranks in backward
         refuse(
             f"torch function {name_of(func)!r}, as torch.func and torch.vmap call it, is not supported on vectors that "
             f"are cut over ranks {parts[0].spec}. Compute outside of vmap"
