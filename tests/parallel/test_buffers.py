@@ -47,6 +47,7 @@ def test_a_buffer_that_no_state_dict_holds_may_be_a_ranks_own():
     torchmn.run_threads(lambda comm: parallelize(net, comm, "datapar")(numbers((2, *SHAPE), comm.rank)), 2)
 
 
+@pytest.mark.guard("ShardedBuffers")
 def test_a_running_mean_of_cut_channels_is_refused():
     net = Centred().double()
 

@@ -116,11 +116,55 @@ def traced(comm: Any) -> None:
     torch.func.grad(lambda x: model(x).sum())(IMAGE)
 
 
+def embedding_of_a_batch(comm: Any) -> None:
+    parallelize(nn.Sequential(nn.Embedding(7, 4, max_norm=1.0)), comm, "datapar")
+
+
+class Batch:
+    def __init__(self) -> None:
+        self.images = IMAGE
+
+
+class OfBatch(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(1, 1, 3, padding=1)
+
+    def forward(self, batch: Batch) -> Tensor:
+        return self.conv(batch.images)
+
+
+def image_in_an_object(comm: Any) -> None:
+    parallelize(OfBatch(), ProcessGrid(comm, height=2), "halopar")(Batch())
+
+
+class Remembering(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(1, 1, 3, padding=1)
+        self.register_buffer("last", torch.zeros(()))
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.last = self.conv(x).detach()
+        return self.last
+
+
+def buffer_of_a_tile(comm: Any) -> None:
+    on_tiles(comm, Remembering())
+
+
 CASES: dict[str, tuple[Callable[[Any], None], type[Exception], str]] = {
     "ChangedViews": (changed_view, ParallelizeError, "changes a slice or view of a cut tensor in place"),
     "CompiledSubmodules": (compiled_submodule, ParallelizeError, "0 was compiled"),
     "OwnFunctions": (own_function, ParallelizeError, "CenteredByHand .* of a cut tensor"),
     "Scripts": (script, ParallelizeError, "the TorchScript function '_halved'"),
+    "ShardedBuffers": (
+        buffer_of_a_tile,
+        ParallelizeError,
+        "the buffer last is given the values of a tensor",
+    ),
+    "embeddings": (embedding_of_a_batch, ParallelizeError, "max_norm depends on the ids of the whole batch"),
+    "hidden_images": (image_in_an_object, ParallelizeError, "got Batch, in which they cannot be found"),
     "own_averages": (average_of_its_own, MismatchError, "ranks differ in the buffers mean"),
     "same_loss": (other_labels, MismatchError, "different gradients of the model's output"),
     "plain_optimizer": (plain_step, ParallelizeError, "SGD.step on a parallel model"),

@@ -145,6 +145,7 @@ def test_one_column_is_flattened_with_its_rows():
     assert_parity(net, IMAGE, (2, 3))
 
 
+@pytest.mark.guard("hidden_images")
 def test_an_image_in_an_object_is_refused():
     class OfBatch(nn.Conv2d):
         def forward(self, batch: Any) -> Tensor:  # type: ignore[override]
@@ -152,7 +153,7 @@ def test_an_image_in_an_object_is_refused():
 
     def body(comm):
         model = parallelize(OfBatch(3, 4, 3), ProcessGrid(comm, height=2), "halopar")
-        with pytest.raises(ParallelizeError, match="can not be seen and cut"):
+        with pytest.raises(ParallelizeError, match="cannot be found and cut"):
             model(SimpleNamespace(image=torch.zeros(2, 3, 4, 8)))
 
     torchmn.run_threads(body, 2)

@@ -21,7 +21,6 @@ from torchmn.parallel.without_values import (
     without_saved_tensor_hooks,
 )
 from torchmn.sharded.roles import Recorder, recording
-from torchmn.sharded.tensor import ShardedTensor
 
 
 def dry_run(model: nn.Module, forward: Callable[..., Any], inputs: Sequence[Any], kwargs: dict[str, Any]) -> Recorder:
@@ -40,7 +39,7 @@ def dry_run(model: nn.Module, forward: Callable[..., Any], inputs: Sequence[Any]
     }
     recorder = Recorder(parameters.items(), slices)
     guards = [guard.look(model) for guard in guards_on("trace")]
-    holder = _Holder(model, forward)
+    holder = _Holder(model, forward, guards)
     tensors = {f"model.{name}": x for name, x in (*parameters.items(), *buffers.items())}
     with (
         without_saved_tensor_hooks(),
@@ -50,9 +49,7 @@ def dry_run(model: nn.Module, forward: Callable[..., Any], inputs: Sequence[Any]
         _Watched(guards),
         recording(recorder),
     ):
-        result = functional_call(holder, tensors, tuple(inputs), kwargs, tie_weights=True)
-        for guard in guards:
-            guard.end(result)
+        functional_call(holder, tensors, tuple(inputs), kwargs, tie_weights=True)
     return recorder
 
 
@@ -91,23 +88,18 @@ def _without_values(p: nn.Parameter) -> nn.Parameter:
 
 
 class _Holder(nn.Module):
-    """Runs a forward of `model` that is not the one it has."""
+    """Runs a forward of `model` that is not the one it has; guards see how it ends while parameters are replaced."""
 
-    def __init__(self, model: nn.Module, forward: Callable[..., Any]):
+    def __init__(self, model: nn.Module, forward: Callable[..., Any], guards: Sequence[TraceGuard]):
         super().__init__()
         self.model = model
         self._forward = forward
+        self._guards = guards
 
-    def forward(self, *args: Any, **kwargs: Any) -> Any:
+    def forward(self, *args: Any, **kwargs: Any) -> None:
         result = self._forward(*args, **kwargs)
-        for name, buffer in self.model.named_buffers():
-            if isinstance(buffer, ShardedTensor):
-                raise ParallelizeError(
-                    f"the buffer {name} is given the values of a tensor that is cut over ranks, {buffer.spec}: each "
-                    "rank would keep its part, and no state dict the whole. Keep statistics of whole values, as a mean "
-                    "over all cut dims is, or use mode='datapar'"
-                )
-        return result
+        for guard in self._guards:
+            guard.end(result)
 
 
 def explained(error: BaseException) -> TorchMNError:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -78,8 +77,6 @@ class Inputs:
         inputs = tensors_in(args, kwargs)
         others = ()
         if len(inputs) < len(args) + len(kwargs):
-            if self.cuts_images:
-                check_others(args, kwargs)
             others = plain_values(leaves((args, kwargs)))
         tiles = self.grid.tiles
         if tiles.size > 1:
@@ -192,17 +189,6 @@ def tensors_in(args: tuple, kwargs: dict[str, Any]) -> list[Tensor]:
     if are_only_tensors(args, kwargs):
         return list(args)
     return leaves_of(Tensor, (args, kwargs))
-
-
-def check_others(args: tuple, kwargs: dict[str, Any]) -> None:
-    """An error if an image is where it can not be seen: the model would take a tile for the whole."""
-    for x in leaves((args, kwargs)):
-        hidden = [value for value in getattr(x, "__dict__", {}).values() if isinstance(value, Tensor | np.ndarray)]
-        if isinstance(x, np.ndarray) or (hidden and not isinstance(x, Tensor)):
-            raise ParallelizeError(
-                f"forward of a parallel model: expected images as tensors, alone or in tuples, lists and dicts, got "
-                f"{type(x).__name__}, in which they can not be seen and cut"
-            )
 
 
 def without_values(x: Tensor) -> Tensor:

@@ -13,7 +13,7 @@ from torch import nn
 from torchmn.communicators.communicator import Communicator
 from torchmn.communicators.process_grid import ProcessGrid
 from torchmn.communicators.uncompiled import uncompiled
-from torchmn.errors import ArgumentError, ParallelizeError, nearest
+from torchmn.errors import ParallelizeError, nearest
 from torchmn.nn.slices import SlicedModule
 from torchmn.parallel.channels import swap_channel_layers
 from torchmn.parallel.compiled import compiled_modules
@@ -58,12 +58,9 @@ def parallelize(
     mode = ALIASES.get(mode, mode)
     load_guards()
     comm = grid.comm if isinstance(grid, ProcessGrid) else grid
-    problem = _problem(model, mode, output, input_shape)
+    problem = _problem(model, mode, output, input_shape) or _grid_problem(grid, mode)
     comm.agree("parallelize", problem, mode=mode, output=output, input_shape=str(input_shape))
     grid = _as_grid(grid, mode)
-    _check_axes(grid, mode)
-    if grid.sizes["data"] > 1:
-        _check_embeddings(model)
     copied = _copy(model, comm)
     remember_names(copied)
     comm.bcast_data(copied)
@@ -153,33 +150,22 @@ def _as_grid(grid: ProcessGrid | Communicator, mode: str) -> ProcessGrid:
         return grid
     if mode == "datapar":
         return ProcessGrid(grid, data=grid.size)
-    if mode == "halodatapar":
-        raise ArgumentError(
-            "parallelize: halodatapar needs a ProcessGrid, to know how many ranks share an image: "
-            "ProcessGrid(comm, data=2, height=2)"
-        )
     return ProcessGrid.squarest(grid)
 
 
-def _check_axes(grid: ProcessGrid, mode: str) -> None:
-    tiles, data = grid.tile_count, grid.sizes["data"]
-    if mode == "datapar" and tiles > 1:
-        raise ArgumentError(f"parallelize: datapar uses the axis data only, got {grid!r}. Use mode='halodatapar'")
-    if mode == "halopar" and data > 1:
-        raise ArgumentError(f"parallelize: halopar does not use the axis data, got {grid!r}. Use mode='halodatapar'")
-
-
-def _check_embeddings(model: nn.Module) -> None:
-    """An error for embeddings that look at all samples of the batch, of which each rank has its own."""
-    for name, module in model.named_modules():
-        if not isinstance(module, nn.Embedding | nn.EmbeddingBag):
-            continue
-        settings = [s for s in ("max_norm", "scale_grad_by_freq") if getattr(module, s)]
-        if settings:
-            raise ParallelizeError(
-                f"{name} ({type(module).__name__}): {' and '.join(settings)} depends on the ids of the whole batch, of "
-                "which each rank along 'data' sees its own. Leave it out, or use a grid without the axis data"
+def _grid_problem(grid: ProcessGrid | Communicator, mode: str) -> str | None:
+    if not isinstance(grid, ProcessGrid):
+        if mode == "halodatapar":
+            return (
+                "halodatapar needs a ProcessGrid, to know how many ranks share an image: "
+                "ProcessGrid(comm, data=2, height=2)"
             )
+        return None
+    if mode == "datapar" and grid.tile_count > 1:
+        return f"datapar uses the axis data only, got {grid!r}. Use mode='halodatapar'"
+    if mode == "halopar" and grid.sizes["data"] > 1:
+        return f"halopar does not use the axis data, got {grid!r}. Use mode='halodatapar'"
+    return None
 
 
 def _has_batch_norm(model: nn.Module) -> bool:
