@@ -19,8 +19,9 @@ from torch import Tensor
 from torchmn.communicators import plain
 from torchmn.communicators.buffers import Buffers
 from torchmn.communicators.checks import describe, fingerprint
+from torchmn.communicators.context import here
 from torchmn.communicators.replies import Replies
-from torchmn.communicators.watchdog import Wait, here, ranks_text, user_line
+from torchmn.communicators.watchdog import Wait, ranks_text, user_line
 from torchmn.errors import ArgumentError, MismatchError, TorchMNError
 
 _NOT_PLAIN = (Tensor, np.ndarray)  # their texts leave out most elements
@@ -53,6 +54,29 @@ class Agreements:
         self.replies = replies
         self.current: Agreement | None = None
         self.noted: Noted | None = None
+
+
+class Noting:
+    """Makes contexts whose agreements carry a note on behalf of another layer, such as autograd.
+
+    Attributes:
+        calls: how many operations that layer has numbered; the same on all ranks.
+    """
+
+    def __init__(self, agreements: Agreements):
+        self._agreements = agreements
+        self.calls = 0
+
+    def __call__(self, note: int, number: int, call: str, optional: bool = False) -> Noted:
+        """Returns such a context.
+
+        Args:
+            note: 0 to 3; may differ between ranks. If it does, `Noted.notes` has all ranks' afterwards.
+            number: must be the same on all ranks.
+            call: the number in words, for messages.
+            optional: carry it only where ranks compare anyway.
+        """
+        return Noted(self._agreements, note, number, call, optional)
 
 
 class Noted:

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from torchmn.communicators import checks, forks, models, plain, reductions, wire  # noqa: F401
-from torchmn.communicators.agreement import Agreement, Agreements, Noted, Operation, by_rank, failure_text
+from torchmn.communicators.agreement import Agreement, Agreements, Noting, Operation, by_rank, failure_text
 from torchmn.communicators.buffers import Buffers, StartedExchange
 from torchmn.communicators.objects import pickled_parts, try_pickled, unpickled
 from torchmn.communicators.old_names import advice
@@ -57,6 +57,7 @@ class Communicator:
         group: what transport and watchdog know of this rank in the group.
         buffers: moves whole tensors once ranks have agreed; for this package.
         replies: messages from one rank to another that ask for a reply; for the other packages.
+        noting: lets agreements carry notes of another layer; for the other packages.
     """
 
     def __init__(self, transport: Transport):
@@ -68,6 +69,7 @@ class Communicator:
         self.buffers = Buffers(transport)
         self.replies = Replies(self.buffers)
         self._agreements = Agreements(self.buffers, self.replies)
+        self.noting = Noting(self._agreements)
         self._topology = Topology.of(group.hosts, group.rank)
         group.watch.communicators.add(self)
 
@@ -524,17 +526,6 @@ class Communicator:
             self.agree(operation, **same())
         self._keep_until_finalized()
         return StartedExchange(self.buffers, operation, outgoing, incoming, like)
-
-    def noting(self, note: int, number: int, call: str, optional: bool = False) -> Noted:
-        """Returns a context whose agreements carry a `note` on behalf of another layer, such as autograd.
-
-        Args:
-            note: 0 to 3; may differ between ranks. If it does, `Noted.notes` has all ranks' afterwards.
-            number: must be the same on all ranks.
-            call: the number in words, for messages.
-            optional: carry it only where ranks compare anyway.
-        """
-        return Noted(self._agreements, note, number, call, optional)
 
 
 def seconds_waited(comm: Communicator) -> float:

@@ -11,9 +11,9 @@ import torch
 from torchmn.communicators import job, launchers
 from torchmn.communicators.allocator import keep_freed_memory
 from torchmn.communicators.communicator import Communicator
+from torchmn.communicators.context import here, process
 from torchmn.communicators.group import Group
 from torchmn.communicators.optional import optional_module
-from torchmn.communicators.run_threads import communicator_of_this_thread
 from torchmn.communicators.settings import Settings
 from torchmn.communicators.topology import Machine, names_of_hosts
 from torchmn.communicators.transports.mpi_library import small_unused_buffers
@@ -33,7 +33,6 @@ NAMES = {
     "flat": "auto",
     **dict.fromkeys(("pure_nccl", "hierarchical", "two_dimensional", "single_node", "non_cuda_aware"), "nccl"),
 }
-_created = 0
 _KEYWORDS = ("mpi_comm", "device", "grad_dtype", "timeout")
 
 
@@ -62,9 +61,9 @@ def create_communicator(name: str = "auto", **options: Any) -> Communicator:
     keep_freed_memory()
     launch = launchers.detect()
     transport = NAMES[name]
-    here = communicator_of_this_thread()
-    if here is not None and (transport == "threads" or (transport == "auto" and launch.transport == "solo")):
-        return _placed(_among_threads(here, settings, options), options)
+    world = here.communicator
+    if world is not None and (transport == "threads" or (transport == "auto" and launch.transport == "solo")):
+        return _placed(_among_threads(world, settings, options), options)
     if transport == "auto" and options.get("mpi_comm") is not None:
         transport = "mpi"
     if transport == "auto":
@@ -98,9 +97,8 @@ class UnknownKeyword(ArgumentError, TypeError):
 
 def _next_name() -> str:
     """`world`, then `world2`, ...: ranks create their communicators in the same order, so names match."""
-    global _created
-    _created += 1
-    return "world" if _created == 1 else f"world{_created}"
+    process.worlds += 1
+    return "world" if process.worlds == 1 else f"world{process.worlds}"
 
 
 def _settings(options: dict[str, Any]) -> Settings:
@@ -139,9 +137,9 @@ def _placed(comm: Communicator, options: dict[str, Any]) -> Communicator:
     return comm
 
 
-def _among_threads(here: Communicator, settings: Settings, options: dict[str, Any]) -> Communicator:
+def _among_threads(world: Communicator, settings: Settings, options: dict[str, Any]) -> Communicator:
     """All ranks of `run_threads`, where a program that creates its communicator itself runs in it."""
-    comm = here.split(0, here.rank)  # one of its own, as on every transport: who finalizes it leaves `here` alone
+    comm = world.split(0, world.rank)  # one of its own, as on every transport: who finalizes it leaves `world` alone
     assert comm is not None
     for name in ("grad_dtype", "timeout"):  # what was not asked for now is as `run_threads` was asked for it
         if options.get(name) is not None:

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import os
 
-from torchmn.communicators.watchdog import watches
+from torchmn.communicators.context import process
 
 
 def disown() -> None:
     """Close, without a word to other ranks, the communicators of the rank that this process was forked from."""
-    for watch in list(watches):
+    for watch in list(process.watches):
         for comm in list(watch.communicators):
             if comm.size > 1 and not comm.group.closed:
                 comm.group.closed = True

@@ -14,8 +14,9 @@ from weakref import ref
 
 from torchmn._torch_compat import current_backward
 from torchmn.communicators import watchdog
+from torchmn.communicators.context import Token, here
 from torchmn.communicators.settings import Settings
-from torchmn.communicators.watchdog import Broken, Token, Watch, here
+from torchmn.communicators.watchdog import Broken, Watch
 from torchmn.errors import PeerError, ThreadError, TorchMNError
 
 

@@ -19,9 +19,10 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from torchmn.communicators.addresses import LOOPBACK, of_this_host
+from torchmn.communicators.context import here
 from torchmn.communicators.monitor import Monitor, fate
 from torchmn.communicators.switchboard import MEETING_SECONDS, Line, Server
-from torchmn.communicators.watchdog import here, ranks_text
+from torchmn.communicators.watchdog import ranks_text
 from torchmn.errors import PeerError, TorchMNError
 
 if TYPE_CHECKING:

@@ -15,7 +15,8 @@ from torch import Tensor
 
 from torchmn.communicators import checks, wire
 from torchmn.communicators.buffers import Buffers
-from torchmn.communicators.watchdog import Wait, here
+from torchmn.communicators.context import here
+from torchmn.communicators.watchdog import Wait
 from torchmn.communicators.wire import Kind, Message
 from torchmn.errors import ArgumentError, PeerError
 
@@ -40,6 +41,7 @@ class Replies:
         declined: (source, number) of requests that get no reply. Anybody may append to it at any time, also in the
             middle of another message; they are sent before this rank waits the next time.
         handler: see `Handler`; None until the first request.
+        taken_tags: how many tags other layers have taken, from the highest downwards, where no user looks.
     """
 
     def __init__(self, buffers: Buffers):
@@ -49,6 +51,7 @@ class Replies:
         self._tag_limit = transport.traits.tag_limit
         self.declined: deque[tuple[int, int]] = deque()
         self.handler: Handler | None = None
+        self.taken_tags = 0
 
     def handle(self, handler: Handler, comm: object) -> None:
         """Sets the handler, and keeps `comm` until it is finalized: other ranks may wait for its replies."""

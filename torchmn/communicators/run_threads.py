@@ -10,15 +10,13 @@ from typing import Any, TypeVar
 import torch
 
 from torchmn.communicators.communicator import Communicator
+from torchmn.communicators.context import here
 from torchmn.communicators.group import Group
 from torchmn.communicators.settings import Settings
 from torchmn.communicators.transports.threads import Meeting, ThreadTransport, ThreadWorld
-from torchmn.communicators.watchdog import here
 from torchmn.errors import ArgumentError, ThreadError, WaitTimeout
 
 Result = TypeVar("Result")
-
-_rank_of_this_thread = threading.local()
 
 
 def run_threads(
@@ -58,7 +56,7 @@ def run_threads(
             settings.timeout = timeout
         group = Group.of_world("world", hosts, world.watches[rank], settings)
         comm = Communicator(ThreadTransport(group, meeting))
-        _rank_of_this_thread.communicator = comm
+        here.communicator = comm
         try:
             results[rank] = fn(comm)
             _settle([each for each in world.watches[rank].communicators if not each.group.closed])
@@ -111,11 +109,6 @@ def _threads_that_fail(world: ThreadWorld, note: Callable[[int, BaseException], 
     finally:
         if threading.excepthook is hook:  # else another world, in another thread, has begun meanwhile
             threading.excepthook = previous
-
-
-def communicator_of_this_thread() -> Communicator | None:
-    """The one that `run_threads` gave to this rank; None in threads that are no ranks."""
-    return getattr(_rank_of_this_thread, "communicator", None)
 
 
 def _settle(comms: Sequence[Communicator]) -> None:

@@ -10,41 +10,21 @@ from __future__ import annotations
 import os
 import sys
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import lru_cache
 from time import monotonic
 from types import CodeType, FrameType
 from typing import TYPE_CHECKING, Any, NamedTuple
-from weakref import WeakSet, WeakValueDictionary, ref
+from weakref import WeakSet, WeakValueDictionary
+
+from torchmn.communicators.context import here, process
 
 if TYPE_CHECKING:
     from torchmn.communicators.group import Group
 
 FINALIZE = "finalize"
 _OWN_PACKAGES = ("torchmn.", "torch.", "mpi4py.", "threading", "importlib.", "runpy", "concurrent.")
-
-
-class Token:
-    """Stands for a thread, and lives as long as it does."""
-
-    __slots__ = ("__weakref__", "thread")
-
-    def __init__(self) -> None:
-        self.thread = threading.current_thread()
-
-
-class ThisThread(threading.local):
-    """What is noted of the thread that asks. It ends with the thread, whose ident a new thread may get."""
-
-    watch: Watch | None = None  # of the rank for which this thread has communicated
-
-    def __init__(self) -> None:
-        self._token = Token()
-        self.mark = ref(self._token)
-
-
-here = ThisThread()
 
 
 class Wait:
@@ -135,7 +115,7 @@ class Watch:
         self.claimed: WeakValueDictionary[str, Group] = WeakValueDictionary()  # that have or had an owner
         self.broken: dict[str, Broken] = {}  # by the group's name
         self.announce: Callable[[str, str], object] | None = None  # tells all ranks which is broken, and why
-        watches.add(self)
+        process.watches.add(self)
 
     def longest(self) -> Wait | None:
         """The wait that began first, or None when this rank waits for nobody."""
@@ -186,10 +166,6 @@ reports: dict[str, Report] = {}
 """By name. A layer that has something to say adds itself when it is imported."""
 
 
-watches: WeakSet[Watch] = WeakSet()
-"""Those of all ranks in this process."""
-
-
 def line_of_thread(thread: int) -> str:
     """`file:line in function` of the user's code that the thread is in, or "" if it has ended."""
     return user_line(sys._current_frames().get(thread))
@@ -201,6 +177,14 @@ def user_line(frame: FrameType | None) -> str:
         return ""
     frame = user_frame(frame)
     return describe_line(frame.f_code, frame.f_lasti)
+
+
+def running_frames() -> Iterator[FrameType]:
+    """The frames of this thread, from the caller's outwards."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        yield frame
+        frame = frame.f_back
 
 
 def user_frame(frame: FrameType) -> FrameType:

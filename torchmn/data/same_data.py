@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from copy import copy, deepcopy
@@ -16,6 +15,7 @@ from torch.utils.data import ConcatDataset, Dataset, TensorDataset
 
 from torchmn.communicators.checks import describe
 from torchmn.communicators.communicator import Communicator
+from torchmn.communicators.context import process
 from torchmn.communicators.digests import digest_of
 from torchmn.communicators.watchdog import ranks_text
 from torchmn.data.digest import PLAIN, digest
@@ -24,9 +24,6 @@ from torchmn.errors import MismatchError
 
 COMPARED = 8
 """How many items of a data set are compared."""
-
-# Ranks that are threads share the generators: one reads after the other.
-_seeding = threading.RLock()
 
 
 def has_items(length: int | None, rank: int, root: int) -> bool:
@@ -117,7 +114,7 @@ def _read(probes: Mapping[str, Any], length: int) -> dict[str, tuple[str, str]]:
 def one_seed(seed: int) -> Iterator[None]:
     """While it lasts, the global generators of torch, NumPy and Python start from `seed`; then they are as before."""
     on_gpu = torch.cuda.is_initialized()
-    with _seeding, torch.random.fork_rng(devices=range(torch.cuda.device_count()) if on_gpu else []):
+    with process.lock, torch.random.fork_rng(devices=range(torch.cuda.device_count()) if on_gpu else []):
         python, numpy = random.getstate(), np.random.get_state()
         torch.random.default_generator.manual_seed(seed)
         if on_gpu:

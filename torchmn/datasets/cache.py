@@ -8,14 +8,12 @@ from __future__ import annotations
 import hashlib
 import os
 import tempfile
-import threading
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import numpy as np
 
-READING = threading.Lock()
-"""NumPy parses the head of a file with `ast`, which in Python 3.11 must not run in two threads (ranks) at once."""
+from torchmn.communicators.context import process
 
 
 def folder() -> Path:
@@ -57,5 +55,5 @@ def kept(key: str, make: Callable[[], np.ndarray]) -> np.ndarray:
 
 
 def _mapped(path: Path) -> np.ndarray:
-    with READING:
+    with process.lock:  # NumPy parses the head of a file with `ast`: in Python 3.11, not in two threads at once
         return np.load(path, mmap_mode="r", allow_pickle=False)

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import numpy as np
 
+from torchmn.communicators.context import process
 from torchmn.datasets.arrays import Arrays
-from torchmn.datasets.cache import READING
 from torchmn.datasets.errors import DatasetError
 
 # The names of inputs and targets, by split, in the order in which they are looked for.
@@ -27,7 +27,7 @@ def npz(path: str | os.PathLike[str], split: str = "train") -> Arrays | None:
     """
     path = Path(path).expanduser()
     try:
-        with READING, np.load(path, allow_pickle=False) as file:
+        with process.lock, np.load(path, allow_pickle=False) as file:
             pair = next((names for names in NAMES[split] if names[0] in file.files), None)
             if pair is None:
                 if split == "test":

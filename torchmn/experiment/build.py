@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 import traceback
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -11,11 +10,11 @@ from contextlib import contextmanager
 import torch
 from torch import nn
 
+from torchmn.communicators.context import process
 from torchmn.errors import ExperimentError, TorchMNError
 from torchmn.experiment.registry import Layer
 from torchmn.experiment.weighted import Shape, Weighted, batch_norm_for, text
 
-_building = threading.RLock()
 USUAL = (ValueError, RuntimeError, TypeError, IndexError, NotImplementedError, AttributeError, TorchMNError, OSError)
 """Errors of layers that do not fit, whose text is enough; of others, users need the kind and the line too."""
 
@@ -26,7 +25,7 @@ def random_numbers_from(seed: int) -> Iterator[None]:
 
     One thread at a time: ranks that are threads share that generator.
     """
-    with _building, torch.random.fork_rng(devices=[]):
+    with process.lock, torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         yield
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, TypeVar
-from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
@@ -34,9 +33,6 @@ OF_ALL_VALUES: dict[str, Callable[[Tensor], Tensor]] = {
 }
 
 
-_calls: WeakKeyDictionary[Communicator, int] = WeakKeyDictionary()  # how many there were, the same on all ranks
-
-
 class Call(NamedTuple):
     """One differentiable collective operation, or the backward of one."""
 
@@ -51,10 +47,9 @@ class Call(NamedTuple):
                 "expected a communicator as the first argument of a collective function, as in F.allreduce(comm, x), "
                 f"got {describe(comm)}"
             )
-        number = _calls.get(comm, 0)
         if not recomputation.replaying():
-            _calls[comm] = number = number + 1
-        return Call(comm, number)
+            comm.noting.calls += 1
+        return Call(comm, comm.noting.calls)
 
     def backward(self) -> Call:
         return self._replace(order=self.order + 1)

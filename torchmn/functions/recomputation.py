@@ -11,7 +11,6 @@ again, which is right if all ranks recompute it, and refused by the usual compar
 
 from __future__ import annotations
 
-import threading
 from contextlib import AbstractContextManager
 from copy import copy
 from typing import Any
@@ -19,15 +18,9 @@ from typing import Any
 from torch import Tensor
 
 from torchmn.communicators.communicator import Communicator
+from torchmn.communicators.context import here
 from torchmn.communicators.wire import Message
 from torchmn.errors import RecomputeError
-
-
-class _Here(threading.local):
-    tape: _Tape | None = None
-
-
-_here = _Here()
 
 
 class _Tape(AbstractContextManager):
@@ -40,10 +33,10 @@ class _Tape(AbstractContextManager):
 
     def __enter__(self) -> None:
         self.position = 0
-        self._outer, _here.tape = _here.tape, self
+        self._outer, here.tape = here.tape, self
 
     def __exit__(self, *_: object) -> None:
-        _here.tape = self._outer
+        here.tape = self._outer
 
 
 def keep_messages() -> tuple[AbstractContextManager, AbstractContextManager]:
@@ -68,23 +61,23 @@ def check_replaying(comm: Communicator, operation: str) -> None:
 
 def replaying() -> bool:
     """Whether the values of forward are to be taken instead of communicating."""
-    return _here.tape is not None and _here.tape.replaying
+    return here.tape is not None and here.tape.replaying
 
 
 def keeping() -> bool:
     """Whether this is a part that will be recomputed."""
-    return _here.tape is not None
+    return here.tape is not None
 
 
 def record(what: str, value: Any) -> None:
     """Keep a value, if this is a part that will be recomputed; `what` says where it is from."""
-    if _here.tape is not None and not _here.tape.replaying:
-        _here.tape.values.append((what, _copied(value)))
+    if here.tape is not None and not here.tape.replaying:
+        here.tape.values.append((what, _copied(value)))
 
 
 def replay(comm: Communicator, what: str) -> Any:
     """The value that was kept at the same place, if it is from there, too."""
-    tape = _here.tape
+    tape = here.tape
     assert tape is not None
     kept, value = tape.values[tape.position] if tape.position < len(tape.values) else ("nothing more", None)
     if kept != what:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
-from weakref import WeakKeyDictionary
 
 from torch import Tensor
 
@@ -18,9 +17,6 @@ from torchmn.graph.description import Component, Edge, Graph, connect
 from torchmn.graph.failures import with_its_place
 from torchmn.graph.microbatches import cut, put_together
 from torchmn.graph.schedule import Task, schedule
-
-# How many of a communicator's tags the graphs on it have taken, from the highest downwards, where no user looks.
-_taken_tags: WeakKeyDictionary[Communicator, int] = WeakKeyDictionary()
 
 
 def gather_graph(components: Sequence[Component], comm: Communicator) -> Graph:
@@ -56,7 +52,7 @@ class Program:
 
         previous: what this rank has run so far, if it has: of what was sent in it, nothing stays on the way
         """
-        told = comm.allgather_obj((microbatches, _taken_tags.get(comm, 0), previous.sent() if previous else {}))
+        told = comm.allgather_obj((microbatches, comm.replies.taken_tags, previous.sent() if previous else {}))
         if previous:
             previous.drop_unreceived([sent for *_, sent in told])
         graph = gather_graph(components, comm)
@@ -70,7 +66,7 @@ class Program:
                 f"rank {comm.rank} of {comm.size}: the graph of this MultiNodeChainList can not run:{lines}"
             )
         taken = max(number for _, number, _ in told)
-        _taken_tags[comm] = taken + len(graph.edges)
+        comm.replies.taken_tags = taken + len(graph.edges)
         return Program(graph, comm, microbatches, taken)
 
     def sent(self) -> dict[int, int]:

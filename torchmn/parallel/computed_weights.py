@@ -2,34 +2,18 @@
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
+from copy import deepcopy
+from typing import Any
 
 from torch import Tensor, nn
 
-_one_at_a_time = threading.Lock()  # ranks that are threads copy one model
 
-
-@contextmanager
-def computed_weights_detached(model: nn.Module) -> Iterator[None]:
-    """While it lasts the model can be copied: torch copies no result of a computation, and these are computed anew."""
-    with _one_at_a_time:
-        yield from _detached(model)
-
-
-def _detached(model: nn.Module) -> Iterator[None]:
-    found = [
-        (vars(module), name, value)
-        for module in model.modules()
-        if any(type(hook).__module__.startswith("torch.nn.utils") for hook in module._forward_pre_hooks.values())
-        for name, value in vars(module).items()
-        if isinstance(value, Tensor) and value.grad_fn is not None
-    ]
-    for held, name, value in found:
-        held[name] = value.detach()
-    try:
-        yield
-    finally:
-        for held, name, value in found:
-            held[name] = value
+def copy_with_computed_weights(model: nn.Module) -> Any:
+    """Returns a deep copy of a model: torch copies no result of a computation, and these will be computed anew."""
+    memo: dict[int, Any] = {}  # of deepcopy: by id, what stands for an object in the copy
+    for module in model.modules():
+        if any(type(hook).__module__.startswith("torch.nn.utils") for hook in module._forward_pre_hooks.values()):
+            for value in vars(module).values():
+                if isinstance(value, Tensor) and value.grad_fn is not None:
+                    memo[id(value)] = deepcopy(value.detach(), memo)
+    return deepcopy(model, memo)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from copy import deepcopy
 from types import MethodType
 from typing import Any
 
@@ -17,7 +16,7 @@ from torchmn.errors import ParallelizeError, nearest
 from torchmn.nn.slices import SlicedModule
 from torchmn.parallel.channels import swap_channel_layers
 from torchmn.parallel.compiled import compiled_modules
-from torchmn.parallel.computed_weights import computed_weights_detached
+from torchmn.parallel.computed_weights import copy_with_computed_weights
 from torchmn.parallel.dry_run import dry_run, explained
 from torchmn.parallel.events import Model, announce, load_guards
 from torchmn.parallel.input_shape import candidates, dtype_of
@@ -26,7 +25,6 @@ from torchmn.parallel.running import Parallelism
 from torchmn.parallel.splitting import LinearUse, LinearWatch, choose_splits, swap_linears
 from torchmn.parallel.summary import warn_of_whole_modules
 from torchmn.sharded.passes import model_pass
-from torchmn.sharded.refusals import remember_names
 from torchmn.sharded.sharding import Samples, image_layout
 from torchmn.sharded.tensor import wrap
 
@@ -62,13 +60,11 @@ def parallelize(
     comm.agree("parallelize", problem, mode=mode, output=output, input_shape=str(input_shape))
     grid = _as_grid(grid, mode)
     copied = _copy(model, comm)
-    remember_names(copied)
     comm.bcast_data(copied)
     shape = tuple(input_shape) if input_shape is not None else None
     parallelism = Parallelism(grid, mode, mode in ("halopar", "halodatapar"), output, shape)
     if mode != "datapar":
         comm.attempt("parallelize", lambda: _distribute(copied, parallelism), raises=ParallelizeError)
-        remember_names(copied)
     copied.parallelism = parallelism  # type: ignore[assignment]
     copied.forward = MethodType(_forward, copied)
     parallelism.adopt(copied)  # before anybody can call it with other parameters (functional_call)
@@ -87,8 +83,7 @@ def _copy(model: nn.Module, comm: Communicator) -> nn.Module:
 
     def work() -> None:
         try:
-            with computed_weights_detached(model):
-                copies.append(deepcopy(model))
+            copies.append(copy_with_computed_weights(model))
         except Exception as error:
             raise ParallelizeError(
                 f"the model can not be copied: {error}. It may hold a result of a forward (call parallelize before "

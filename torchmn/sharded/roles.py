@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-import threading
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
@@ -11,10 +10,9 @@ from typing import Any
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
+from torchmn.communicators.context import here
 from torchmn.errors import ParallelizeError
 from torchmn.trees import leaves_of
-
-_here = threading.local()  # ranks may be threads
 
 
 class Recorder(TorchFunctionMode):
@@ -81,12 +79,12 @@ def _runs(module: nn.Module) -> bool:
 
 @contextmanager
 def recording(recorder: Recorder) -> Iterator[None]:
-    _here.recorder = recorder
+    here.recorder = recorder
     try:
         with recorder:
             yield
     finally:
-        _here.recorder = None
+        here.recorder = None
 
 
 @contextmanager
@@ -103,4 +101,4 @@ def inside_a_part() -> Iterator[None]:
 
 
 def recorder() -> Recorder | None:
-    return getattr(_here, "recorder", None)
+    return here.recorder

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -10,6 +9,7 @@ from functools import cached_property
 from math import prod
 from typing import TYPE_CHECKING, Any
 
+from torchmn.communicators.context import here
 from torchmn.geometry import Interval, owned
 
 if TYPE_CHECKING:
@@ -62,28 +62,24 @@ class Samples:
     known: bool = True
 
 
-_forward = threading.local()  # ranks may be threads
-
-
 @contextmanager
 def forward_of(samples: Samples) -> Iterator[None]:
     """While a parallel model's forward runs, say which samples of the whole batch it computes."""
-    before = getattr(_forward, "samples", None)
-    _forward.samples = samples
+    before, here.samples = here.samples, samples
     try:
         yield
     finally:
-        _forward.samples = before
+        here.samples = before
 
 
 def is_in_forward() -> bool:
     """Whether the forward of a parallel model is running."""
-    return getattr(_forward, "samples", None) is not None
+    return here.samples is not None
 
 
 def samples_now(batch: int) -> Samples:
     """The samples that the running forward computes; outside of one, a batch is all there is."""
-    return getattr(_forward, "samples", None) or Samples(0, batch)
+    return here.samples or Samples(0, batch)
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,6 @@ from __future__ import annotations
 import functools
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from threading import Lock
 from typing import Any
 from weakref import WeakSet
 
@@ -21,6 +20,7 @@ from torch.nn import utils
 from torch.nn.utils import clip_grad
 
 from torchmn.communicators.communicator import Communicator
+from torchmn.communicators.context import process
 from torchmn.errors import MismatchError, ParallelizeError
 from torchmn.optim.events import Optimizing, StepGuard, guard
 from torchmn.optim.gradients import Gradient
@@ -58,7 +58,7 @@ class OwnClipping(StepGuard):
         super().__init__(seen)
         self._clipping: Clipping | None = None  # of gradients that are not means
         if seen.comm.size > 1:
-            _listen(self)
+            _listeners().add(self)
 
     def refuse_clipping(self, function: str, parameters: Sequence[Tensor]) -> None:
         """Called before gradients are clipped, of whichever parameters."""
@@ -94,16 +94,43 @@ class OwnClipping(StepGuard):
         _refuse_own_clipping(self.seen.comm, "optimizer step", statements)
 
 
-_listeners: WeakSet[OwnClipping] = WeakSet()
-_lock = Lock()  # ranks of the thread world share them
+class Listeners:
+    """The guards that are told what torch's functions clip. Ranks that are threads share them."""
+
+    def __init__(self) -> None:
+        self._guards: WeakSet[OwnClipping] = WeakSet()
+
+    def add(self, guard: OwnClipping) -> None:
+        with process.lock:
+            self._guards.add(guard)
+
+    def refuse(self, parameters: list[Tensor], function: str) -> None:
+        """Gradients are about to be clipped."""
+        if torch.compiler.is_compiling():  # a function that clips: nothing of this can be compiled
+            return
+        for each in self._now():
+            each.refuse_clipping(function, parameters)
+
+    def note(self, parameters: list[Tensor], function: str, factor: Tensor) -> None:
+        """Gradients were clipped."""
+        if torch.compiler.is_compiling():
+            return
+        versions = {id(x): (x, x._version) for x in _dense_gradients(parameters)}
+        clipping = Clipping(function, factor, versions, frozenset(map(id, parameters)))
+        for each in self._now():
+            each.note_clipping(clipping)
+
+    def _now(self) -> list[OwnClipping]:
+        with process.lock:
+            return list(self._guards)
 
 
-def _listen(listener: OwnClipping) -> None:
-    """Tell `listener` from now on what torch's functions clip."""
-    with _lock:
-        if not hasattr(clip_grad.clip_grad_value_, "tells_torchmn"):
-            _wrap_functions_of_torch()
-        _listeners.add(listener)
+def _listeners() -> Listeners:
+    """Those of torch's functions, which have them from the first call on."""
+    with process.lock:
+        if not hasattr(clip_grad.clip_grad_value_, "listeners"):
+            _wrap_functions_of_torch(Listeners())
+        return clip_grad.clip_grad_value_.listeners  # type: ignore[attr-defined]
 
 
 def _refuse_own_clipping(comm: Communicator, operation: str, clipped: Sequence[Clipped | None]) -> None:
@@ -123,21 +150,22 @@ def _refuse_own_clipping(comm: Communicator, operation: str, clipped: Sequence[C
     )
 
 
-def _wrap_functions_of_torch() -> None:
-    """Let the functions tell the listeners."""
+def _wrap_functions_of_torch(listeners: Listeners) -> None:
+    """Let the functions tell `listeners`."""
     by_value = clip_grad.clip_grad_value_
 
     @functools.wraps(by_value)
     def clip_grad_value_(parameters: Any, clip_value: float, *args: Any, **kwargs: Any) -> Any:
         parameters = _listed(parameters)
-        _ask(parameters, "clip_grad_value_")
+        listeners.refuse(parameters, "clip_grad_value_")
         largest = [torch.linalg.vector_norm(x.detach(), float("inf")) for x in _dense_gradients(parameters)]
         result = by_value(parameters, clip_value, *args, **kwargs)
         if largest:
-            _tell(parameters, "clip_grad_value_", float(clip_value) / torch.stack([x.double() for x in largest]).max())
+            factor = float(clip_value) / torch.stack([x.double() for x in largest]).max()
+            listeners.note(parameters, "clip_grad_value_", factor)
         return result
 
-    clip_grad_value_.tells_torchmn = True  # type: ignore[attr-defined]
+    clip_grad_value_.listeners = listeners  # type: ignore[attr-defined]
     clip_grad.clip_grad_value_ = utils.clip_grad_value_ = clip_grad_value_
     # `clip_grad_norm_` calls this, and finds it here however the user has imported it.
     by_norm: Any = getattr(clip_grad, "_clip_grads_with_norm_", None)
@@ -147,9 +175,10 @@ def _wrap_functions_of_torch() -> None:
     @functools.wraps(by_norm)
     def clip_grads_with_norm_(parameters: Any, max_norm: float, total_norm: Tensor, *args: Any, **kwargs: Any) -> Any:
         parameters = _listed(parameters)
-        _ask(parameters, "clip_grad_norm_")
+        listeners.refuse(parameters, "clip_grad_norm_")
         result = by_norm(parameters, max_norm, total_norm, *args, **kwargs)
-        _tell(parameters, "clip_grad_norm_", float(max_norm) / (total_norm.detach() + 1e-6))  # torch's formula
+        factor = float(max_norm) / (total_norm.detach() + 1e-6)  # torch's formula
+        listeners.note(parameters, "clip_grad_norm_", factor)
         return result
 
     clip_grad._clip_grads_with_norm_ = utils.clip_grads_with_norm_ = clip_grads_with_norm_  # type: ignore[attr-defined]
@@ -163,23 +192,3 @@ def _listed(parameters: Any) -> list[Tensor]:
 def _dense_gradients(parameters: list[Tensor]) -> list[Tensor]:
     present = (p.grad for p in parameters if p.grad is not None)
     return [x for x in present if x.layout is torch.strided and x.numel() and not x.is_inference()]
-
-
-def _ask(parameters: list[Tensor], function: str) -> None:
-    if torch.compiler.is_compiling():
-        return
-    with _lock:
-        listeners = list(_listeners)
-    for listener in listeners:
-        listener.refuse_clipping(function, parameters)
-
-
-def _tell(parameters: list[Tensor], function: str, factor: Tensor) -> None:
-    if torch.compiler.is_compiling():  # of a function that clips: nothing of this can be compiled
-        return
-    with _lock:
-        listeners = list(_listeners)
-    versions = {id(x): (x, x._version) for x in _dense_gradients(parameters)}
-    clipping = Clipping(function, factor, versions, frozenset(map(id, parameters)))
-    for listener in listeners:
-        listener.note_clipping(clipping)

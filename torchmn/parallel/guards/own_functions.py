@@ -22,7 +22,7 @@ from torchmn.sharded.tensor import ShardedTensor
 from torchmn.trees import leaves, leaves_of
 
 _WAY_OUT = "Write it with torch functions outside of one, as a torchmn.nn.HaloLayer, or use mode='datapar'"
-_VIEWS = set(functions_named("view_as"))
+_VIEWS = frozenset(functions_named("view_as"))
 
 
 @guard(
