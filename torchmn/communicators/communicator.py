@@ -6,7 +6,6 @@ What arguments are right, what ranks must agree on and what is returned is decid
 
 from __future__ import annotations
 
-import pickle
 from collections.abc import Callable, Mapping, Sequence
 from functools import reduce
 from math import prod
@@ -19,7 +18,7 @@ from torch import Tensor, nn
 from torchmn.communicators import checks, forks, models, plain, reductions, wire  # noqa: F401
 from torchmn.communicators.agreement import Agreement, Agreements, Noting, Operation, by_rank, failure_text
 from torchmn.communicators.buffers import Buffers, StartedExchange
-from torchmn.communicators.objects import pickled_parts, try_pickled, unpickled
+from torchmn.communicators.objects import pack_each, try_pack, unpack
 from torchmn.communicators.old_names import advice
 from torchmn.communicators.replies import Replies
 from torchmn.communicators.settings import Settings
@@ -220,7 +219,7 @@ class Communicator:
         """Send any object that pickles, without waiting for it to be received."""
         self.replies.check_peer("send_obj", "dest", dest, tag)
         self._keep_until_finalized()
-        data, problem = try_pickled(obj)
+        data, problem = try_pack(obj)
         if data is None:
             self.replies.refuse("send_obj", dest, tag, str(problem))
         self.replies.post(Message(Kind.OBJECT, (data,)), dest, tag)
@@ -234,7 +233,7 @@ class Communicator:
                 f"rank {self.rank} of {self.size}: recv_obj from rank {source}, tag {tag}: expected an object, got "
                 f"{len(message.tensors)} tensor(s) that were sent with send: receive them with recv"
             )
-        return unpickled(message.tensors[0])
+        return unpack(message.tensors[0], self.device)
 
     def _keep_until_finalized(self) -> None:
         """What was sent must be delivered even if the user drops the communicator."""
@@ -353,14 +352,14 @@ class Communicator:
         problem = checks.rank_problem(root, self.size, "root")
         data = None
         if problem is None and self.rank == root:
-            data, problem = try_pickled(obj)
+            data, problem = try_pack(obj)
         with self.agreed("bcast_obj", problem, root=root):
             received = self.buffers.bcast_bytes(data, root)
-            return obj if self.rank == root else pickle.loads(received)
+            return obj if self.rank == root else unpack(received, self.device)
 
     def gather_obj(self, obj: Any, root: int = 0) -> list[Any] | None:
         """On `root`, the list of all ranks' objects in rank order; None on other ranks."""
-        data, problem = try_pickled(obj)
+        data, problem = try_pack(obj)
         problem = checks.rank_problem(root, self.size, "root") or problem
         with self.agreed("gather_obj", problem, root=root):
             assert data is not None
@@ -370,7 +369,7 @@ class Communicator:
                 return None
             rooms = {peer: wire.room(count) for peer, count in enumerate(counts) if peer != root}
             self.buffers.exchange({}, rooms)
-            return [obj if peer == root else unpickled(rooms[peer]) for peer in range(self.size)]
+            return [obj if peer == root else unpack(rooms[peer], self.device) for peer in range(self.size)]
 
     def allgather_obj(self, obj: Any) -> list[Any]:
         """The list of all ranks' objects in rank order, on every rank."""
@@ -381,7 +380,7 @@ class Communicator:
         problem = checks.rank_problem(root, self.size, "root")
         parts: list[Tensor] = []
         if problem is None and self.rank == root:
-            parts, problem = pickled_parts(objs, self.size)
+            parts, problem = pack_each(objs, self.size)
         with self.agreed("scatter_obj", problem, root=root):
             if self.rank == root:
                 assert objs is not None
@@ -390,19 +389,19 @@ class Communicator:
                 return objs[root]
             mine = wire.room(plain.decode(self.buffers.bcast_bytes(None, root))[self.rank])
             self.buffers.exchange({}, {root: mine})
-            return unpickled(mine)
+            return unpack(mine, self.device)
 
     def allreduce_obj(self, obj: Any, op: Callable[[Any, Any], Any] | None = None) -> Any:
         """All ranks' objects joined in rank order by `op`, or by `+`, on every rank."""
         return reduce(op or add, self._allgather_objects("allreduce_obj", obj))
 
     def _allgather_objects(self, operation: str, obj: Any) -> list[Any]:
-        data, problem = try_pickled(obj)
+        data, problem = try_pack(obj)
         with self.agreed(operation, problem):
             assert data is not None
             counts = self.buffers.allgather_counts(data.numel())
             parts = self.buffers.allgather_whole(data, counts).split(counts)
-            return [obj if peer == self.rank else unpickled(part) for peer, part in enumerate(parts)]
+            return [obj if peer == self.rank else unpack(part, self.device) for peer, part in enumerate(parts)]
 
     # -- models ------------------------------------------------------------------------------------------------
 

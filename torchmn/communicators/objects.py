@@ -1,65 +1,133 @@
-"""Python objects as tensors of bytes: anything that pickles, None too, of any size."""
+"""Python objects as flat tensors of bytes: any object that pickles.
+
+Tensors inside an object are not pickled: pickling copies a tensor more than once, and with a slice it takes the whole
+tensor along. The pickle holds their numbers, and their bytes follow it.
+
+Layout: two integers (where the list of `TensorSpec` begins, where the tensors begin), the pickled object, the pickled
+list, the tensors.
+"""
 
 from __future__ import annotations
 
 import io
 import pickle
+import struct
+from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from torchmn.communicators import wire
 from torchmn.communicators.checks import describe
+from torchmn.communicators.wire import TensorSpec
 
-# torch pickles tensors of other dtypes (uint16, float8, ...), too, but can not load what it has pickled.
-_LOADED_BY_TORCH = {
-    *(torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.complex128, torch.complex64),
-    *(torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.bool),
-}
+_PREFIX = struct.Struct("<2q")
 
 
-class _Pickler(pickle.Pickler):
-    def reducer_override(self, obj: Any) -> Any:
-        if type(obj) is not Tensor or obj.dtype in _LOADED_BY_TORCH or obj.layout is not torch.strided or obj.is_cuda:
-            return NotImplemented
-        if obj.is_quantized:  # torch knows how, with its scales
-            return NotImplemented
-        flat = obj.detach().resolve_conj().resolve_neg().reshape(-1)
-        return _with_dtype, (flat.view(torch.uint8), obj.dtype, tuple(obj.shape))
+def pack(obj: Any, largest: int | None = None) -> tuple[Tensor, list[Tensor]]:
+    """Returns `obj` as a flat uint8 tensor, and the tensors of more than `largest` bytes that it left out, in order.
+
+    Raises whatever pickling raises if the object cannot be pickled.
+    """
+    stream = io.BytesIO(bytes(_PREFIX.size))
+    stream.seek(_PREFIX.size)
+    packer = _Packer(stream)
+    packer.dump(obj)
+    tensors = [x.resolve_conj().resolve_neg().cpu().contiguous() for x in packer.tensors]
+    left_out = [largest is not None and x.nbytes > largest for x in tensors]
+    specs = [
+        (TensorSpec(given.dtype, tuple(given.shape), given.is_cuda), out)
+        for given, out in zip(packer.tensors, left_out, strict=True)
+    ]
+    middle = stream.tell()
+    pickle.dump(specs, stream, protocol=pickle.HIGHEST_PROTOCOL)
+    head = stream.getbuffer()
+    _PREFIX.pack_into(head, 0, middle, len(head))
+    parts = [torch.frombuffer(head, dtype=torch.uint8)]
+    parts += [wire.as_bytes(x) for x, out in zip(tensors, left_out, strict=True) if not out]
+    flat = torch.cat(parts) if len(parts) > 1 else parts[0]
+    return flat, [x for x, out in zip(tensors, left_out, strict=True) if out]
 
 
-def _with_dtype(data: Tensor, dtype: torch.dtype, shape: tuple[int, ...]) -> Tensor:
-    return data.view(dtype).view(shape)
+def unpack(data: Tensor | bytes, device: torch.device, fetch: Callable[[TensorSpec], Tensor] | None = None) -> Any:
+    """Returns the object that `pack` made `data` of.
+
+    Args:
+        data: a flat uint8 tensor on the CPU, or bytes.
+        device: gets the tensors that were on a GPU.
+        fetch: returns, in order, the tensors that were left out.
+    """
+    memory = np.frombuffer(data, np.uint8) if isinstance(data, bytes) else data.numpy()
+    middle, start = _PREFIX.unpack_from(memory)
+    tensors = []
+    for spec, left_out in pickle.loads(memory[middle:start]):
+        if left_out:
+            assert fetch is not None, "an object without its large tensors"
+            x = fetch(spec)
+        else:
+            x = spec.empty()  # and not a view: a small tensor that is kept must not keep all of `data`
+            wire.as_bytes(x).numpy()[:] = memory[start : start + spec.nbytes]
+            start += spec.nbytes
+        tensors.append(x.to(device) if spec.on_gpu else x)
+    pickled = memory[_PREFIX.size : middle]
+    return _Unpacker(io.BytesIO(pickled), tensors).load() if tensors else pickle.loads(pickled)
 
 
-def pickled(obj: Any) -> Tensor:
-    """`obj` as a uint8 tensor, pickled straight into the tensor's memory."""
-    stream = io.BytesIO()
-    _Pickler(stream, protocol=pickle.HIGHEST_PROTOCOL).dump(obj)
-    return torch.frombuffer(stream.getbuffer(), dtype=torch.uint8)
-
-
-def unpickled(data: Tensor) -> Any:
-    """The object in a uint8 tensor."""
-    return pickle.loads(data.numpy().data)
-
-
-def try_pickled(obj: Any) -> tuple[Tensor | None, str | None]:
-    """`obj` pickled, or the problem with it."""
+def try_pack(obj: Any) -> tuple[Tensor | None, str | None]:
+    """Returns `obj` as a flat tensor, or the problem with it."""
     try:
-        return pickled(obj), None
+        return pack(obj)[0], None
     except Exception as error:  # pickling runs the object's own code, which may raise anything
         return None, f"expected an object that pickles, got {type(obj).__name__}: {error}"
 
 
-def pickled_parts(objs: Any, size: int) -> tuple[list[Tensor], str | None]:
-    """One pickled tensor per rank, or the problem with `objs`."""
+def pack_each(objs: Any, size: int) -> tuple[list[Tensor], str | None]:
+    """Returns a flat tensor for each rank's object, or the problem with `objs`."""
     if not isinstance(objs, list | tuple) or len(objs) != size:
         return [], f"expected a list or tuple of {size} objects, one per rank, got {describe(objs)}"
     parts: list[Tensor] = []
     for place, obj in enumerate(objs):
-        data, problem = try_pickled(obj)
+        data, problem = try_pack(obj)
         if data is None:
             return [], f"element {place}: {problem}"
         parts.append(data)
     return parts, None
+
+
+class _Packer(pickle.Pickler):
+    """Pickles an object with a number in place of each tensor, and collects the tensors."""
+
+    def __init__(self, stream: io.BytesIO) -> None:
+        super().__init__(stream, protocol=pickle.HIGHEST_PROTOCOL)
+        self.tensors: list[Tensor] = []
+
+    def reducer_override(self, obj: Any) -> Any:
+        if type(obj) is not Tensor or not _is_plain(obj):
+            return NotImplemented
+        self.tensors.append(obj)
+        return _tensor, (len(self.tensors) - 1,)
+
+
+class _Unpacker(pickle.Unpickler):
+    """Unpickles an object, with the tensors in place of their numbers."""
+
+    def __init__(self, stream: io.BytesIO, tensors: list[Tensor]) -> None:
+        super().__init__(stream)
+        self._tensors = tensors
+
+    def find_class(self, module: str, name: str) -> Any:
+        is_tensor = module == __name__ and name == _tensor.__name__
+        return self._tensors.__getitem__ if is_tensor else super().find_class(module, name)
+
+
+def _tensor(number: int) -> Tensor:
+    """Stands in the pickle for a tensor; `_Unpacker` replaces it."""
+    raise NotImplementedError
+
+
+def _is_plain(x: Tensor) -> bool:
+    """Whether bytes, dtype and shape are all there is to know of `x`; other tensors are pickled by torch."""
+    plain = x.layout is torch.strided and not x.is_nested and not x.requires_grad and x.dtype in wire.DTYPE_CODES
+    return plain and (x.is_cpu or x.is_cuda)

@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from torchmn.communicators.communicator import Communicator
+from torchmn.communicators.objects import pack, unpack
 from torchmn.communicators.wire import TensorSpec
-from torchmn.data.parcel import pack, unpack
 from torchmn.data.rows import Table, dataset_of_rows, table_of
 from torchmn.errors import TorchMNError
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from torchmn.communicators import checks
 from torchmn.communicators.communicator import Communicator
-from torchmn.data.parcel import pack, unpack
+from torchmn.communicators.objects import pack, unpack
 from torchmn.errors import ArgumentError, PeerError
 
 # Smaller tensors share one message with the batch's structure; a larger one is worth its own, from and to the

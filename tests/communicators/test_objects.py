@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from tests.worlds.data import EVERY_DTYPE, SHAPES, assert_same, bits, odd_layouts
-from torchmn.data.parcel import pack, unpack
+from torchmn.communicators.objects import pack, unpack
 
 HERE = torch.device("cpu")
 Point = namedtuple("Point", "x y")
