@@ -15,7 +15,6 @@ import struct
 from collections.abc import Callable
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -59,7 +58,7 @@ def unpack(data: Tensor | bytes, device: torch.device, fetch: Callable[[TensorSp
         device: gets the tensors that were on a GPU.
         fetch: returns, in order, the tensors that were left out.
     """
-    memory = np.frombuffer(data, np.uint8) if isinstance(data, bytes) else data.numpy()
+    memory = memoryview(data if isinstance(data, bytes) else data.numpy().data)
     middle, start = _PREFIX.unpack_from(memory)
     tensors = []
     for spec, left_out in pickle.loads(memory[middle:start]):
@@ -68,7 +67,7 @@ def unpack(data: Tensor | bytes, device: torch.device, fetch: Callable[[TensorSp
             x = fetch(spec)
         else:
             x = spec.empty()  # and not a view: a small tensor that is kept must not keep all of `data`
-            wire.as_bytes(x).numpy()[:] = memory[start : start + spec.nbytes]
+            wire.as_bytes(x).numpy().data[:] = memory[start : start + spec.nbytes]
             start += spec.nbytes
         tensors.append(x.to(device) if spec.on_gpu else x)
     pickled = memory[_PREFIX.size : middle]
