@@ -66,21 +66,20 @@ def let_be_partial(parameter: Tensor, tiles: int) -> None:
         change_role(parameter, placement="partial", tiles=tiles)
 
 
-def is_expected(parameter: Tensor, tiles: int) -> bool:
+def is_expected(parameter: Tensor, role: GradientRole, tiles: int) -> bool:
     """Whether a dry run has seen that this parameter, if it learns, is used with images on `tiles` ranks.
 
     It has not where forward takes another way since, because an attribute of the model has changed.
     """
-    return tiles == 1 or not parameter.requires_grad or role_of(parameter).placement == "partial"
+    return tiles == 1 or not parameter.requires_grad or role.placement == "partial"
 
 
-def enters(parameter: Tensor) -> Tensor:
+def enters(parameter: Tensor, role: GradientRole) -> Tensor:
     """Returns `parameter` as an operand of a computation on tiles: a partial gradient from there counts `tiles` times.
 
     Not all of its gradient does: what a loss makes of the parameter outside of the model, such as an L1 penalty, is the
     same on every rank.
     """
-    role = role_of(parameter)
     if role.placement != "partial" or role.counted_at_parameter:
         return parameter
     if not (parameter.requires_grad and torch.is_grad_enabled()):

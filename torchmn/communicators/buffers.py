@@ -244,8 +244,8 @@ class StartedExchange:
         like: Tensor,
     ):
         self._buffers, self._operation, self._like = buffers, operation, like
-        spec = wire.TensorSpec(torch.uint8, (), like.is_cuda)
-        self._rooms = {peer: buffers.room((nbytes,), spec) for peer, nbytes in incoming.items()}
+        device = like.device if buffers.transport.traits.reads_gpu_memory else "cpu"
+        self._rooms = {peer: torch.empty(nbytes, dtype=torch.uint8, device=device) for peer, nbytes in incoming.items()}
         if like.is_cuda:
             outgoing = {peer: buffers.outgoing(x) for peer, x in outgoing.items()}
         with Wait(buffers.transport.group, operation):
@@ -256,4 +256,6 @@ class StartedExchange:
         peer = next(iter(self._rooms)) if len(self._rooms) == 1 else None
         with Wait(self._buffers.transport.group, self._operation, peer):
             self._exchange.wait_received()
-        return {peer: self._buffers.arrived(room, self._like) for peer, room in self._rooms.items()}
+        if not self._like.is_cuda:
+            return self._rooms
+        return {peer: room.to(self._like.device) for peer, room in self._rooms.items()}

@@ -74,7 +74,7 @@ class HaloGathering:
         """The boxes that came from neighbours, each with its block of shape (*leading, *box.target_shape)."""
         arrived = self._messages.arrived()
         return [
-            (box, _spread(block, box))
+            (box, block if box.is_plain else _spread(block, box))
             for peer, blocks in arrived.items()
             for box, block in zip(self._plan.receives[peer], blocks, strict=True)
         ]
@@ -176,7 +176,8 @@ def buffer_without_halos(x: Tensor, plan: HaloPlan, fill: float) -> Tensor:
         return x[plan.local[0].source_slices]
     buffer = empty_like_layout(x, plan.buffer_shape)
     for box in plan.local:
-        buffer[box.target_slices].copy_(_spread(x[box.source_slices], box))
+        block = x[box.source_slices]
+        buffer[box.target_slices].copy_(block if box.is_plain else _spread(block, box))
     for slices in plan.padding_slices:
         buffer[slices].fill_(fill)
     return buffer

@@ -29,22 +29,11 @@ _HEADER = struct.Struct(
 )  # 48 bytes: the elements behind it begin at a multiple of 16, as torch wants to view them
 
 
-class _View(NamedTuple):
-    """Where a block lies in a message, seen as elements."""
-
-    shape: tuple[int, ...]
-    strides: tuple[int, ...]
-    offset: int
-
-    def of(self, message: Tensor) -> Tensor:
-        return message.as_strided(self.shape, self.strides, self.offset)
-
-
 class _Letter(NamedTuple):
-    """A message to or from a peer: its size, and where its blocks lie."""
+    """A message to or from a peer: its size, and where its blocks lie: shape, strides and offset in elements."""
 
     nbytes: int
-    views: tuple[_View, ...]
+    views: tuple[tuple[tuple[int, ...], tuple[int, ...], int], ...]
 
 
 class _Route(NamedTuple):
@@ -79,7 +68,7 @@ def _letter(boxes: Sequence[BoxCopy], leading: tuple[int, ...], itemsize: int) -
     views, at = [], _HEADER.size // itemsize
     for box in boxes:
         shape = (*leading, *box.source_shape)
-        views.append(_View(shape, tuple(prod(shape[dim + 1 :]) for dim in range(len(shape))), at))
+        views.append((shape, tuple(prod(shape[dim + 1 :]) for dim in range(len(shape))), at))
         at += prod(shape)
     return _Letter(at * itemsize, tuple(views))
 
@@ -132,20 +121,18 @@ class HaloMessages:
         message = torch.empty(letter.nbytes, dtype=torch.uint8, device=like.device)
         elements = message.view(like.dtype)
         for view, block in zip(letter.views, blocks, strict=True):
-            view.of(elements).copy_(block)
+            elements.as_strided(*view).copy_(block)
         if not like.is_cuda:
             ctypes.memmove(message.data_ptr(), self._route.header, _HEADER.size)
         return message
 
     def _unpacked(self, peer: int, message: Tensor) -> list[Tensor]:
         if not message.is_cuda:  # on a GPU a look at the header would wait for the device
-            self._check(peer, ctypes.string_at(message.data_ptr(), _HEADER.size))
+            got = ctypes.string_at(message.data_ptr(), _HEADER.size)
+            if got != self._route.header:
+                raise self._mismatch(f"rank {peer} is in another exchange", f", got {_described(got)}")
         elements = message.view(self._like.dtype)
-        return [view.of(elements) for view in self._route.incoming[peer].views]
-
-    def _check(self, peer: int, got: bytes) -> None:
-        if got != self._route.header:
-            raise self._mismatch(f"rank {peer} is in another exchange", f", got {_described(got)}")
+        return [elements.as_strided(*view) for view in self._route.incoming[peer].views]
 
     def _mismatch(self, what: str, got: str = "") -> MismatchError:
         comm = self._comm

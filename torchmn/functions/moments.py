@@ -64,9 +64,12 @@ def local_moments(x: Tensor) -> Moments:
 
 def union(parts: list[Moments]) -> Moments:
     """The moments of all values together, by Chan's formula: every part counts for as many values as it has."""
-    count = sum(part.count for part in parts)
+    count = sum([part.count for part in parts])
     if count == 0:
         return parts[0]
-    mean = sum((part.mean * (part.count / count) for part in parts), torch.zeros_like(parts[0].mean))
-    squares = sum((part.squares + part.count * (part.mean - mean).square() for part in parts), torch.zeros_like(mean))
+    mean = squares = torch.zeros_like(parts[0].mean)
+    for part in parts:
+        mean = mean + part.mean * (part.count / count)
+    for part in parts:
+        squares = squares + (part.squares + part.count * (part.mean - mean).square())
     return Moments(count, mean, squares)

@@ -95,11 +95,11 @@ class HaloPlan:
     def __hash__(self) -> int:  # plans are looked up at every step: hash their many integers once
         return self._hash
 
-    @property
+    @cached_property
     def grid_shape(self) -> tuple[int, ...]:
         return tuple(dim.parts for dim in self.dims)
 
-    @property
+    @cached_property
     def size(self) -> int:
         """How many ranks take part."""
         return prod(self.grid_shape)

@@ -84,7 +84,7 @@ class HaloLayer(nn.Module):
     def _note_parameters(self, x: ShardedTensor) -> None:
         """Their gradients will be this rank's share."""
         for name, parameter in self.named_parameters():
-            if roles.recorder() is None and not is_expected(parameter, x.spec.grid.tile_count):
+            if roles.recorder() is None and not is_expected(parameter, role_of(parameter), x.spec.grid.tile_count):
                 refuse(
                     f"the parameter {name} is used in a way that the run without values has not seen: forward took "
                     f"another way then. Let {type(self).__name__} run in the first forward, too"

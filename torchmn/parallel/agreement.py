@@ -29,7 +29,7 @@ def compare_forwards(
     same = {
         "mode": mode,
         "gradients": gradients,
-        "autocast": lambda: _autocast(inputs),
+        "autocast": _autocast(inputs),
         "whole inputs": told,
         "other arguments": others,
         "frozen parameters": lambda: tuple([name for name, p in parameters if not p.requires_grad]),

@@ -78,10 +78,11 @@ def announce(event: Event, seen: Any) -> None:
     Raises:
         ParallelizeError: with the text that a guard returned.
     """
-    for each in guards_on(event):
-        problem = each.look(seen)
-        if problem is not None:
-            raise ParallelizeError(problem)
+    for each in tuple(GUARDS.values()):
+        if each.event == event:
+            problem = each.look(seen)
+            if problem is not None:
+                raise ParallelizeError(problem)
 
 
 @contextmanager

@@ -33,6 +33,7 @@ class Shards(NamedTuple):
 
     Attributes:
         args, kwargs: images are sharded.
+        inputs: the tensors among these.
         others: arguments that are no tensors, on which the path of a forward may depend.
         samples: which samples of the whole batch these are.
         batch: how many of them this rank has.
@@ -40,14 +41,14 @@ class Shards(NamedTuple):
 
     args: tuple
     kwargs: dict[str, Any]
+    inputs: Sequence[Tensor]
     others: tuple
     samples: Samples
     batch: int
 
     def kind(self) -> tuple:
         """What a run without values of these arguments depends on."""
-        inputs = tensors_in(self.args, self.kwargs)
-        shapes = [x.spec.shape if isinstance(x, ShardedTensor) else tuple(x.shape) for x in inputs]
+        shapes = [x.spec.shape if isinstance(x, ShardedTensor) else tuple(x.shape) for x in self.inputs]
         return (*shapes, *[x for x in self.others if x is None or isinstance(x, bool | str)])
 
 
@@ -74,7 +75,8 @@ class Inputs:
         Raises:
             MismatchError: on every rank, unless all that share images are in the same forward of the same inputs.
         """
-        inputs = tensors_in(args, kwargs)
+        only_tensors = are_only_tensors(args, kwargs)  # in most calls; and a walk is slow
+        inputs = list(args) if only_tensors else leaves_of(Tensor, (args, kwargs))
         others = ()
         if len(inputs) < len(args) + len(kwargs):
             others = plain_values(leaves((args, kwargs)))
@@ -86,10 +88,12 @@ class Inputs:
 
             compare_forwards(tiles, model.training, inputs, told, others, parameters)
         samples, batch = self._samples(model, inputs)
-        if are_only_tensors(args, kwargs):  # a walk is slow, and most models have one input
-            return Shards(tuple([self._entered(x, samples) for x in inputs]), kwargs, others, samples, batch)
-        args, kwargs = map_only(Tensor, lambda x: self._entered(x, samples), (args, kwargs))
-        return Shards(args, kwargs, others, samples, batch)
+        if only_tensors:
+            inputs = args = tuple([self._entered(x, samples) for x in inputs])
+        else:
+            args, kwargs = map_only(Tensor, lambda x: self._entered(x, samples), (args, kwargs))
+            inputs = leaves_of(Tensor, (args, kwargs))
+        return Shards(args, kwargs, inputs, others, samples, batch)
 
     def compare_whole(
         self, model: nn.Module, images: list[Tensor], labels: Tensor | None, parameters: Parameters
@@ -128,8 +132,11 @@ class Inputs:
 
     def _samples(self, model: nn.Module, inputs: list[Tensor]) -> tuple[Samples, int]:
         """Which samples of the whole batch this rank's replica holds; what other replicas hold is asked in training."""
-        first = next((x for x in inputs if x.dim()), None)
-        batch = 0 if first is None else first.spec.shape[0] if isinstance(first, ShardedTensor) else first.shape[0]
+        batch = 0
+        for x in inputs:
+            if x.dim():
+                batch = x.spec.shape[0] if isinstance(x, ShardedTensor) else x.shape[0]
+                break
         replicas = self.grid.replicas
         if replicas.size == 1 or not model.training:
             return Samples(0, batch, known=replicas.size == 1), batch
@@ -180,15 +187,11 @@ class Inputs:
 
 
 def are_only_tensors(args: tuple, kwargs: dict[str, Any]) -> bool:
-    """Whether a call has the plainest form, as most have: tensors, one after the other."""
-    return not kwargs and all(isinstance(x, Tensor) for x in args)
-
-
-def tensors_in(args: tuple, kwargs: dict[str, Any]) -> list[Tensor]:
-    """All tensors of a call, however deep they lie."""
-    if are_only_tensors(args, kwargs):
-        return list(args)
-    return leaves_of(Tensor, (args, kwargs))
+    """Whether a call has the plainest form: tensors, one after the other."""
+    for x in args:
+        if not isinstance(x, Tensor):
+            return False
+    return not kwargs
 
 
 def without_values(x: Tensor) -> Tensor:

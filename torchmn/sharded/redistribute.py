@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from functools import partial
 from typing import TypeVar
 
 import torch
@@ -14,7 +14,7 @@ from torchmn.geometry import Interval
 from torchmn.gradient_role import change_role, enters, is_expected, role_of
 from torchmn.sharded import roles
 from torchmn.sharded.memory import empty_in_order
-from torchmn.sharded.sharding import Cut, FlatCut, Sharding
+from torchmn.sharded.sharding import FlatCut, Sharding
 from torchmn.sharded.tensor import ShardedTensor, local, wrap
 
 Given = TypeVar("Given", bound=Tensor | None)
@@ -25,7 +25,7 @@ def whole(x: ShardedTensor) -> Tensor:
     layout = x.spec
     if not layout.cut_dims:
         return local(x)
-    return whole_of_parts(local(x), layout.grid.tiles, _gather(layout), _take(layout))
+    return whole_of_parts(local(x), layout.grid.tiles, partial(_gather, layout), partial(_take, layout))
 
 
 def gathered(x: Given) -> Given:
@@ -37,7 +37,8 @@ def part_of(x: Tensor, layout: Sharding) -> ShardedTensor:
     """This rank's part of a whole tensor; its gradient is put together from all ranks' parts."""
     if not layout.cut_dims:
         return wrap(x, layout)
-    return wrap(part_of_whole(x, layout.grid.tiles, _gather(layout), _take(layout)), layout)
+    part = part_of_whole(x, layout.grid.tiles, partial(_gather, layout), partial(_take, layout))
+    return wrap(part, layout)
 
 
 def entering(x: Tensor, layout: Sharding) -> Tensor:
@@ -48,14 +49,13 @@ def entering(x: Tensor, layout: Sharding) -> Tensor:
     """
     if not isinstance(x, nn.Parameter):
         return enter_parts(gathered(x), layout.grid.tiles)
-    recorder = roles.recorder()
+    role, tiles, recorder = role_of(x), layout.grid.tiles, roles.recorder()
     if recorder is not None:
         recorder.note_part_use(x)
-    elif not is_expected(x, layout.grid.tiles.size):
+    elif not is_expected(x, role, tiles.size):
         change_role(x, summed_in_backward=True)
-    if role_of(x).summed_in_backward:
-        return enter_parts(x, layout.grid.tiles)
-    return enters(x)
+        return enter_parts(x, tiles)
+    return enter_parts(x, tiles) if role.summed_in_backward else enters(x, role)
 
 
 def cut_like(x: Tensor, layout: Sharding, dims: dict[int, int]) -> Tensor:
@@ -89,32 +89,21 @@ def _columns(shape: tuple[int, ...], mine: tuple[Interval, ...]) -> Tensor:
     return everything[tuple(interval.as_slice() for interval in mine)].reshape(-1)
 
 
-def _take(layout: Sharding) -> Callable[[Tensor], Tensor]:
-    def take(x: Tensor) -> Tensor:
-        return cut_like(x, layout, {dim: dim for dim in layout.cut_dims}).contiguous()
+def _take(layout: Sharding, x: Tensor) -> Tensor:
+    """This rank's part of a whole tensor, in memory of its own."""
+    part, flat = x[layout.boxes[layout.grid.tiles.rank]], layout.flat_dim
+    return part.contiguous() if flat is None else part.index_select(flat, own_columns(layout, flat).to(x.device))
 
-    return take
 
-
-def _gather(layout: Sharding) -> Callable[[Tensor], Tensor]:
-    def gather(x: Tensor) -> Tensor:
-        result = empty_in_order(layout.shape, x)  # dropout behind it draws in the order of memory
-        if x.is_meta:
-            return result
-        for tile, part in enumerate(layout.grid.tiles.allgather(x)):
-            _put(result, part, layout, tile)
+def _gather(layout: Sharding, x: Tensor) -> Tensor:
+    """The whole tensor of which each rank has passed its part."""
+    result = empty_in_order(layout.shape, x)  # dropout behind it draws in the order of memory
+    if x.is_meta:
         return result
-
-    return gather
-
-
-def _put(result: Tensor, part: Tensor, layout: Sharding, tile: int) -> None:
-    """Write a tile's part to its place in the whole."""
-    cuts = enumerate(layout.cuts)
-    place = tuple(layout.interval(dim, tile).as_slice() if isinstance(cut, Cut) else slice(None) for dim, cut in cuts)
-    flat = [dim for dim in layout.cut_dims if isinstance(layout.cuts[dim], FlatCut)]
-    if flat:
-        (dim,) = flat  # reshaping makes no second one
-        result[place].index_copy_(dim, own_columns(layout, dim, tile).to(part.device), part)
-    else:
-        result[place] = part
+    flat = layout.flat_dim
+    for tile, (box, part) in enumerate(zip(layout.boxes, layout.grid.tiles.allgather(x), strict=True)):
+        if flat is None:
+            result[box] = part
+        else:
+            result[box].index_copy_(flat, own_columns(layout, flat, tile).to(part.device), part)
+    return result

@@ -117,14 +117,12 @@ class Sharding:
 
     def local_shape(self, tile: int | None = None) -> tuple[int, ...]:
         """The shape of a rank's part, this one's by default."""
-        return self._own_shape if tile is None else self._shape_of(tile)
-
-    @cached_property
-    def _own_shape(self) -> tuple[int, ...]:
-        return self._shape_of(None)
-
-    def _shape_of(self, tile: int | None) -> tuple[int, ...]:
-        return tuple(self._local_extent(dim, tile) for dim in range(len(self.shape)))
+        key = (Sharding.local_shape, tile)
+        known = self.worked_out.get(key)
+        if known is None:
+            known = tuple(self._local_extent(dim, tile) for dim in range(len(self.shape)))
+            self.worked_out[key] = known
+        return known
 
     def _local_extent(self, dim: int, tile: int | None) -> int:
         cut = self.cuts[dim]
@@ -142,6 +140,22 @@ class Sharding:
     def cut_dims(self) -> tuple[int, ...]:
         """The dims that are cut."""
         return tuple(dim for dim, cut in enumerate(self.cuts) if cut is not None)
+
+    @cached_property
+    def flat_dim(self) -> int | None:
+        """The dim that is a flattened image in tiles; reshaping makes no second one."""
+        return next((dim for dim in self.cut_dims if isinstance(self.cuts[dim], FlatCut)), None)
+
+    @cached_property
+    def boxes(self) -> tuple[tuple[slice, ...], ...]:
+        """What each rank of `grid.tiles` owns, as slices of the global tensor: all of a flattened image's dim."""
+        return tuple(
+            tuple(
+                self.interval(dim, tile).as_slice() if isinstance(cut, Cut) else slice(None)
+                for dim, cut in enumerate(self.cuts)
+            )
+            for tile in range(self.grid.tiles.size)
+        )
 
     @cached_property
     def worked_out(self) -> dict[Any, Any]:

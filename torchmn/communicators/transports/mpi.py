@@ -257,10 +257,10 @@ class MPITransport:
         self.collective.Bcast([memory(flat), MPI.BYTE], root)
 
     def allgather_(self, flat: Tensor, whole: Tensor, counts: Sequence[int]) -> None:
-        sizes = [n * flat.element_size() for n in counts]
-        if len(set(sizes)) == 1:
+        if len(set(counts)) == 1:
             self.collective.Allgather([memory(flat), MPI.BYTE], [memory(whole), MPI.BYTE])
         else:
+            sizes = [n * flat.element_size() for n in counts]
             self.collective.Allgatherv([memory(flat), MPI.BYTE], [memory(whole), sizes, MPI.BYTE])
 
     def allreduce_(self, source: Tensor, out: Tensor, op: str, scale: float) -> bool:

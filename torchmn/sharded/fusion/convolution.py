@@ -22,6 +22,7 @@ class Prepared(NamedTuple):
     """What a convolution of one sharding comes to, worked out from integers: once, for all steps."""
 
     windows: tuple[Window, ...]
+    padding: tuple[int, ...]  # at the low end of each dim
     plan: HaloPlan | None  # of this rank's tile
     result: Sharding
     reach: Reach | None  # in cut dims, where it can run on wide tiles: it keeps the size, with torch's own padding
@@ -36,7 +37,8 @@ def prepared(spec: Sharding, weight: tuple[int, ...], stride: Any, padding: Any,
         dims, result = plan_windows(spec, windows, weight[0])
         plan = plan_of_tile(spec, dims)
         reach = None if plan is None else _reach(spec, result, windows)
-        known = spec.worked_out[key] = Prepared(windows, plan, result, reach)
+        known = Prepared(windows, tuple([window.padding[0] for window in windows]), plan, result, reach)
+        spec.worked_out[key] = known
     return known
 
 
@@ -75,9 +77,8 @@ def convolution(
     work = prepared(x.spec, weight.shape, stride, padding, dilation)
     wide = wide_enough(x, weight, work.reach)
     if wide is not None and work.reach is not None:
-        pads = tuple([window.padding[0] for window in work.windows])
         weight, bias = parameters_of(x, weight, bias)
-        convolved = function(wide.tensor, weight, bias, stride, pads, dilation, groups)
+        convolved = function(wide.tensor, weight, bias, stride, work.padding, dilation, groups)
         return wide_part(convolved, work.result, wide.width, wide.after(work.reach), wide.run)
     if work.plan is None or x.is_meta:
         return rule(x, weight, bias, stride, padding, dilation, groups)

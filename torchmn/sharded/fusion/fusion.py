@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from itertools import islice
 from typing import Any
 
@@ -21,8 +20,7 @@ class Fusion:
     def prepare(self, model: nn.Module) -> None:
         run_in_chains(model)
 
-    def forward_of(self, model: nn.Module) -> Callable[..., Any]:
-        return forward_of(model)
+    forward_of = staticmethod(forward_of)
 
     def learn(self, recorder: Recorder, learned: dict[str, Any]) -> None:
         for name, widths in found_widths(recorder.notes).items():

@@ -48,7 +48,7 @@ def pointwise(operands: int, in_place: bool, function: Any, rule: Rule, *args: A
 def _on_wide(function: Any, in_place: bool, args: Sequence[Any], kwargs: dict, operands: int) -> ShardedTensor | None:
     """The same for what lies around the tiles of the first `operands` arguments; None if they do not remember it."""
     wides = wides_of(args[:operands])
-    if wides is None or any(x.spec.shape != args[0].spec.shape for x in args[1:operands]):
+    if wides is None or (operands == 2 and args[0].spec.shape != args[1].spec.shape):
         return None
     margin, first = smallest_margin(wides), wides[0]
     if not in_place and not any(margin):  # of no use any more; and a result of the tile alone is a tensor of its own

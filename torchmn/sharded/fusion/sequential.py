@@ -196,8 +196,8 @@ def _chain(layout: Sharding, wide: Wide, said: Sequence[_Settings], in_blocks: b
         image, kept, stays = work.result, None, in_blocks and number < len(works)
         if not stays and _is_worth_dropping(width, margin):
             kept, width = _kept(image, width, margin), margin
-        around = tuple(window.padding[0] for window in work.windows)
-        strides = (per_dim(settings.stride, len(around)), around, per_dim(settings.dilation, len(around)))
+        dims = len(work.windows)
+        strides = (per_dim(settings.stride, dims), work.padding, per_dim(settings.dilation, dims))
         links.append(Link(*strides, settings.groups, settings.relu, kept, stays))
     return _Chain(tuple(links), image, width, margin)
 

@@ -17,7 +17,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from operator import ge, sub
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -61,13 +62,13 @@ class Wide(NamedTuple):
 
     def covers(self, reach: Reach) -> bool:
         """Whether a kernel that reaches so far finds right values for all of the tile's outputs."""
-        return all(have >= need for have, need in zip(self.margin, reach, strict=True))
+        return all(map(ge, self.margin, reach))
 
     def after(self, reach: Reach) -> Reach:
         """The margin that such a kernel leaves; in a run without values, noted as used."""
-        left = tuple(have - need for have, need in zip(self.margin, reach, strict=True))
+        left = tuple(map(sub, self.margin, reach))
         if self.run is not None and any(reach):
-            self.run.note(tuple(all_ - rest for all_, rest in zip(self.width, left, strict=True)))
+            self.run.note(tuple(map(sub, self.width, left)))
         return left
 
 
@@ -83,21 +84,23 @@ def wide_of(x: Tensor) -> Wide | None:
 
 def wides_of(parts: Sequence[Tensor]) -> list[Wide] | None:
     """What these tensors remember, if all are parts of the same image that remember as much of it."""
-    wides = [wide_of(x) for x in parts]
-    first, layout = wides[0], getattr(parts[0], "spec", None)
-    for x, wide in zip(parts, wides, strict=True):
-        if first is None or wide is None or layout is None:
+    wides: list[Wide] = []
+    layout: Any = getattr(parts[0], "spec", None)
+    for x in parts:
+        wide = wide_of(x)
+        if wide is None or layout is None:
             return None
-        if (wide.width, wide.run) != (first.width, first.run):
+        wides.append(wide)
+        if (wide.width, wide.run) != (wides[0].width, wides[0].run):
             return None
         if x.spec.cuts != layout.cuts or x.spec.shape[2:] != layout.shape[2:]:  # type: ignore[attr-defined]
             return None
-    return wides  # type: ignore[return-value]
+    return wides
 
 
 def smallest_margin(wides: Sequence[Wide]) -> Reach:
     """What is right in all of them."""
-    return tuple(min(rows) for rows in zip(*(wide.margin for wide in wides), strict=True))
+    return tuple(map(min, zip(*[wide.margin for wide in wides], strict=True)))
 
 
 def wide_part(tensor: Tensor, layout: Sharding, width: Reach, margin: Reach, run: Run | None = None) -> ShardedTensor:
@@ -131,7 +134,7 @@ def fetch_wide(x: ShardedTensor, weight: Tensor, reach: Reach) -> Wide | None:
     """
     image = x.spec.shape[-len(reach) :]
     width, run = _width(x, weight, image)
-    if width is None or any(have < need for have, need in zip(width, reach, strict=True)):
+    if width is None or not all(map(ge, width, reach)):
         return None
     key = (fetch_wide, width)
     how = x.spec.worked_out.get(key)

@@ -40,7 +40,7 @@ def windows_of(
     weight: Sequence[int], stride: Any, padding: Any, dilation: Any, output_padding: Any = None
 ) -> tuple[Window, ...]:
     """The windows of a convolution whose weight has that shape; of a transposed one, if it has an output padding."""
-    settings = (tuple(value) if isinstance(value, list) else value for value in (stride, padding, dilation))
+    settings = [tuple(value) if isinstance(value, list) else value for value in (stride, padding, dilation)]
     return _windows(tuple(weight[2:]), *settings, output_padding)
 
 
