@@ -13,7 +13,7 @@ from torch.optim import SGD, Adam, AdamW, Optimizer
 
 import torchmn
 from torchmn.optim.fused import update
-from torchmn.parallel.events import load_guards
+from torchmn.parallel.events import GUARDS
 
 OPTIMIZERS: dict[str, Callable[[list[nn.Parameter]], Optimizer]] = {
     "sgd": lambda ps: SGD(ps, lr=0.1),
@@ -125,7 +125,7 @@ def test_a_parameter_that_learns_later_than_others_of_its_group(name: str) -> No
 def test_parallel_models_update_this_way(fused_calls: list[str]) -> None:
     comm = torchmn.create_communicator("solo")
     model = torchmn.parallelize(nn.Sequential(nn.Conv2d(1, 2, 3)), torchmn.ProcessGrid(comm), "halopar")
-    load_guards()  # they see every optimizer's step from now on
+    GUARDS.load()  # they see every optimizer's step from now on
     optimizer = torchmn.create_multi_node_optimizer(Adam(model.parameters()), comm, model=model)
     model(torch.ones(1, 1, 4, 4)).sum().backward()
     optimizer.step()

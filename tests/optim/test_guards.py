@@ -13,7 +13,7 @@ import torchmn
 from tests.worlds.jobs import run_job, without_package
 from torchmn.errors import MismatchError
 from torchmn.optim import create_multi_node_optimizer
-from torchmn.optim.events import GUARDS, load_guards, without
+from torchmn.optim.events import GUARDS
 
 
 def trained(comm: Any) -> tuple[nn.Module, torch.optim.Optimizer]:
@@ -58,22 +58,22 @@ CASES: dict[str, tuple[Callable[[Any], None], str]] = {
     "Mode": (another_mode, "mode of the model"),
 }
 
-load_guards()
+GUARDS.load()
 pytestmark = pytest.mark.guard
 
 
-@pytest.mark.parametrize("name", [*GUARDS])
+@pytest.mark.parametrize("name", [*GUARDS.entries()])
 def test_a_guard_refuses_what_it_is_for_and_nothing_else_does(name: str) -> None:
     provoke, text = CASES[name]
-    assert GUARDS[name].why
+    assert GUARDS.entries()[name].why
     with pytest.raises(MismatchError, match=text):
         torchmn.run_threads(provoke, 2)
-    with without(name):
+    with GUARDS.without(name):
         torchmn.run_threads(provoke, 2)
 
 
 def test_there_is_no_case_without_its_guard() -> None:
-    assert set(CASES) == set(GUARDS)
+    assert set(CASES) == set(GUARDS.entries())
 
 
 STEPS = """

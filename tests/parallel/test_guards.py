@@ -15,7 +15,7 @@ from tests.worlds.jobs import run_job, without_package
 from torchmn.communicators.process_grid import ProcessGrid
 from torchmn.errors import MismatchError, ParallelizeError
 from torchmn.parallel import parallelize
-from torchmn.parallel.events import GUARDS, guards_on, load_guards, without
+from torchmn.parallel.events import GUARDS
 
 IMAGE = torch.arange(2.0 * 16 * 8).view(2, 1, 16, 8)
 
@@ -172,24 +172,24 @@ CASES: dict[str, tuple[Callable[[Any], None], type[Exception], str]] = {
     "tracing": (traced, ParallelizeError, r"torch.func .* of a parallel model"),
 }
 
-load_guards()
+GUARDS.load()
 pytestmark = pytest.mark.guard
 
 
-@pytest.mark.parametrize("name", [*GUARDS])
+@pytest.mark.parametrize("name", [*GUARDS.entries()])
 def test_a_guard_refuses_what_it_is_for_and_can_be_taken_away(name: str) -> None:
     provoke, error, text = CASES[name]
     with pytest.raises(error, match=text):
         torchmn.run_threads(provoke, 2)
-    guard = GUARDS[name]
+    guard = GUARDS.entries()[name]
     assert guard.why
-    with without(name):
-        assert guard not in guards_on(guard.event)
-    assert guard in guards_on(guard.event)
+    with GUARDS.without(name):
+        assert guard not in GUARDS.by_event[guard.event]
+    assert guard in GUARDS.by_event[guard.event]
 
 
 def test_there_is_no_case_without_its_guard() -> None:
-    assert set(CASES) == set(GUARDS)
+    assert set(CASES) == set(GUARDS.entries())
 
 
 def test_a_model_computes_the_serial_numbers_with_the_guards_taken_away() -> None:

@@ -1,22 +1,20 @@
-"""What guards see of a multi-node optimizer. The core announces it and knows no guard.
+"""What guards see of a multi-node optimizer.
 
-Guards look for steps that would silently let ranks part ways. Those of optim/guards are loaded by name; each optimizer
-has one object of every class, and what it says travels with the message in which ranks agree on a step.
+The guards are in optim/guards: they refuse steps after which ranks would have different parameters. Each optimizer has
+one object of every class, and what it returns travels with the message in which ranks agree on a step.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cache
-from typing import Any, NamedTuple, TypeVar
+from typing import Any
 
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from torchmn.communicators.communicator import Communicator
-from torchmn.communicators.optional import optional_module
+from torchmn.guard_table import GuardTable
 from torchmn.optim.gradients import Collection, Gradient
 from torchmn.optim.synchronized import SynchronizedGradients
 
@@ -66,29 +64,8 @@ class StepGuard:
         """Gradients were set to zero."""
 
 
-Kind = TypeVar("Kind", bound=type[StepGuard])
-
-
-class Guard(NamedTuple):
-    """An entry of the table: a class, what would be wrong without it, and which function it replaces, if any."""
-
-    name: str
-    make: type[StepGuard]
-    why: str
-    replaces: str
-
-
-GUARDS: dict[str, Guard] = {}
-
-
-def guard(*, why: str, replaces: str = "") -> Callable[[Kind], Kind]:
-    """Registers a guard. See `Guard`."""
-
-    def register(kind: Kind) -> Kind:
-        GUARDS[kind.__name__] = Guard(kind.__name__, kind, why, replaces)
-        return kind
-
-    return register
+GUARDS = GuardTable("torchmn.optim.guards")
+guard = GUARDS.guard
 
 
 def overriding(guards: Sequence[StepGuard], method: str) -> list[StepGuard]:
@@ -98,21 +75,5 @@ def overriding(guards: Sequence[StepGuard], method: str) -> list[StepGuard]:
 
 def guards_of(seen: Optimizing) -> list[StepGuard]:
     """Returns new guards for an optimizer."""
-    load_guards()
-    return [guard.make(seen) for guard in GUARDS.values()]
-
-
-@cache
-def load_guards() -> None:
-    """Loads the guards, if they are there."""
-    optional_module("torchmn.optim.guards")
-
-
-@contextmanager
-def without(name: str) -> Iterator[None]:
-    """A block in which new optimizers do not have a guard, for tests."""
-    taken = GUARDS.pop(name)
-    try:
-        yield
-    finally:
-        GUARDS[name] = taken
+    GUARDS.load()
+    return [guard.look(seen) for guard in GUARDS.by_event["step"]]

@@ -13,7 +13,7 @@ from torch.overrides import TorchFunctionMode
 from torchmn.errors import ParallelizeError, TorchMNError
 from torchmn.gradient_role import GradientRole, role_of, set_role
 from torchmn.nn.slices import SlicedModule
-from torchmn.parallel.events import TraceGuard, guards_on
+from torchmn.parallel.events import GUARDS, TraceGuard
 from torchmn.parallel.without_values import (
     ConstantsWithoutValues,
     attributes_kept,
@@ -38,7 +38,7 @@ def dry_run(model: nn.Module, forward: Callable[..., Any], inputs: Sequence[Any]
         for name in module.cut_parameters
     }
     recorder = Recorder(parameters.items(), slices)
-    guards = [guard.look(model) for guard in guards_on("trace")]
+    guards = [guard.look(model) for guard in GUARDS.by_event["trace"]]
     holder = _Holder(model, forward, guards)
     tensors = {f"model.{name}": x for name, x in (*parameters.items(), *buffers.items())}
     with (

@@ -18,7 +18,7 @@ from torchmn.parallel.channels import swap_channel_layers
 from torchmn.parallel.compiled import compiled_modules
 from torchmn.parallel.computed_weights import copy_with_computed_weights
 from torchmn.parallel.dry_run import dry_run, explained
-from torchmn.parallel.events import Model, announce, load_guards
+from torchmn.parallel.events import GUARDS, Model, announce
 from torchmn.parallel.input_shape import candidates, dtype_of
 from torchmn.parallel.replacing import LayersOfTheirOwn, replace_module
 from torchmn.parallel.running import Parallelism
@@ -54,7 +54,7 @@ def parallelize(
     with the numbers of one rank is refused, naming the module, before anything is computed.
     """
     mode = ALIASES.get(mode, mode)
-    load_guards()
+    GUARDS.load()
     comm = grid.comm if isinstance(grid, ProcessGrid) else grid
     problem = _problem(model, mode, output, input_shape) or _grid_problem(grid, mode)
     comm.agree("parallelize", problem, mode=mode, output=output, input_shape=str(input_shape))

@@ -1,6 +1,6 @@
 """Steps that would silently let ranks part ways: each guard is an entry of the table `events.GUARDS`.
 
-Nobody imports this package but `events.load_guards`, by name.
+`events.GUARDS` loads this package by name; no file imports it.
 """
 
 from torchmn.optim.guards import (  # noqa: F401  (importing a guard registers it)

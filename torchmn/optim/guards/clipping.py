@@ -48,6 +48,7 @@ class Clipping:
 
 
 @guard(
+    on="step",
     why="each rank would clip its own gradients by another norm, and the mean of what is left is not the clipped mean",
     replaces="torch.nn.utils.clip_grad_value_ and _clip_grads_with_norm_: it looks like any scaling",
 )

@@ -9,7 +9,7 @@ from torchmn.optim.gradients import Gradient
 from torchmn.optim.hyperparameters import hyperparameters
 
 
-@guard(why="a schedule that one rank alone has stepped lets its parameters drift apart from the others'")
+@guard(on="step", why="a schedule that one rank alone has stepped lets its parameters drift apart from the others'")
 class Hyperparameters(StepGuard):
     """Compares what the optimizer was made with, or a schedule has set since."""
 
@@ -17,7 +17,7 @@ class Hyperparameters(StepGuard):
         return {"hyperparameters": hyperparameters(self.seen.actual)}
 
 
-@guard(why="a rank in eval mode computes its gradients without dropout and with running statistics")
+@guard(on="step", why="a rank in eval mode computes its gradients without dropout and with running statistics")
 class Mode(StepGuard):
     """Compares whether the model, where it is known, drops out and normalises as in training."""
 

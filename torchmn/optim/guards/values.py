@@ -25,6 +25,7 @@ class Written(NamedTuple):
 
 
 @guard(
+    on="step",
     why="`if comm.rank == 0: model.load_state_dict(...)`: the ranks' models part, and no loss shows it",
 )
 class Writing(StepGuard):

@@ -1,7 +1,7 @@
 """What users may do with a parallel model that would silently give other numbers than one rank has: it is refused.
 
-Each guard is an entry of the table `events.GUARDS`, registered by importing its file. Nobody imports this package but
-`events.load_guards`, by name.
+Each guard is an entry of the table `events.GUARDS`, registered by importing its file. `events.GUARDS` loads this
+package by name; no file imports it.
 """
 
 from torchmn.parallel.guards import (  # noqa: F401  (importing a guard registers it)
