@@ -22,8 +22,8 @@ from tests.experiment.running import experiment
 from torchmn.experiment.load import dump, read
 from torchmn.experiment.report.charts import Curve, line_chart, ticks
 from torchmn.experiment.report.mistakes import confusion
+from torchmn.experiment.report.page import TEMPLATES
 from torchmn.experiment.report.pictures import png
-from torchmn.experiment.report.style import STYLE
 from torchmn.experiment.run import Request, train
 
 SECTIONS = ["summary", "curves", "metrics", "confusion", "model", "time", "experiment", "environment"]
@@ -90,6 +90,44 @@ def test_layers_with_a_number_of_layers_are_written_down(tmp_path):
     torchmn.run_threads(lambda comm: train(chosen, comm, request), 2)
     text = html.unescape(re.search(r"<pre>(.*?)</pre>", (tmp_path / "report.html").read_text(), re.S)[1])
     assert dump(read("report.yaml", text)) == dump(chosen)
+
+
+EVIL = "<script>alert('&')</script>"
+IMPORTED = f"""
+import torch
+from torch import nn
+import torchmn.experiment as experiment
+
+class Evil(nn.Identity):
+    def extra_repr(self):
+        return {EVIL!r}
+
+@experiment.register_layer("evil")
+def evil(shape):
+    return Evil()
+"""
+
+
+def test_names_from_users_are_escaped(tmp_path, monkeypatch):
+    for split, count in (("train", 6), ("test", 4)):
+        for name in (EVIL.replace("/", "\\"), "b"):
+            folder = tmp_path / "images" / split / name
+            folder.mkdir(parents=True)
+            for number in range(count):
+                (folder / f"{number}.png").write_bytes(png(np.full((8, 8, 3), 20 * number, np.uint8)))
+    (tmp_path / "evil_words.py").write_text(IMPORTED)
+    monkeypatch.syspath_prepend(tmp_path)
+    changes = (
+        "imports=[evil_words]", "dataset={name: images, size: [8, 8]}", f"dataset.path={tmp_path / 'images'}",
+        "model.layers=[evil, linear: 2]", "epochs=1", "predictions=[]",
+    )  # fmt: skip
+    request = Request(f"{EVIL.replace('/', '')}.yaml", out=str(tmp_path / "run"), console=Console(quiet=True))
+    torchmn.run_threads(lambda comm: train(experiment(TEXT, *changes), comm, request), 1)
+    text = (tmp_path / "run" / "report.html").read_text()
+    assert "<script" not in text and "alert('" not in text
+    escaped = "&lt;script&gt;alert(&#39;&amp;&#39;)&lt;"
+    assert f"<h1>{escaped}script&gt;.yaml</h1>" in text and f"<td>Evil({escaped}/script&gt;)</td>" in text
+    assert f"<th>{escaped}\\script&gt;</th>" in text
 
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
@@ -164,10 +202,16 @@ def test_measures_of_other_sizes_have_charts_of_their_own(tmp_path):
     ]  # fmt: skip
 
 
+def drawn(curves: list[Curve], x_name: str, y_name: str) -> str:
+    macros = TEMPLATES.get_template("charts.html").module
+    return str(macros.line_chart(line_chart(curves, x_name, y_name)))
+
+
 def test_every_curve_has_a_colour():
-    chart = line_chart([Curve(str(n), [1, 2], [n, n], n) for n in range(8)], "epoch", "many")
+    chart = drawn([Curve(str(n), [1, 2], [n, n], n) for n in range(8)], "epoch", "many")
     assert set(re.findall(r'class="curve (c\d)"', chart)) == {f"c{n}" for n in range(6)}
-    assert all(f".curve.c{n}" in STYLE for n in range(6))
+    style = TEMPLATES.get_template("style.css").render()
+    assert all(f".curve.c{n}" in style for n in range(6))
 
 
 def test_pictures_are_png_files_with_their_pixels():
@@ -187,8 +231,8 @@ def test_charts_cover_their_numbers_and_leave_out_what_is_none():
     assert ticks(0.0, 1.0) == [0.0, 0.2, 0.4, 0.6, 0.8, 1.0] and ticks(3, 3) == [3]
     assert ticks(-7, 94)[0] <= -7 and ticks(-7, 94)[-1] >= 94
     assert ticks(1, 3, whole=True) == [1, 2, 3] and ticks(0, 180, whole=True) == [0, 50, 100, 150, 200]
-    chart = line_chart([Curve("a <b>", range(5000), [float(k) for k in range(4999)] + [float("nan")])], "x", "y")
+    chart = drawn([Curve("a <b>", range(5000), [float(k) for k in range(4999)] + [float("nan")])], "x", "y")
     assert "a &lt;b&gt;" in chart and "nan" not in chart
     points = re.search(r'points="([^"]*)"', chart)
     assert points is not None and len(points[1].split()) <= 800
-    assert "no finite number to draw" in line_chart([Curve("empty", [], [])], "x", "y")
+    assert "no finite number to draw" in drawn([Curve("empty", [], [])], "x", "y")

@@ -1,14 +1,11 @@
-"""Curves and bars as SVG, coloured by the page's style so that they follow light and dark."""
+"""Where the lines of a chart go; templates/charts.html draws them, and the page's style colours them."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
-from html import escape
+from dataclasses import dataclass, field
 
-WIDTH, HEIGHT = 640, 260
-LEFT, RIGHT, TOP, BOTTOM = 56, 12, 12, 34
 MOST_POINTS = 800
 COLOURS = 6
 """As many as the page's style has."""
@@ -24,43 +21,57 @@ class Curve:
     number: int = 0
 
 
-def line_chart(curves: Sequence[Curve], x_name: str, y_name: str) -> str:
-    """An SVG of curves over steps or epochs, with a legend; points that are not finite are left out."""
+@dataclass(frozen=True)
+class Drawn:
+    """A curve in the coordinates of its chart."""
+
+    name: str
+    number: int
+    points: list[tuple[float, float]]
+
+
+@dataclass
+class Chart:
+    """Curves over steps or epochs; without any, there is no finite number to draw. Ticks: their places and texts."""
+
+    x_name: str
+    y_name: str
+    width: int = 640
+    height: int = 260
+    left: int = 56
+    right: int = 12
+    top: int = 12
+    bottom: int = 34
+    x_ticks: list[tuple[float, str]] = field(default_factory=list)
+    y_ticks: list[tuple[float, str]] = field(default_factory=list)
+    curves: list[Drawn] = field(default_factory=list)
+
+
+def line_chart(curves: Sequence[Curve], x_name: str, y_name: str) -> Chart:
+    """A chart of curves; points that are not finite are left out."""
+    chart = Chart(x_name, y_name)
     kept = [Curve(c.name, *_thinned(c), c.number % COLOURS) for c in curves]
     kept = [curve for curve in kept if curve.xs]
     if not kept:
-        return f"<p>{escape(y_name)}: no finite number to draw</p>"
+        return chart
     xs, ys = [x for c in kept for x in c.xs], [y for c in kept for y in c.ys]
     x_low, x_high = min(xs), max(xs)
-    x_ticks = [tick for tick in ticks(x_low, x_high, whole=True) if x_low <= tick <= x_high]
     y_ticks = ticks(min(ys), max(ys))
     y_low, y_high = min(min(ys), y_ticks[0]), max(max(ys), y_ticks[-1])
 
     def x_at(x: float) -> float:
-        return LEFT + (x - x_low) / max(x_high - x_low, 1e-12) * (WIDTH - LEFT - RIGHT)
+        return chart.left + (x - x_low) / max(x_high - x_low, 1e-12) * (chart.width - chart.left - chart.right)
 
     def y_at(y: float) -> float:
-        return HEIGHT - BOTTOM - (y - y_low) / max(y_high - y_low, 1e-12) * (HEIGHT - TOP - BOTTOM)
+        share = (y - y_low) / max(y_high - y_low, 1e-12)
+        return chart.height - chart.bottom - share * (chart.height - chart.top - chart.bottom)
 
-    parts = [f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{escape(y_name)} over {escape(x_name)}">']
-    for tick in y_ticks:
-        y = y_at(tick)
-        parts.append(f'<line class="grid" x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{y:.1f}" y2="{y:.1f}"/>')
-        parts.append(f'<text class="tick" x="{LEFT - 6}" y="{y + 4:.1f}" text-anchor="end">{tick:g}</text>')
-    for tick in x_ticks:
-        parts.append(f'<text class="tick" x="{x_at(tick):.1f}" y="{HEIGHT - 16}" text-anchor="middle">{tick:g}</text>')
-    parts.append(f'<text class="tick" x="{WIDTH - RIGHT}" y="{HEIGHT - 2}" text-anchor="end">{escape(x_name)}</text>')
-    for curve in kept:
-        points = " ".join(f"{x_at(x):.1f},{y_at(y):.1f}" for x, y in zip(curve.xs, curve.ys, strict=True))
-        parts.append(f'<polyline class="curve c{curve.number}" points="{points}"/>')
-        if len(curve.xs) <= 60:
-            parts += [
-                f'<circle class="dot c{curve.number}" cx="{x_at(x):.1f}" cy="{y_at(y):.1f}" r="3"/>'
-                for x, y in zip(curve.xs, curve.ys, strict=True)
-            ]
-    parts.append("</svg>")
-    names = "".join(f'<span class="key c{curve.number}">{escape(curve.name)}</span>' for curve in kept)
-    return f"<figure>{''.join(parts)}<figcaption>{names}</figcaption></figure>"
+    chart.x_ticks = [(x_at(x), f"{x:g}") for x in ticks(x_low, x_high, whole=True) if x_low <= x <= x_high]
+    chart.y_ticks = [(y_at(y), f"{y:g}") for y in y_ticks]
+    chart.curves = [
+        Drawn(c.name, c.number, [(x_at(x), y_at(y)) for x, y in zip(c.xs, c.ys, strict=True)]) for c in kept
+    ]
+    return chart
 
 
 def _thinned(curve: Curve) -> tuple[list[float], list[float]]:
@@ -81,19 +92,3 @@ def ticks(low: float, high: float, count: int = 5, whole: bool = False) -> list[
     step = next(unit * n for n in (1, 2, 5, 10) if unit * n >= rough)
     first, last = math.floor(low / step + 1e-9), math.ceil(high / step - 1e-9)
     return [round(number * step, 12) for number in range(first, last + 1)]
-
-
-def bars(rows: Sequence[tuple[str, Sequence[float]]], names: Sequence[str], unit: str) -> str:
-    """Horizontal bars of stacked parts, one for each row, with the numbers beside."""
-    largest = max((sum(values) for _, values in rows), default=0.0) or 1.0
-    lines = []
-    for label, values in rows:
-        pieces = "".join(
-            f'<i class="piece c{number}" style="width:{100 * value / largest:.2f}%" '
-            f'title="{escape(names[number])}: {value:.2f} {unit}"></i>'
-            for number, value in enumerate(values)
-        )
-        text = ", ".join(f"{value:.2f}" for value in values)
-        lines.append(f"<tr><th>{escape(label)}</th><td class='bar'>{pieces}</td><td class='num'>{text}</td></tr>")
-    keys = "".join(f'<span class="key c{number}">{escape(name)}</span>' for number, name in enumerate(names))
-    return f'<table class="bars">{"".join(lines)}</table><p class="keys">{keys} <small>({unit})</small></p>'

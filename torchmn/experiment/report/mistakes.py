@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from html import escape
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -10,6 +10,51 @@ from torchmn.datasets import Arrays
 from torchmn.experiment.report.pictures import data_uri
 
 MOST_CLASSES, MOST_MISTAKES = 30, 18
+
+
+@dataclass(frozen=True)
+class Mistake:
+    """A sample that was taken for another class; `picture` is a data URI, or empty."""
+
+    label: str
+    taken_for: str
+    picture: str
+
+
+@dataclass
+class Mistakes:
+    """What templates/mistakes.html shows. `counts` is the confusion matrix, or None where classes are too many."""
+
+    without_class: int
+    """How many samples have outputs that are NaN."""
+    counted: int
+    labels: list[str]
+    counts: list[list[int]] | None = None
+    wrong: int = 0
+    surest: list[Mistake] = field(default_factory=list)
+
+
+def mistakes(data: Arrays, outputs: np.ndarray, targets: np.ndarray) -> Mistakes | None:
+    """The mistakes of outputs (sample, class); None where the targets are no classes."""
+    if targets.dtype.kind == "f" or outputs.ndim != 2 or outputs.shape[1] < 2:
+        return None
+    known = ~np.isnan(outputs).any(axis=1)
+    labels = [data.classes[k] if k < len(data.classes) else str(k) for k in range(outputs.shape[1])]
+    found = Mistakes(int((~known).sum()), int(known.sum()), labels)
+    if found.counted:
+        if not known.all():
+            data, outputs, targets = data.only(np.flatnonzero(known)), outputs[known], targets[known]
+        if len(labels) <= MOST_CLASSES:
+            found.counts = confusion(outputs, targets).tolist()
+        predicted = outputs.argmax(axis=1)
+        wrong = np.flatnonzero(predicted != targets)
+        lead = outputs[wrong, predicted[wrong]] - outputs[wrong, targets[wrong]]
+        found.wrong = len(wrong)
+        found.surest = [
+            Mistake(labels[targets[row]], labels[predicted[row]], _picture(data, row))
+            for row in wrong[np.argsort(-lead)][:MOST_MISTAKES]
+        ]
+    return found
 
 
 def confusion(outputs: np.ndarray, targets: np.ndarray) -> np.ndarray:
@@ -20,42 +65,8 @@ def confusion(outputs: np.ndarray, targets: np.ndarray) -> np.ndarray:
     return counts
 
 
-def confusion_table(counts: np.ndarray, names: tuple[str, ...]) -> str:
-    """The matrix as a table whose cells are the stronger coloured the more samples they have."""
-    labels = [names[k] if k < len(names) else str(k) for k in range(len(counts))]
-    head = "".join(f"<th>{escape(label)}</th>" for label in labels)
-    rows = []
-    for k, label in enumerate(labels):
-        total = max(int(counts[k].sum()), 1)
-        cells = "".join(
-            f'<td class="{"right" if j == k else "wrong"}" style="--share:{counts[k, j] / total:.3f}">'
-            f"{counts[k, j] or ''}</td>"
-            for j in range(len(labels))
-        )
-        rows.append(f"<tr><th>{escape(label)}</th>{cells}</tr>")
-    return (
-        '<div class="scroll"><table class="confusion"><caption>rows: what it is; columns: what it was taken for'
-        f"</caption><tr><th></th>{head}</tr>{''.join(rows)}</table></div>"
-    )
-
-
-def surest_mistakes(data: Arrays, outputs: np.ndarray, targets: np.ndarray) -> str:
-    """Pictures of the wrong samples whose wrong class had the largest lead over the right one."""
-    predicted = outputs.argmax(axis=1)
-    wrong = np.flatnonzero(predicted != targets)
-    lead = outputs[wrong, predicted[wrong]] - outputs[wrong, targets[wrong]]
-    chosen = wrong[np.argsort(-lead)][:MOST_MISTAKES]
-    is_image = len(data.shape) == 3 and data.shape[0] in (1, 3)
-    if not len(chosen):
-        return "<p>No mistakes.</p>"
-    names = data.classes
-    items = []
-    for row in chosen:
-        right, taken = (names[k] if k < len(names) else str(k) for k in (int(targets[row]), int(predicted[row])))
-        picture = ""
-        if is_image:
-            image = data.take(np.array([row]))[0][0].numpy()
-            picture = f'<img alt="" src="{data_uri(image)}">'
-        items.append(f"<li>{picture}<span>{escape(right)} → {escape(taken)}</span></li>")
-    about = f"<p>The surest of {len(wrong)} mistakes (what it is → what it was taken for):</p>"
-    return f'{about}<ul class="mistakes">{"".join(items)}</ul>'
+def _picture(data: Arrays, row: int) -> str:
+    """The sample at `row` as a data URI, or nothing where it is no image."""
+    if len(data.shape) != 3 or data.shape[0] not in (1, 3):
+        return ""
+    return data_uri(data.take(np.array([row]))[0][0].numpy())

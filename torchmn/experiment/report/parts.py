@@ -1,9 +1,8 @@
-"""The model with each rank's part drawn: tiles of images with one rank's halo, slices of vectors."""
+"""The model with each rank's part, for templates/model.html: tiles with one rank's halo, slices of vectors."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from html import escape
 from typing import Any
 
 import torch
@@ -27,6 +26,53 @@ class Step:
     module: nn.Module
     before: Shape
     after: Shape
+
+
+@dataclass(frozen=True)
+class Box:
+    """A rectangle in pixels."""
+
+    x: float
+    y: float
+    width: float
+    height: float
+
+    @classmethod
+    def of(cls, x: Interval, y: Interval, scale: float) -> Box:
+        return cls(x.start * scale + 1, y.start * scale + 1, len(x) * scale, len(y) * scale)
+
+
+@dataclass
+class Tiles:
+    """A layer's input, cut into tiles, and what one rank needs of it."""
+
+    width: float
+    height: float
+    tiles: list[Box]
+    rank: int = 0
+    halo: Box | None = None
+    seen: str = ""
+
+
+@dataclass(frozen=True)
+class Slices:
+    """How many of a layer's inputs or outputs each rank has the weights of."""
+
+    of: str
+    counts: list[int]
+
+
+@dataclass
+class LayerRow:
+    """A layer: its name, what it is, the shape that it gives, and which part of it each rank holds."""
+
+    name: str
+    description: str
+    gives: str
+    weights: int
+    tiles: Tiles | None = None
+    slices: Slices | None = None
+    is_whole: bool = False
 
 
 @torch.no_grad()
@@ -54,34 +100,26 @@ def steps_of(model: nn.Module, shape: Shape) -> list[Step]:
     return found
 
 
-def model_table(serial: nn.Module, placed: Placed, shape: Shape) -> str:
-    """A row for each layer: its name, what it is, the shape that comes out, and who holds which part."""
-    rows = []
-    for step in steps_of(serial, shape):
-        weights = sum(parameter.numel() for parameter in step.module.parameters(recurse=False))
-        rows.append(
-            f"<tr><th>{escape(step.name or type(step.module).__name__)}</th><td>{escape(_words(step.module))}</td>"
-            f"<td class='shape'>{text(step.after)}</td><td class='num'>{format(weights, ',') if weights else ''}</td>"
-            f"<td>{_drawing(step, placed)}</td></tr>"
-        )
-    head = "<tr><th>layer</th><th></th><th>gives</th><th>weights</th><th>parts</th></tr>"
-    return f'<div class="scroll"><table class="model">{head}{"".join(rows)}</table></div>'
+def model_rows(serial: nn.Module, placed: Placed, shape: Shape) -> list[LayerRow]:
+    """The layers of a model, which is given as on one rank, with the parts that ranks hold of it."""
+    return [_row(step, placed) for step in steps_of(serial, shape)]
 
 
-def _words(module: nn.Module) -> str:
-    return f"{type(module).__name__}({module.extra_repr()})"[:90]
-
-
-def _drawing(step: Step, placed: Placed) -> str:
+def _row(step: Step, placed: Placed) -> LayerRow:
+    module = step.module
+    weights = sum(parameter.numel() for parameter in module.parameters(recurse=False))
+    description = f"{type(module).__name__}({module.extra_repr()})"[:90]
+    row = LayerRow(step.name or type(module).__name__, description, text(step.after), weights)
     if placed.comm.size == 1 or placed.grid is None:
-        return ""
-    weighted = bool(list(step.module.parameters(recurse=False)))
+        return row
+    weighted = bool(list(module.parameters(recurse=False)))
     if placed.mode in CUTS_IMAGES and len(step.before) == 3:
-        return _tiles(step, placed) if _windows(step.module) or weighted else ""
+        row.tiles = _tiles(step, placed) if _windows(module) or weighted else None
+        return row
     part = _submodule(placed.model, step.name)
-    if isinstance(part, SlicedModule):
-        return _slices(part)
-    return "" if not weighted else "<small>whole on every rank</small>"
+    row.slices = _slices(part) if isinstance(part, SlicedModule) else None
+    row.is_whole = row.slices is None and (weighted or isinstance(part, SlicedModule))
+    return row
 
 
 def _submodule(model: nn.Module, name: str) -> nn.Module | None:
@@ -91,27 +129,22 @@ def _submodule(model: nn.Module, name: str) -> nn.Module | None:
         return None
 
 
-def _tiles(step: Step, placed: Placed) -> str:
+def _tiles(step: Step, placed: Placed) -> Tiles:
     """The layer's input, cut into tiles, and around one of them what it needs of its neighbours."""
     height, width = step.before[1:]
     rows, columns = placed.sizes["height"], placed.sizes["width"]
     scale = SIDE / max(height, width)
-    parts = [f'<svg class="tiles" width="{SIDE + 2}" height="{height * scale + 2:.0f}" role="img">']
-    for i in range(rows):
-        for j in range(columns):
-            y, x = owned(height, rows, i), owned(width, columns, j)
-            parts.append(_box("tile", x, y, scale))
-            place = f'x="{(x.start + len(x) / 2) * scale + 1:.1f}" y="{(y.start + len(y) / 2) * scale + 5:.1f}"'
-            parts.append(f'<text class="tick" text-anchor="middle" {place}>{i * columns + j}</text>')
+    boxes = [
+        Box.of(owned(width, columns, j), owned(height, rows, i), scale) for i in range(rows) for j in range(columns)
+    ]
+    tiles = Tiles(SIDE + 2, height * scale + 2, boxes)
     windows = _windows(step.module)
-    words = ""
     if windows and len(step.after) == 3:
         i, j = rows // 2, columns // 2  # a rank with neighbours on several sides, where there is one
         y = _clipped(windows[0].needed(owned(step.after[1], rows, i), height), height)
         x = _clipped(windows[1].needed(owned(step.after[2], columns, j), width), width)
-        parts.append(_box("halo", x, y, scale))
-        words = f"<br><small>dashed: what rank {i * columns + j} sees, {len(y)} x {len(x)}</small>"
-    return "".join(parts) + "</svg>" + words
+        tiles.rank, tiles.halo, tiles.seen = i * columns + j, Box.of(x, y, scale), f"{len(y)} x {len(x)}"
+    return tiles
 
 
 def _windows(module: nn.Module) -> tuple[Window, Window] | None:
@@ -144,26 +177,11 @@ def _clipped(interval: Interval, extent: int) -> Interval:
     return Interval(max(interval.start, 0), min(max(interval.stop, 0), extent))
 
 
-def _box(kind: str, x: Interval, y: Interval, scale: float) -> str:
-    return (
-        f'<rect class="{kind}" x="{x.start * scale + 1:.1f}" y="{y.start * scale + 1:.1f}" '
-        f'width="{len(x) * scale:.1f}" height="{len(y) * scale:.1f}"/>'
-    )
-
-
-def _slices(part: SlicedModule) -> str:
-    """Which share of its weights each rank holds."""
+def _slices(part: SlicedModule) -> Slices | None:
+    """Which share of its weights each rank holds; None if all of them hold all."""
     name = "weight" if "weight" in part.cut_parameters else next(iter(part.cut_parameters), None)
     if name is None:
-        return "<small>whole on every rank</small>"
+        return None
     dim, share = part.cut_parameters[name][:2]
     counts = [len(share(rank)) for rank in range(part.grid.tiles.size)]
-    total = max(sum(counts), 1)
-    pieces = "".join(
-        f'<i class="piece c{rank % 6}" style="width:{100 * count / total:.2f}%" title="rank {rank}: {count}">{rank}</i>'
-        for rank, count in enumerate(counts)
-    )
-    what = "its inputs" if dim == 1 else "its outputs"
-    return (
-        f'<div class="slices">{pieces}</div><small>each rank holds the weights of a slice of {what}: {counts}</small>'
-    )
+    return Slices("inputs" if dim == 1 else "outputs", counts)
