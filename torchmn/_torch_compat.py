@@ -26,6 +26,8 @@ from torch.nn.modules._functions import BackwardHookFunction as BackwardHookFunc
 from torch.nn.utils import clip_grad
 from torch.optim import Optimizer
 from torch.optim.optimizer import _global_optimizer_pre_hooks
+from torch.utils import _pytree
+from torch.utils.data import DataLoader
 
 _C: Any = torch._C
 _Hooks = Mapping[int, Callable[..., Any]]
@@ -66,6 +68,9 @@ own_parameters: Callable[[nn.Module], dict[str, nn.Parameter | None]] = attrgett
 own_buffers: Callable[[nn.Module], dict[str, Tensor | None]] = attrgetter("_buffers")
 own_modules: Callable[[nn.Module], dict[str, nn.Module | None]] = attrgetter("_modules")
 
+# The name of the function in which torch calls hooks and the forward of a module, as frames of a program show it.
+MODULE_CALL: str = nn.Module._call_impl.__name__
+
 forward_pre_hooks: Callable[[nn.Module], _Hooks] = attrgetter("_forward_pre_hooks")
 forward_hooks: Callable[[nn.Module], _Hooks] = attrgetter("_forward_hooks")
 backward_hooks: Callable[[nn.Module], tuple[_Hooks, _Hooks]] = attrgetter("_backward_hooks", "_backward_pre_hooks")
@@ -89,10 +94,10 @@ def persistent_buffers(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
             yield name, buffer
 
 
-def copied_without_parameters(module: _Module) -> _Module:
-    """A shallow copy of a module to which parameters can be added without changing the module."""
-    made = copy(module)
-    made._parameters = {}
+def made_like(module: nn.Module, kind: type[_Module]) -> _Module:
+    """A module of class `kind` with the attributes, buffers and hooks of `module`, without parameters yet."""
+    made = kind.__new__(kind)
+    made.__dict__.update(module.__dict__, _parameters={})
     return made
 
 
@@ -147,14 +152,14 @@ forward_mode_level: Callable[[], int] = partial(getattr, forward_ad, "_current_l
 
 # The innermost hooks on tensors that are saved for backward, or None; the argument: leave out those of tracers.
 # None in torch 2.6, which does not show them.
-top_saved_tensors_hooks: Any = getattr(_C._autograd, "_top_saved_tensors_default_hooks", None)
+top_saved_tensor_hooks: Any = getattr(_C._autograd, "_top_saved_tensors_default_hooks", None)
 
 
 @contextmanager
-def without_saved_tensors_hooks() -> Iterator[None]:
-    """While it lasts, no hook sees what is saved for backward; in torch 2.6 they still do."""
+def without_saved_tensor_hooks() -> Iterator[None]:
+    """While it lasts, hooks such as save_on_cpu do not see what is saved for backward; with torch 2.6 they do."""
     hooks = []
-    while top_saved_tensors_hooks is not None and (pair := top_saved_tensors_hooks(False)) is not None:
+    while top_saved_tensor_hooks is not None and (pair := top_saved_tensor_hooks(False)) is not None:
         hooks.append(pair)
         _C._autograd._pop_saved_tensors_default_hooks()
     try:
@@ -188,6 +193,22 @@ except ImportError:
     def compiler_here() -> Any:
         """As if there were one always: a microsecond more for each call, no more than that."""
         return True
+
+
+# -- nested arguments --------------------------------------------------------------------------------------------------
+
+# The leaves of nested tuples, lists and dicts; and the same structure with a function of those of one type.
+tree_leaves: Callable[[Any], list[Any]] = _pytree.tree_leaves
+tree_map_only: Callable[..., Any] = _pytree.tree_map_only
+
+# -- data loaders ------------------------------------------------------------------------------------------------------
+
+
+def copied_loader(loader: DataLoader, **replaced: Any) -> DataLoader:
+    """A copy of a loader with other attributes: a loader refuses that, because its iterators may be using them."""
+    made = copy(loader)
+    vars(made).update(replaced, _iterator=None)
+    return made
 
 
 # -- optimizers --------------------------------------------------------------------------------------------------------

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from typing import Any, TypeVar
 
-# Re-exported as they are: a function around each would cost a Python call in every forward.
-from torch.utils._pytree import tree_leaves as leaves
-from torch.utils._pytree import tree_map_only as map_only
+from torchmn._torch_compat import tree_leaves as leaves
+from torchmn._torch_compat import tree_map_only as map_only
 
 __all__ = ["leaves", "leaves_of", "map_only"]
 

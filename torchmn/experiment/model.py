@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 from torch import Tensor, nn
 
+from torchmn._torch_compat import BatchNorm
 from torchmn.datasets import Arrays, DatasetError
 from torchmn.errors import ExperimentError
 from torchmn.experiment.boltzmann import Boltzmann, machines
@@ -136,7 +137,7 @@ def _check_batch_norms(experiment: Experiment, model: nn.Module, data: Arrays, w
             single.append(names[module])
 
     names: dict[nn.Module, str] = {
-        module: name for name, module in model.named_modules() if isinstance(module, nn.modules.batchnorm._BatchNorm)
+        module: name for name, module in model.named_modules() if isinstance(module, BatchNorm)
     }
     hooks = [module.register_forward_pre_hook(note) for module in names]
     output_shape(model, data.shape)

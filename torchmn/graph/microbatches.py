@@ -7,9 +7,8 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.batchnorm import _BatchNorm
-from torch.nn.modules.instancenorm import _InstanceNorm
 
+from torchmn._torch_compat import BatchNorm, InstanceNorm
 from torchmn.errors import GraphError
 from torchmn.graph.payload import flatten, restore
 
@@ -79,6 +78,6 @@ def batch_dependent(module: nn.Module) -> list[str]:
 
 
 def _depends_on_batch(layer: nn.Module) -> bool:
-    if isinstance(layer, _InstanceNorm):
+    if isinstance(layer, InstanceNorm):
         return layer.training and layer.track_running_stats
-    return isinstance(layer, _BatchNorm) and (layer.training or layer.running_mean is None)
+    return isinstance(layer, BatchNorm) and (layer.training or layer.running_mean is None)

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from torchmn._torch_compat import own_modules
 from torchmn.communicators.checks import describe
 from torchmn.communicators.communicator import Communicator
 from torchmn.errors import GraphError, nearest
@@ -27,7 +28,7 @@ def stage_of_rank(
     """This rank's layers (None if it has none), the rank before and the rank after; None at either end."""
     counts = layers_per_rank(model, comm, balance, sample)
     owners = [rank for rank, count in enumerate(counts) if count]
-    layers = list(model._modules.items())  # named_children leaves out a layer that is used twice
+    layers = list(own_modules(model).items())  # named_children leaves out a layer that is used twice
     firsts = [sum(counts[:rank]) for rank in range(comm.size)]
     stages = [
         nn.Sequential(OrderedDict(layers[first : first + count]))  # type: ignore[arg-type]

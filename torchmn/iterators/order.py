@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, IterableDataset, SequentialSampler
 
+from torchmn._torch_compat import copied_loader
 from torchmn.communicators.digests import digest_of
 
 
@@ -65,12 +66,10 @@ class Order:
 
 def loader_in_order(loader: DataLoader, generator: torch.Generator) -> tuple[DataLoader, Order]:
     """A loader like `loader` whose order is drawn from `generator`, and that order. `loader` stays as it is."""
-    # torch refuses to change these attributes of a loader, because its own iterators may be using them. This one
-    # is new, and copying keeps what else a loader, or a class derived from it, may have.
-    ours = copy(loader)
     batched = loader.batch_sampler is not None
     order = Order(_drawing_from(loader.batch_sampler if batched else loader.sampler, generator), generator)
-    vars(ours).update({"batch_sampler" if batched else "sampler": order, "_iterator": None})
+    # Copying keeps what else a loader, or a class derived from it, may have.
+    ours = copied_loader(loader, **{"batch_sampler" if batched else "sampler": order})
     ours.generator = order.worker_seeds
     return ours, order
 

@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING, cast
 
 from torch import Tensor, nn
 
+from torchmn._torch_compat import DisableTorchFunction, backward_hooks, forward_hooks
 from torchmn.geometry import DimPlan, HaloPlan, Interval, all_owned
 from torchmn.models.tile_features import TileSteps, tile_features
 from torchmn.nn.contrast_norm import LocalContrastNorm2d
 from torchmn.nn.contrast_region import Normalisation
 from torchmn.nn.l2_pool import L2Pool2d
-from torchmn.nn.plain_tensors import plain_tensors
 from torchmn.nn.tiled_local_filter import TiledLocalFilter2d
 from torchmn.nn.tiling import Tiling
 from torchmn.nn.window_sums import Windows
@@ -50,7 +50,7 @@ def inputs_with_halo(model: SparseAutoencoder, x: ShardedTensor, number: int) ->
     """
     first = filters_of(model.stacks[0])
     first.check_shape(x, "forward", (first.in_maps, *first.in_size))
-    with plain_tensors():
+    with DisableTorchFunction():
         buffer = first.fetched(local(x))
         for stack, above in pairwise(model.stacks[: number + 1]):
             dims = filters_of(above).array.plan.dims
@@ -66,7 +66,7 @@ def features(model: SparseAutoencoder, x: ShardedTensor, stacks: int) -> Sharded
     maps, (height, width) = last.filter.out_maps, pooled_size(last)
     layout: Sharding = image_layout(grid, (x.shape[0], maps, height, width), x.spec.samples)
     parts = grid.parts_of(2)
-    with plain_tensors():
+    with DisableTorchFunction():
         mine = _features(last, buffer, (all_owned(height, parts[0]), all_owned(width, parts[1])))
     return wrap(mine, layout)
 
@@ -131,4 +131,4 @@ def _is_plain(stack: Stack) -> bool:
 
 def _is_watched(module: nn.Module) -> bool:
     """A hook wants to see what a layer makes: then each layer is called by itself."""
-    return bool(module._forward_hooks or module._backward_hooks or module._backward_pre_hooks)
+    return bool(forward_hooks(module)) or any(backward_hooks(module))

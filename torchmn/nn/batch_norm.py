@@ -7,8 +7,8 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.batchnorm import _BatchNorm
 
+from torchmn._torch_compat import BatchNorm
 from torchmn.communicators.communicator import Communicator
 from torchmn.communicators.uncompiled import uncompiled
 from torchmn.errors import ArgumentError
@@ -16,7 +16,7 @@ from torchmn.functions.moments import Moments, local_moments, union
 from torchmn.functions.normalization import accumulator, normalize_over_ranks, track_statistics
 
 
-class MultiNodeBatchNorm(_BatchNorm):
+class MultiNodeBatchNorm(BatchNorm):
     """Batch normalisation of the concatenated batch of all ranks of `comm`: outputs, gradients, running statistics.
 
     Use MultiNodeBatchNorm1d, 2d or 3d; each is also torch's layer of its dimension. In training, every rank must

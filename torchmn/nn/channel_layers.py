@@ -6,6 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from torchmn._torch_compat import own_parameters
 from torchmn.communicators.process_grid import ProcessGrid
 from torchmn.functions.replicated import enter_parts, sum_of_parts
 from torchmn.geometry import Interval, owned
@@ -51,7 +52,7 @@ class _ChannelConvolution(SlicedModule):
         inputs = made.in_channels // made.all_groups
         made.inputs = slice(mine.start * inputs, mine.stop * inputs) if made.all_groups > 1 else slice(None)
         made.cut_parameters = {name: (0, made._share) for name, p in layer.named_parameters(recurse=False)}
-        for name, parameter in layer._parameters.items():
+        for name, parameter in own_parameters(layer).items():
             sliced = None if parameter is None else nn.Parameter(made.sliced(name, parameter.detach()))
             if sliced is not None:
                 sliced.requires_grad_(parameter.requires_grad)  # type: ignore[union-attr]

@@ -9,11 +9,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from torchmn._torch_compat import DisableTorchFunction
 from torchmn.errors import ArgumentError, nearest
 from torchmn.geometry import Interval
 from torchmn.nn.contrast_region import Normalisation, normalised
 from torchmn.nn.pair import Size, count, odd_pair
-from torchmn.nn.plain_tensors import plain_tensors
 from torchmn.sharded.redistribute import whole
 from torchmn.sharded.tensor import ShardedTensor
 from torchmn.sharded.windows import plan_needs, windowed
@@ -83,7 +83,7 @@ class LocalContrastNorm2d(nn.Module):
         if isinstance(x, ShardedTensor) and not x.spec.is_tile:
             x = whole(x)  # its maps are cut
         if isinstance(x, ShardedTensor):
-            with plain_tensors():
+            with DisableTorchFunction():
                 return self._normalised_part(x)
         size = x.shape[2], x.shape[3]
         return normalised(x, self.region(size, (Interval(0, size[0]), Interval(0, size[1]))))

@@ -7,12 +7,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from torchmn._torch_compat import DisableTorchFunction
 from torchmn.errors import ArgumentError
 from torchmn.geometry import Window
 from torchmn.nn.batch_last import from_pixels, pixels, pixels_as
 from torchmn.nn.halo_layer import HaloLayer
 from torchmn.nn.pair import Size, pair
-from torchmn.nn.plain_tensors import plain_tensors
 from torchmn.nn.window_sums import Windows, room_for_spreading, spread_of, spread_over_windows, sums_of_squares
 from torchmn.sharded.tensor import ShardedTensor
 
@@ -46,7 +46,7 @@ class L2Pool2d(HaloLayer):
         """(batch, maps, out_height, out_width) from x: (batch, maps, height, width)."""
         if not isinstance(x, ShardedTensor):
             return super().forward(x)
-        with plain_tensors():
+        with DisableTorchFunction():
             return super().forward(x)
 
     def local(self, x: Tensor) -> Tensor:

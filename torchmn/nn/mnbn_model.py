@@ -7,9 +7,9 @@ from typing import Any, TypeVar
 
 import torch
 from torch import nn
-from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.lazy import LazyModuleMixin
 
+from torchmn._torch_compat import BatchNorm
 from torchmn.communicators.checks import describe
 from torchmn.communicators.communicator import Communicator
 from torchmn.errors import ArgumentError
@@ -88,7 +88,7 @@ def _why_not(module: nn.Module, comm: Communicator) -> str | None:
         return None if module.comm is comm else f"{name}, which already has another communicator"
     if isinstance(module, torch.jit.ScriptModule) and "BatchNorm" in getattr(module, "original_name", ""):
         return f"scripted {module.original_name}: convert the model before torch.jit.script"
-    if not isinstance(module, _BatchNorm):
+    if not isinstance(module, BatchNorm):
         return None
     if isinstance(module, LazyModuleMixin):
         return f"{name} has no shape yet: run one forward pass first"

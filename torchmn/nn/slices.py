@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 
+from torchmn._torch_compat import made_like, metadata_of, own_parameters
 from torchmn.communicators.process_grid import ProcessGrid
 from torchmn.errors import ParallelizeError
 
@@ -28,16 +29,15 @@ class SlicedModule(nn.Module):
     @classmethod
     def in_place_of(cls: type[Sliced], layer: nn.Module, grid: ProcessGrid) -> Sliced:
         """Returns a module of this class with the attributes, buffers and hooks of `layer`, without parameters yet."""
-        made = cls.__new__(cls)
-        made.__dict__.update(layer.__dict__, _parameters={}, grid=grid)
+        made = made_like(layer, cls)
+        made.grid = grid
         return made
 
     @torch.no_grad()
     def take_from(self, layer: nn.Module) -> None:
         """Take over this rank's slices of the parameters of `layer`, which has the global ones."""
         for name, theirs in layer.named_parameters(recurse=False):
-            mine = self._parameters[name]
-            assert mine is not None
+            mine = self.get_parameter(name)
             mine.copy_(self.sliced(name, theirs))
             mine.requires_grad_(theirs.requires_grad)
         self.train(layer.training)
@@ -65,20 +65,17 @@ class SlicedModule(nn.Module):
 
     def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
         super()._save_to_state_dict(destination, prefix, keep_vars)
-        if hasattr(destination, "_metadata"):  # travels with the state dict, through torch.save too
-            destination._metadata.setdefault(prefix[:-1], {})[_OF_TILE] = self._tile()
+        metadata = metadata_of(destination)
+        if metadata is not None:  # travels with the state dict, through torch.save too
+            metadata.setdefault(prefix[:-1], {})[_OF_TILE] = self._tile()
 
     def _tile(self) -> str:
         return f"tile rank {self.grid.tiles.rank} of {self.grid.tiles.size}"
 
     def _refuse_slices_of_others(self, state_dict: dict[str, Any], prefix: str, metadata: dict[str, Any]) -> None:
         """An error if `state_dict` holds the slices of another rank, which may have the shape of this rank's."""
-        theirs = metadata.get(_OF_TILE, self._tile())
-        held = [
-            prefix + name
-            for name in self.cut_parameters
-            if (prefix + name) in state_dict and self._parameters[name] is not None
-        ]
+        theirs, own = metadata.get(_OF_TILE, self._tile()), own_parameters(self)
+        held = [prefix + name for name in self.cut_parameters if prefix + name in state_dict and own[name] is not None]
         if held and theirs != self._tile():
             raise ParallelizeError(
                 f"load_state_dict: {', '.join(held)} are the slices of {theirs}, and this is {self._tile()}. Save "
@@ -89,10 +86,13 @@ class SlicedModule(nn.Module):
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
         self._refuse_slices_of_others(state_dict, prefix, args[0])
         for name in self.cut_parameters:
-            mine, given = self._parameters[name], state_dict.get(prefix + name)
-            if mine is not None and given is not None and given.shape != mine.shape:
-                dim, share = self.cut_parameters[name]
-                total = sum(len(share(tile)) for tile in range(self.grid.tiles.size))
-                if given.dim() == mine.dim() and given.shape[dim] == total:
-                    state_dict[prefix + name] = self.sliced(name, given)
+            mine, given = own_parameters(self)[name], state_dict.get(prefix + name)
+            if mine is not None and given is not None and self._is_global(name, mine, given):
+                state_dict[prefix + name] = self.sliced(name, given)
         super()._load_from_state_dict(state_dict, prefix, *args)  # type: ignore[arg-type]
+
+    def _is_global(self, name: str, mine: Tensor, given: Tensor) -> bool:
+        """Whether `given`, in a state dict, is the global tensor of which this rank holds the slice `mine`."""
+        dim, share = self.cut_parameters[name]
+        total = sum(len(share(tile)) for tile in range(self.grid.tiles.size))
+        return given.shape != mine.shape and given.dim() == mine.dim() and given.shape[dim] == total

@@ -6,12 +6,12 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from torchmn._torch_compat import DisableTorchFunction, own_parameters
 from torchmn.communicators.process_grid import ProcessGrid
 from torchmn.functions.global_array import GlobalArray
 from torchmn.geometry import Window, all_owned
 from torchmn.nn.batch_last import batch_last, halo_of, in_order_of, sum_of_halos
 from torchmn.nn.local_filter import LocalFilter2d, maps_last
-from torchmn.nn.plain_tensors import plain_tensors
 from torchmn.nn.slices import SlicedModule
 from torchmn.sharded.refusals import refuse
 from torchmn.sharded.sharding import Sharding, image_layout
@@ -41,7 +41,7 @@ class TiledLocalFilter2d(SlicedModule, LocalFilter2d):
         ]
         made.array = GlobalArray(grid, layer.in_size, windows, name="LocalFilter2d")
         made.cut_parameters = dict.fromkeys(name for name, _ in layer.named_parameters(recurse=False))
-        for name, whole in layer._parameters.items():
+        for name, whole in own_parameters(layer).items():
             mine = None if whole is None else nn.Parameter(made.sliced(name, whole.detach()), whole.requires_grad)
             made.register_parameter(name, mine)
         return made
@@ -51,7 +51,7 @@ class TiledLocalFilter2d(SlicedModule, LocalFilter2d):
         self.check_shape(x, "forward", (self.in_maps, *self.in_size))
         mine, layout = self._opened(x, "forward")
         result = image_layout(self.grid, (mine.shape[0], self.out_maps, *self.out_size), layout.samples, layout.learned)
-        with plain_tensors():
+        with DisableTorchFunction():
             buffer = self.fetched(mine)
             if self.weight.numel() == 0:
                 return wrap(nothing(result.local_shape(), buffer, self.weight, self.bias), result)
@@ -62,7 +62,7 @@ class TiledLocalFilter2d(SlicedModule, LocalFilter2d):
         self.check_shape(y, "transpose", (self.out_maps, *self.out_size))
         (mine, layout), decoder = self._opened(y, "transpose"), self.decoding_weight(weight)
         result = image_layout(self.grid, (mine.shape[0], self.in_maps, *self.in_size), layout.samples, layout.learned)
-        with plain_tensors():
+        with DisableTorchFunction():
             if decoder.numel() == 0:
                 image = nothing((mine.shape[0], self.in_maps, *self.array.plan.buffer_shape), mine, decoder)
             else:
@@ -86,13 +86,8 @@ class TiledLocalFilter2d(SlicedModule, LocalFilter2d):
             whole[box] = part.to(mine.device)
         return whole
 
-    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
-        self._refuse_slices_of_others(state_dict, prefix, args[0])
-        for name in self.cut_parameters:
-            given = state_dict.get(prefix + name)
-            if given is not None and tuple(given.shape[:2]) == self.out_size:
-                state_dict[prefix + name] = self.sliced(name, given)
-        nn.Module._load_from_state_dict(self, state_dict, prefix, *args)  # type: ignore[arg-type]
+    def _is_global(self, name: str, mine: Tensor, given: Tensor) -> bool:
+        return tuple(given.shape[:2]) == self.out_size
 
     def _opened(self, x: Tensor, operation: str) -> tuple[Tensor, Sharding]:
         """What this rank holds of a ShardedTensor, and how the whole is cut."""

@@ -20,7 +20,8 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import increment_version
 from torch.optim import SGD, Adam, AdamW, Optimizer
-from torch.optim.optimizer import _global_optimizer_pre_hooks
+
+from torchmn._torch_compat import STEP_PRE_HOOKS_OF_ALL_OPTIMIZERS, step_pre_hooks
 
 _KINDS = (SGD, Adam, AdamW)  # of a subclass nobody knows what it does with its groups
 _DTYPES = (torch.float32, torch.float64)
@@ -59,7 +60,7 @@ def _written(optimizer: Optimizer) -> list[Tensor]:
 
 def _has_hooks(optimizer: Optimizer) -> bool:
     """Whether somebody may put other gradients in place after we have looked; this package's own hook does not."""
-    for hook in (*optimizer._optimizer_step_pre_hooks.values(), *_global_optimizer_pre_hooks.values()):
+    for hook in (*step_pre_hooks(optimizer).values(), *STEP_PRE_HOOKS_OF_ALL_OPTIMIZERS.values()):
         if not getattr(hook, "only_looks", False):
             return True
     return False

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from torchmn._torch_compat import foreach_mul_
 from torchmn.communicators.communicator import Communicator
 from torchmn.communicators.models import bcast_tensors
 from torchmn.communicators.uncompiled import uncompiled
@@ -225,7 +226,7 @@ class MultiNodeOptimizer(WrappedOptimizer):
             return None
         if scale is not None:
             values = [grad.value for grad in self._collection.gradients() if grad.value is not None]
-            torch._foreach_mul_(values, float(scale.double().reciprocal()))
+            foreach_mul_(values, float(scale.double().reciprocal()))
         return self._update()
 
     # -- what this rank knows ----------------------------------------------------------------------------------

@@ -7,6 +7,7 @@ from typing import Any
 
 from torch.optim import Optimizer
 
+from torchmn._torch_compat import step_pre_hooks
 from torchmn.errors import ArgumentError
 from torchmn.optim import fused
 
@@ -122,7 +123,7 @@ class StepLock:
 
 def lock_of(optimizer: Optimizer) -> StepLock | None:
     """Returns the lock of an optimizer that a multi-node optimizer has wrapped, None for any other."""
-    for hook in optimizer._optimizer_step_pre_hooks.values():
+    for hook in step_pre_hooks(optimizer).values():
         if isinstance(hook, StepLock):
             return hook
     return None

@@ -7,6 +7,7 @@ from typing import NoReturn
 from torch import nn
 from torch.utils import checkpoint
 
+from torchmn._torch_compat import MODULE_CALL
 from torchmn.communicators.watchdog import running_frames
 from torchmn.errors import ParallelizeError
 
@@ -16,7 +17,7 @@ def where() -> str:
 
     It is found by walking the stack, which only errors pay for.
     """
-    owners = [frame.f_locals.get("self") for frame in running_frames() if frame.f_code.co_name != "_call_impl"]
+    owners = [frame.f_locals.get("self") for frame in running_frames() if frame.f_code.co_name != MODULE_CALL]
     running = [owner for owner in owners if isinstance(owner, nn.Module) and "training" in vars(owner)]  # initialised
     if not running:
         return "the model"

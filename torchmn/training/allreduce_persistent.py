@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.batchnorm import _BatchNorm
 
+from torchmn._torch_compat import BatchNorm, persistent_buffers
 from torchmn.communicators import models
 from torchmn.communicators.communicator import Communicator
 from torchmn.errors import ArgumentError
@@ -46,7 +46,7 @@ class AllreducePersistent:
     @torch.no_grad()
     def __call__(self, weight: float | None = None) -> None:
         named = dict(_persistent_floats(self.model))
-        layers = [m for m in self.model.modules() if isinstance(m, _BatchNorm) and m.running_mean is not None]
+        layers = [m for m in self.model.modules() if isinstance(m, BatchNorm) and m.running_mean is not None]
         statistics = {id(x) for layer in layers for x in (layer.running_mean, layer.running_var)}
         weight, problem = number_of_samples(weight)
         self._check(named, weight, problem)
@@ -64,14 +64,14 @@ def _persistent_floats(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
     """The floating-point and complex buffers that `state_dict` has, each once."""
     seen = set()
     for path, module in model.named_modules():
-        for name, x in module.named_buffers(recurse=False):
+        for name, x in persistent_buffers(module):
             inexact = x.is_floating_point() or x.is_complex()
-            if inexact and name not in module._non_persistent_buffers_set and id(x) not in seen:
+            if inexact and id(x) not in seen:
                 seen.add(id(x))
                 yield f"{path}.{name}" if path else name, x
 
 
-def _join_statistics(comm: Communicator, layers: list[_BatchNorm], weight: float | None) -> None:
+def _join_statistics(comm: Communicator, layers: list[BatchNorm], weight: float | None) -> None:
     """Give every layer the running statistics of the union of what the ranks' layers saw; one message."""
     mine = [torch.cat([_packed(layer, weight), _tracked(layer)]) for layer in layers]
     if not mine:
@@ -98,7 +98,7 @@ def _weighted(seen: list[Moments]) -> list[Moments]:
     return [Moments(n, part.mean, part.squares * n) for part, n in zip(seen, counts, strict=True)]
 
 
-def _packed(layer: _BatchNorm, weight: float | None) -> Tensor:
+def _packed(layer: BatchNorm, weight: float | None) -> Tensor:
     """Weight, mean and variance of what this rank's layer saw; the variance is not lost where the weight is 0."""
     assert layer.running_mean is not None and layer.running_var is not None
     tracked = float(_tracked(layer))
@@ -106,7 +106,7 @@ def _packed(layer: _BatchNorm, weight: float | None) -> Tensor:
     return Moments(count, layer.running_mean.double(), layer.running_var.double()).packed()
 
 
-def _tracked(layer: _BatchNorm) -> Tensor:
+def _tracked(layer: BatchNorm) -> Tensor:
     assert layer.running_mean is not None
     number = 1 if layer.num_batches_tracked is None else layer.num_batches_tracked
     return torch.as_tensor(number, dtype=torch.float64, device=layer.running_mean.device).reshape(1)

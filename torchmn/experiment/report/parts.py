@@ -155,7 +155,7 @@ def _windows(module: nn.Module) -> tuple[Window, Window] | None:
     stride = getattr(module, "stride", None)
     stride = kernel if stride is None else stride
     padding, dilation = getattr(module, "padding", 0), getattr(module, "dilation", 1)
-    if isinstance(padding, str) or isinstance(module, nn.modules.conv._ConvTransposeNd):
+    if isinstance(padding, str) or isinstance(module, nn.ConvTranspose1d | nn.ConvTranspose2d | nn.ConvTranspose3d):
         return None
     if not all(_is_extent(value) for value in (kernel, stride, padding, dilation)):
         return None  # a user's own module, to which `kernel` is something else

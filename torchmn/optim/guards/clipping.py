@@ -9,7 +9,7 @@ wrapped as soon as there is an optimizer for which it matters; they do what they
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 from weakref import WeakSet
@@ -19,6 +19,7 @@ from torch import Tensor
 from torch.nn import utils
 from torch.nn.utils import clip_grad
 
+from torchmn._torch_compat import version_of, wrap_clip_grads_with_norm
 from torchmn.communicators.communicator import Communicator
 from torchmn.communicators.context import process
 from torchmn.errors import MismatchError, ParallelizeError
@@ -41,7 +42,7 @@ class Clipping:
     def concerns(self, gradients: Iterable[Tensor | None]) -> bool:
         """Whether one of these was clipped, and nobody has changed it since."""
         found = ((x, *self.versions.get(id(x), (None, 0))) for x in gradients if x is not None)
-        return any(x is clipped and x._version == version for x, clipped, version in found)
+        return any(x is clipped and version_of(x) == version for x, clipped, version in found)
 
     def result(self) -> Clipped:
         return self.function, min(1.0, float(self.factor))
@@ -116,7 +117,7 @@ class Listeners:
         """Gradients were clipped."""
         if torch.compiler.is_compiling():
             return
-        versions = {id(x): (x, x._version) for x in _dense_gradients(parameters)}
+        versions = {id(x): (x, version_of(x)) for x in _dense_gradients(parameters)}
         clipping = Clipping(function, factor, versions, frozenset(map(id, parameters)))
         for each in self._now():
             each.note_clipping(clipping)
@@ -168,10 +169,11 @@ def _wrap_functions_of_torch(listeners: Listeners) -> None:
 
     clip_grad_value_.listeners = listeners  # type: ignore[attr-defined]
     clip_grad.clip_grad_value_ = utils.clip_grad_value_ = clip_grad_value_
-    # `clip_grad_norm_` calls this, and finds it here however the user has imported it.
-    by_norm: Any = getattr(clip_grad, "_clip_grads_with_norm_", None)
-    if by_norm is None:
-        return
+    wrap_clip_grads_with_norm(functools.partial(_observed, listeners))
+
+
+def _observed(listeners: Listeners, by_norm: Callable[..., Any]) -> Callable[..., Any]:
+    """The function that scales gradients in `clip_grad_norm_`, with calls of `listeners` before and after."""
 
     @functools.wraps(by_norm)
     def clip_grads_with_norm_(parameters: Any, max_norm: float, total_norm: Tensor, *args: Any, **kwargs: Any) -> Any:
@@ -182,7 +184,7 @@ def _wrap_functions_of_torch(listeners: Listeners) -> None:
         listeners.note(parameters, "clip_grad_norm_", factor)
         return result
 
-    clip_grad._clip_grads_with_norm_ = utils.clip_grads_with_norm_ = clip_grads_with_norm_  # type: ignore[attr-defined]
+    return clip_grads_with_norm_
 
 
 def _listed(parameters: Any) -> list[Tensor]:

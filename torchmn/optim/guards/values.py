@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
+from torchmn._torch_compat import version_of
 from torchmn.communicators.communicator import Communicator
 from torchmn.communicators.digests import digest_of
 from torchmn.errors import MismatchError
@@ -53,7 +54,7 @@ class Writing(StepGuard):
 
 def _signs(parameters: Iterable[Tensor]) -> list[tuple[int, int]]:
     """What changes when somebody writes to a parameter or replaces its `.data`; not when he writes to that."""
-    return [(parameter._version, parameter.data_ptr()) for parameter in parameters]
+    return [(version_of(parameter), parameter.data_ptr()) for parameter in parameters]
 
 
 def _on_some_ranks(written: Sequence[Written]) -> Written:

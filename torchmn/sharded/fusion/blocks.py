@@ -16,7 +16,7 @@ from math import prod
 import torch
 from torch import Tensor
 
-from torchmn._torch_compat import count_dispatch_modes, mkldnn_nbytes, top_saved_tensors_hooks
+from torchmn._torch_compat import count_dispatch_modes, mkldnn_nbytes, top_saved_tensor_hooks
 
 # Blocks are of 8 or 16 channels. Those of other numbers of channels would be filled up: more memory than the values.
 _CHANNELS = 16
@@ -28,7 +28,7 @@ _IS_KNOWN = (
     and platform.machine() in ("x86_64", "AMD64")
     and hasattr(torch.ops.mkldnn, "data_ptr")
     # With torch 2.6 the second is None: whether a hook would see blocks is unknown.
-    and None not in (mkldnn_nbytes, top_saved_tensors_hooks)
+    and None not in (mkldnn_nbytes, top_saved_tensor_hooks)
 )
 
 
@@ -47,7 +47,7 @@ def may_stay_in_blocks(x: Tensor, weights: Sequence[Tensor]) -> bool:
         and all(_is_worth_it(x, weight.shape[0]) for weight in weights[:-1])
         and all(weight.is_contiguous() for weight in weights)
         and torch.backends.mkldnn.enabled
-        and top_saved_tensors_hooks(True) is None
+        and top_saved_tensor_hooks(True) is None
         and not count_dispatch_modes()
     )
 

@@ -17,6 +17,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
+from torchmn._torch_compat import metadata_of, set_metadata
+
 _MAPPINGS: dict[str, type] = {"!dict": dict, "!ordered": OrderedDict, "!counter": Counter}
 _MAPPING_TAGS = {kind: tag for tag, kind in _MAPPINGS.items()}
 _KEYS = (str, int, bool, float, type(None), tuple)
@@ -75,8 +77,9 @@ class Flattener:
         pairs = [[self.flatten(key, path), self.flatten(value, f"{path}/{key}")] for key, value in x.items()]
         result: dict[str, Any] = {_MAPPING_TAGS[type(x)]: pairs}
         # A module's state_dict carries the versions of its classes in this attribute.
-        if isinstance(getattr(x, "_metadata", None), dict):
-            result["metadata"] = self.flatten(dict(x._metadata), f"{path}/_metadata")  # type: ignore[attr-defined]
+        metadata = metadata_of(x)
+        if isinstance(metadata, dict):
+            result["metadata"] = self.flatten(dict(metadata), f"{path}/_metadata")
         return result
 
     def _array(self, x: np.ndarray | np.generic, path: str) -> Any:
@@ -151,7 +154,7 @@ def unflatten(tree: Any, tensors: Mapping[str, Tensor]) -> Any:
     if tag in _MAPPINGS:
         result = _MAPPINGS[tag]({unflatten(key, tensors): unflatten(item, tensors) for key, item in value})
         if "metadata" in tree:
-            result._metadata = OrderedDict(unflatten(tree["metadata"], tensors))
+            set_metadata(result, OrderedDict(unflatten(tree["metadata"], tensors)))
         return result
     if tag == "!tensor":
         return tensors[value]
