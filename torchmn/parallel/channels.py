@@ -6,6 +6,7 @@ from typing import Any
 
 from torch import nn
 
+from torchmn._torch_compat import forward_pre_hooks
 from torchmn.communicators.process_grid import ProcessGrid
 from torchmn.nn.channel_layers import ChannelConv1d, ChannelConv2d, ChannelConv3d, VectorEmbedding
 from torchmn.parallel.replacing import LayersOfTheirOwn, replace_module
@@ -21,7 +22,7 @@ def swap_channel_layers(model: nn.Module, grid: ProcessGrid) -> None:
     """
     own = LayersOfTheirOwn(model)
     for name, module in list(model.named_modules()):
-        if not name or module._forward_pre_hooks or module not in own:
+        if not name or forward_pre_hooks(module) or module not in own:
             continue
         if type(module) in _CONVOLUTIONS:
             if _units(module) >= grid.tiles.size:

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.overrides import TorchFunctionMode
 
+from torchmn._torch_compat import without_saved_tensor_hooks
 from torchmn.errors import ParallelizeError, TorchMNError
 from torchmn.gradient_role import GradientRole, role_of, set_role
 from torchmn.nn.slices import SlicedModule
@@ -18,7 +19,6 @@ from torchmn.parallel.without_values import (
     ConstantsWithoutValues,
     attributes_kept,
     random_states_kept,
-    without_saved_tensor_hooks,
 )
 from torchmn.sharded.roles import Recorder, recording
 

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from torchmn._torch_compat import own_parameters
 from torchmn.communicators.communicator import Communicator
 from torchmn.communicators.digests import checksum_of
 from torchmn.errors import MismatchError, ParallelizeError
@@ -21,9 +22,9 @@ class OwnParameters:
 
     def __init__(self, model: nn.Module):
         self._places = [
-            (f"{prefix}.{key}" if prefix else key, module._parameters, key, parameter)
+            (f"{prefix}.{key}" if prefix else key, own_parameters(module), key, parameter)
             for prefix, module in model.named_modules()
-            for key, parameter in module._parameters.items()
+            for key, parameter in own_parameters(module).items()
             if parameter is not None
         ]
 

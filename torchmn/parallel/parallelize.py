@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from torchmn._torch_compat import BatchNorm, forward_hooks, forward_pre_hooks, gradient_hooks
 from torchmn.communicators.communicator import Communicator
 from torchmn.communicators.process_grid import ProcessGrid
 from torchmn.communicators.uncompiled import uncompiled
@@ -128,7 +129,7 @@ def _problem(model: object, mode: object, output: object, input_shape: object) -
     lazy = [name for name, p in model.named_parameters() if nn.parameter.is_lazy(p)]
     if lazy:
         return f"expected initialised parameters, got lazy {', '.join(lazy)}: run a forward pass first"
-    hooked = [name for name, p in model.named_parameters() if p._backward_hooks or p._post_accumulate_grad_hooks]
+    hooked = [name for name, p in model.named_parameters() if any(gradient_hooks(p))]
     if hooked:
         return (
             f"{', '.join(hooked)} has a hook on its gradient, which a copy of the model does not have; and ranks hold "
@@ -164,7 +165,7 @@ def _grid_problem(grid: ProcessGrid | Communicator, mode: str) -> str | None:
 
 
 def _has_batch_norm(model: nn.Module) -> bool:
-    return any(isinstance(m, nn.modules.batchnorm._BatchNorm) for m in model.modules())
+    return any(isinstance(m, BatchNorm) for m in model.modules())
 
 
 def _distribute(model: nn.Module, parallelism: Parallelism) -> None:
@@ -221,7 +222,7 @@ def _split(model: nn.Module, parallelism: Parallelism, shape: tuple[int, ...]) -
 def _linears(model: nn.Module) -> list[nn.Linear]:
     """Those that may be swapped: a hook would be left behind, and may compute the weight (pruning, weight_norm)."""
     found = [module for module in model.modules() if type(module) is nn.Linear]
-    return [layer for layer in found if not layer._forward_hooks and not layer._forward_pre_hooks]
+    return [layer for layer in found if not forward_hooks(layer) and not forward_pre_hooks(layer)]
 
 
 def _watch_linears(

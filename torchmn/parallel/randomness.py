@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
+from torchmn._torch_compat import DISTRIBUTION_SAMPLERS, count_function_modes
 from torchmn.communicators.process_grid import ProcessGrid
 from torchmn.errors import ParallelizeError
 from torchmn.sharded.refusals import refuse, refuse_in_checkpoint
@@ -39,7 +40,7 @@ class SerialRandomness(TorchFunctionMode):
             return catch(self, *args, **kwargs)
         if func in _DRAWS and _draws(func, args, kwargs):
             self._check_may_draw(func)
-        if args and type(args[0]) is ShardedTensor and not torch._C._len_torch_function_stack():
+        if args and type(args[0]) is ShardedTensor and not count_function_modes():
             # Where torch would end too, if no other mode listens, after another search of the arguments.
             return ShardedTensor.__torch_function__(func, types, args, kwargs)
         return func(*args, **kwargs)
@@ -125,7 +126,7 @@ _DRAWS = {
     *(getattr(torch, name) for name in ("rand_like", "randn_like", "randint_like", "poisson", "rrelu")),
     *(getattr(Tensor, name) for name in ("normal_", "uniform_", "bernoulli_", "exponential_", "random_", "cauchy_")),
     *(getattr(Tensor, name) for name in ("log_normal_", "geometric_", "bernoulli", "multinomial")),
-    *(torch.rrelu_, torch.binomial, torch._standard_gamma, torch._sample_dirichlet),
+    *(torch.rrelu_, torch.binomial, *DISTRIBUTION_SAMPLERS),
     *(F.gumbel_softmax, F.rrelu, F.scaled_dot_product_attention, F.multi_head_attention_forward),
     *(F.fractional_max_pool2d, F.fractional_max_pool2d_with_indices),
     *(F.fractional_max_pool3d, F.fractional_max_pool3d_with_indices),

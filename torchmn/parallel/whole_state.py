@@ -86,16 +86,14 @@ class WholeOptimizer:
 def gathered(owner: Owner, value: Any) -> Any:
     """The global tensor of a value that goes with a slice and has its shape, as a momentum; others as they are."""
     module, name = owner
-    mine = module._parameters[name]
-    assert mine is not None
+    mine = module.get_parameter(name)
     return module.gathered(name, value) if isinstance(value, Tensor) and value.shape == mine.shape else value
 
 
 def sliced(owner: Owner, value: Any) -> Any:
     """This rank's part of a global tensor that goes with a slice; others, as a count of steps, as they are."""
     module, name = owner
-    mine = module._parameters[name]
-    assert mine is not None
+    mine = module.get_parameter(name)
     return module.sliced(name, value) if isinstance(value, Tensor) and value.dim() == mine.dim() > 0 else value
 
 

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
+from torchmn._torch_compat import own_buffers, own_modules, own_parameters
 from torchmn.sharded.refusals import refuse
 from torchmn.sharded.tensor import ShardedTensor
 from torchmn.trees import leaves_of, map_only
@@ -75,21 +76,5 @@ def random_states_kept() -> Iterator[None]:
         np.random.set_state(states[2])
 
 
-@contextmanager
-def without_saved_tensor_hooks() -> Iterator[None]:
-    """While it lasts, nobody is told what is kept for backward: save_on_cpu and checkpoints would look for values."""
-    stack: Any = torch._C._autograd  # type: ignore[attr-defined]
-    hooks = []
-    top = getattr(stack, "_top_saved_tensors_default_hooks", lambda _: None)  # torch 2.6 does not show them
-    while (pair := top(False)) is not None:
-        hooks.append(pair)
-        stack._pop_saved_tensors_default_hooks()
-    try:
-        yield
-    finally:
-        for pack, unpack in reversed(hooks):
-            stack._push_saved_tensors_default_hooks(pack, unpack)
-
-
 def _attributes(module: nn.Module) -> list[dict[str, Any]]:
-    return [module.__dict__, module._parameters, module._buffers, module._modules]
+    return [module.__dict__, own_parameters(module), own_buffers(module), own_modules(module)]

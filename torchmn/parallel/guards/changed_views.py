@@ -6,6 +6,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from torchmn._torch_compat import storage_id
 from torchmn.parallel.events import TraceGuard, guard
 from torchmn.sharded.refusals import refuse
 from torchmn.sharded.registry import names
@@ -63,8 +64,7 @@ class ChangedViews(TraceGuard):
 
 
 def _memory(x: Tensor) -> int:
-    plain = local(x) if isinstance(x, ShardedTensor) else x
-    return plain.untyped_storage()._cdata
+    return storage_id(local(x) if isinstance(x, ShardedTensor) else x)
 
 
 def _changes(name: str, kwargs: dict) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from torch import nn
 
+from torchmn._torch_compat import is_compiled_in_place
 from torchmn.errors import ParallelizeError
 from torchmn.parallel.compiled import compiled_modules
 from torchmn.parallel.events import TraceGuard, guard
@@ -16,7 +17,7 @@ class CompiledSubmodules(TraceGuard):
     """Refuses compiled submodules; the model itself may be compiled, which compiles around it."""
 
     def __init__(self, model: nn.Module) -> None:
-        in_place = [name for name, m in model.named_modules() if m is not model and m._compiled_call_impl is not None]
+        in_place = [name for name, m in model.named_modules() if m is not model and is_compiled_in_place(m)]
         found = compiled_modules(model) + in_place
         if found:
             raise ParallelizeError(

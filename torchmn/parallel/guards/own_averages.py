@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from torchmn._torch_compat import persistent_buffers
 from torchmn.communicators.communicator import Communicator
 from torchmn.errors import MismatchError
 from torchmn.parallel.events import Output, guard
@@ -50,8 +51,7 @@ def _saved_buffers(model: nn.Module) -> list[tuple[str, Tensor]]:
     return [
         (f"{prefix}.{name}" if prefix else name, buffer)
         for prefix, module in model.named_modules()
-        for name, buffer in module._buffers.items()
-        if buffer is not None and name not in module._non_persistent_buffers_set
+        for name, buffer in persistent_buffers(module)
     ]
 
 

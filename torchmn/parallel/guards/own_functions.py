@@ -12,8 +12,8 @@ from typing import Any
 
 from torch import Tensor
 from torch.autograd import Function
-from torch.nn.modules._functions import BackwardHookFunction
 
+from torchmn._torch_compat import BackwardHookFunction, function_of_node
 from torchmn.parallel.events import TraceGuard, guard
 from torchmn.sharded.refusals import refuse
 from torchmn.sharded.registry import functions_named, rule_of
@@ -101,7 +101,7 @@ def _check_kept(result: Any) -> None:
             continue
         seen.add(node)
         nodes += [before for before, _ in node.next_functions]
-        function = getattr(type(node), "_forward_cls", None)
+        function = function_of_node(node)
         if function is not None and _is_own(function) and any(isinstance(x, ShardedTensor) for x in _kept(node)):
             refuse(
                 f"{function.__name__} (torch.autograd.Function) keeps a cut tensor for its backward, where it has the "

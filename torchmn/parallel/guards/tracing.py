@@ -8,10 +8,9 @@ from typing import Any
 import torch
 from torch import fx
 
+from torchmn._torch_compat import is_transforming
 from torchmn.parallel.events import Forward, guard
 from torchmn.trees import leaves
-
-_functorch: Any = torch._C._functorch  # type: ignore[attr-defined]
 
 
 @guard(on="forward", why="what communicates cannot be recorded or transformed: it would run once, or on one rank")
@@ -33,7 +32,7 @@ def tracing(seen: Forward) -> str | None:
 def _who_traces(leaves: Sequence[Any]) -> str | None:
     if torch.jit.is_tracing():
         return "torch.jit.trace"
-    if _functorch.peek_interpreter_stack() is not None:
+    if is_transforming():
         return "torch.func (grad, vjp, jvp, vmap, ...)"
     for x in leaves:
         if type(x) is torch.Tensor:
