@@ -42,12 +42,12 @@ def _mapped_idx(path: Path, dims: int) -> np.ndarray:
 
 def cifar10_arrays(split: str, root: Path) -> Arrays:
     """CIFAR-10's `split`, from the binary or the Python version."""
-    paths, read = load_cifar10._find(split, root)
+    paths, read = load_cifar10.find(split, root)
     parts: list = []
 
     def records() -> np.ndarray:
         """Label and pixels of each image in one row, so that one array holds both."""
-        parts.extend(load_cifar10._checked(path, *read(path)) for path in paths)
+        parts.extend(load_cifar10.checked(path, *read(path)) for path in paths)
         return np.concatenate([np.concatenate([some[:, None], pixels], axis=1) for some, pixels in parts])
 
     rows = cache.kept(cache.digest(paths, "cifar10"), records)

@@ -36,14 +36,15 @@ def cifar10(split: str, root: str | os.PathLike[str]) -> ImageSet:
     """
     if not isinstance(split, str) or split not in STEMS:
         raise ArgumentError(f"cifar10: split {split!r} does not exist. {nearest(split, STEMS)}")
-    paths, read = _find(split, Path(root).expanduser())
-    parts = [_checked(path, *read(path)) for path in paths]
+    paths, read = find(split, Path(root).expanduser())
+    parts = [checked(path, *read(path)) for path in paths]
     labels = torch.from_numpy(np.concatenate([labels for labels, _ in parts])).to(torch.int64)
     pixels = torch.from_numpy(np.concatenate([pixels for _, pixels in parts]))
     return ImageSet(f"cifar10 {split}", pixels.view(-1, 3, 32, 32).to(torch.float32).div_(255), labels)
 
 
-def _checked(path: Path, labels: np.ndarray, pixels: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def checked(path: Path, labels: np.ndarray, pixels: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Returns labels and pixels of a file; a DatasetError if these are no labels of CIFAR-10."""
     if labels.size and labels.max() >= len(CLASSES):
         raise DatasetError(
             f"{path}: expected labels from 0 to {len(CLASSES) - 1}, got {labels.max()} at position {labels.argmax()}. "
@@ -52,7 +53,7 @@ def _checked(path: Path, labels: np.ndarray, pixels: np.ndarray) -> tuple[np.nda
     return labels, pixels
 
 
-def _find(split: str, root: Path):
+def find(split: str, root: Path):
     """The files of a split, all of one format, and what reads them."""
     if not root.is_dir():
         raise DatasetError(f"root {str(root)!r} is not a directory; it should hold CIFAR-10's files.")

@@ -145,9 +145,10 @@ class MultiNodeChainList(nn.Module):
 
     def gather_graph(self) -> Graph:
         """The graph over all ranks, with the problems that it has; every rank must call it."""
-        return gather_graph(self._components, self._communicator())
+        return gather_graph(self._components, self.require_comm())
 
-    def _communicator(self) -> Communicator:
+    def require_comm(self) -> Communicator:
+        """Returns `comm`; an ArgumentError if there is none."""
         if self.comm is None:
             raise ArgumentError("MultiNodeChainList was unpickled and has no communicator: assign one to its .comm")
         return self.comm
@@ -155,7 +156,7 @@ class MultiNodeChainList(nn.Module):
     @uncompiled
     def _agreed_program(self, inputs: tuple[Any, ...]) -> tuple[Program, int]:
         """The program of all ranks, and into how many micro-batches this batch is cut."""
-        comm = self._communicator()
+        comm = self.require_comm()
         changed, rows, pieces = self._program is None, None, self._microbatches
         if pieces > 1 and any(component.rank_in is None for component in self._components):
             rows = rows_if_few(inputs, pieces)
@@ -173,7 +174,7 @@ class MultiNodeChainList(nn.Module):
         found = [f"component {n}: {layer}" for n, module in enumerate(self) for layer in batch_dependent(module)]
         if found and found != self._warned_of:
             self._warned_of = found
-            comm = self._communicator()
+            comm = self.require_comm()
             warnings.warn(
                 f"rank {comm.rank} of {comm.size}: with microbatches={self._microbatches} these layers see one "
                 f"micro-batch at a time, so the numbers are not those of microbatches=1: {', '.join(found)}. Use "

@@ -46,7 +46,7 @@ def _shares(model: nn.Module, max_norm: float, norm_type: float) -> Iterator[tup
     """The gradients that this rank has, and the ranks that have others of the same model; None if these are all."""
     counted: set[int] = set()
     for chain in (module for module in model.modules() if isinstance(module, MultiNodeChainList)):
-        comm = chain._communicator()
+        comm = chain.require_comm()
         _check_chain(chain, comm, max_norm, norm_type)
         here = [p for p in chain.parameters() if id(p) not in counted]
         counted.update(map(id, here))

@@ -94,7 +94,8 @@ def value_of_all(carried: Sequence[CarriedMetric]) -> Any:
                 states[id(state)] = theirs
         metric.dist_sync_fn = lambda x, group=None: states.get(id(x), [x])
         metric.distributed_available_fn = lambda: True
-        metric._computed = None  # the value of one rank's data, if it was asked for
+        # The value of one rank's data, if it was asked for: torchmetrics has no public way to drop it alone.
+        metric._computed = None
     return _plain(whole.compute())
 
 
