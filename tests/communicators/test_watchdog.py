@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import _thread
-import sys
 import threading
 
 import pytest
@@ -58,7 +57,7 @@ def test_the_table_shows_every_rank_and_names_those_that_the_others_wait_for() -
 
 
 def test_the_line_of_the_user_is_the_innermost_that_is_not_ours() -> None:
-    assert "test_watchdog.py" in watchdog.user_line(sys._getframe())
+    assert "test_watchdog.py" in watchdog.user_line()
 
 
 @pytest.mark.parametrize(("ranks", "text"), [([0], "0"), ([2, 0, 1], "0-2"), ([0, 1, 3, 5, 6], "0-1, 3, 5-6")])

@@ -7,7 +7,6 @@ path, where they exchange what they were asked to do, and raise the same error.
 
 from __future__ import annotations
 
-import sys
 import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -252,7 +251,7 @@ class Agreement(Wait):
         if noted is not None:
             operation = f"{operation} ({noted.call})"
         same = {} if problem else dict(zip(self._what.same, self._values, strict=bool(self._values)))
-        where = user_line(sys._getframe(1))
+        where = user_line()
         mine = (operation, plain.encode(same, repr).decode(), self._differ, problem, where, noted and noted.note)
         statements = [Statement.of(*each) for each in self._agreements.buffers.allgather_plain(mine)]
         raise_disagreement(statements, self.group.rank)

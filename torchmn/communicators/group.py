@@ -5,7 +5,6 @@ The communicator, its transport, the watchdog and the job share this one record.
 
 from __future__ import annotations
 
-import sys
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -101,7 +100,7 @@ class Group:
         raise ThreadError(reason)
 
     def _second_thread(self, operation: str, owner: Token) -> str:
-        where = watchdog.user_line(sys._getframe())
+        where = watchdog.user_line()
         return (
             f"rank {self.rank} of {self.size}: {operation} of communicator {self.name!r} in thread "
             f"{threading.current_thread().name!r}, at {where}: expected thread {owner.thread.name!r}, which made the "

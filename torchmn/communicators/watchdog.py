@@ -166,17 +166,30 @@ reports: dict[str, Report] = {}
 """By name. A layer that has something to say adds itself when it is imported."""
 
 
+Instruction = tuple[CodeType, int]
+"""A code object and an offset in it: cheap to note for every message. `describe_line` finds the line later."""
+
+
 def line_of_thread(thread: int) -> str:
     """`file:line in function` of the user's code that the thread is in, or "" if it has ended."""
-    return user_line(sys._current_frames().get(thread))
+    frame = sys._current_frames().get(thread)
+    return "" if frame is None else describe_line(*_users_instruction(frame))
 
 
-def user_line(frame: FrameType | None) -> str:
-    """`file:line in function` of the innermost frame that is neither ours nor torch's."""
-    if frame is None:
-        return ""
-    frame = user_frame(frame)
-    return describe_line(frame.f_code, frame.f_lasti)
+def user_line() -> str:
+    """`file:line in function` of the user's code that is running."""
+    return describe_line(*user_instruction(depth=2))
+
+
+def user_instruction(depth: int = 1) -> Instruction:
+    """The instruction of the user's code that is running.
+
+    depth: how many frames are ours for sure and need no look, from this function's outwards
+    """
+    frame = sys._getframe(depth)
+    if is_library_module(frame.f_globals.get("__name__", "")):
+        return _users_instruction(frame)
+    return frame.f_code, frame.f_lasti
 
 
 def running_frames() -> Iterator[FrameType]:
@@ -187,18 +200,14 @@ def running_frames() -> Iterator[FrameType]:
         frame = frame.f_back
 
 
-def user_frame(frame: FrameType) -> FrameType:
-    """The innermost frame from `frame` outwards that is neither ours nor torch's; `frame` itself if all are."""
+def _users_instruction(frame: FrameType) -> Instruction:
+    """That of the innermost frame from `frame` outwards that is neither ours nor torch's; of `frame` if all are."""
     outer: FrameType | None = frame
     while outer is not None:
-        if not _is_library(outer):
-            return outer
+        if not is_library_module(outer.f_globals.get("__name__", "")):
+            return outer.f_code, outer.f_lasti
         outer = outer.f_back
-    return frame
-
-
-def _is_library(frame: FrameType) -> bool:
-    return is_library_module(frame.f_globals.get("__name__", ""))
+    return frame.f_code, frame.f_lasti
 
 
 @lru_cache(maxsize=4096)

@@ -16,7 +16,7 @@ from collections.abc import Collection
 from itertools import count
 from threading import get_ident
 from time import monotonic, sleep
-from types import CodeType, FrameType
+from types import CodeType
 from typing import Any, NamedTuple, cast
 
 import torch
@@ -43,26 +43,7 @@ _PATIENCE = 1.0  # for the answer to a forgotten edge, at the end of backward: t
 
 
 Place = tuple[int, CodeType, int]
-"""The tag of an edge, and the instruction of the user's code that made it.
-
-It is made for every message: so it is a plain tuple, and which line that is, is worked out when somebody asks.
-"""
-
-
-_users_names: dict[str, Any] | None = None
-
-
-def place_of_caller(tag: int, frame: FrameType) -> Place:
-    """The place of an edge that is made by the code in `frame`, or by the user's code that called it."""
-    global _users_names
-    names = frame.f_globals
-    if names is _users_names:  # most calls come from the same module of the user's
-        return tag, frame.f_code, frame.f_lasti
-    if not watchdog.is_library_module(names.get("__name__", "")):
-        _users_names = names
-    else:
-        frame = watchdog.user_frame(frame)
-    return tag, frame.f_code, frame.f_lasti
+"""The tag of an edge, and the instruction of the user's code that made it."""
 
 
 class Edge:

@@ -5,7 +5,6 @@ Differentiable with respect to what the sender sent, wherever it needs a gradien
 
 from __future__ import annotations
 
-import sys
 from typing import Any
 
 import torch
@@ -15,10 +14,11 @@ from torchmn._torch_compat import current_backward
 from torchmn.communicators.checks import describe
 from torchmn.communicators.communicator import Communicator
 from torchmn.communicators.uncompiled import uncompiled
+from torchmn.communicators.watchdog import user_instruction
 from torchmn.communicators.wire import Kind, Message
 from torchmn.errors import ArgumentError, TorchMNError
 from torchmn.functions import recomputation
-from torchmn.functions.edges import Place, edges_of, place_of_caller
+from torchmn.functions.edges import Place, edges_of
 from torchmn.functions.point_to_point import Arrival, no_communicator, received_from
 
 
@@ -46,7 +46,7 @@ def recv(
         recomputation.check_replaying(comm, "recv")
         received = _received_again(comm, rank, tag, delegate_variable)
     elif is_grad_enabled():
-        place = place_of_caller(tag, sys._getframe(2))
+        place = (tag, *user_instruction(depth=3))
         received = received_from(lambda: _arrived(comm, rank, tag, place), delegate_variable)
     else:
         message = _next_message(comm, rank, tag)

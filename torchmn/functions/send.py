@@ -5,7 +5,6 @@ Differentiable with respect to every floating-point tensor that is sent. The adj
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
 
 import torch
@@ -14,8 +13,9 @@ from torch import Tensor, is_grad_enabled
 from torchmn._torch_compat import current_backward
 from torchmn.communicators.communicator import Communicator
 from torchmn.communicators.uncompiled import uncompiled
+from torchmn.communicators.watchdog import user_instruction
 from torchmn.functions import recomputation
-from torchmn.functions.edges import edges_of, place_of_caller
+from torchmn.functions.edges import edges_of
 from torchmn.functions.point_to_point import delegate_of, no_communicator
 
 
@@ -47,4 +47,4 @@ def send(x: Tensor | Sequence[Tensor], comm: Communicator, rank: int, tag: int =
     number = edges.next_number(rank)
     wants_gradient = tuple([isinstance(each, Tensor) and each.requires_grad for each in tensors])
     comm.replies.send(x, rank, tag, number, wants_gradient)
-    return delegate_of(edges.send((rank, number), place_of_caller(tag, sys._getframe(2))), *wanting)
+    return delegate_of(edges.send((rank, number), (tag, *user_instruction(depth=3))), *wanting)

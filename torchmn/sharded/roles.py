@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
@@ -11,6 +10,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from torchmn.communicators.context import here
+from torchmn.communicators.watchdog import running_frames
 from torchmn.errors import ParallelizeError
 from torchmn.trees import leaves_of
 
@@ -69,12 +69,7 @@ def func_name(func: Any) -> str:
 
 def _runs(module: nn.Module) -> bool:
     """Whether a method of `module` is running. Walks the stack, which only runs without values pay for."""
-    frame = sys._getframe(1)
-    while frame is not None:
-        if frame.f_locals.get("self") is module:
-            return True
-        frame = frame.f_back
-    return False
+    return any(frame.f_locals.get("self") is module for frame in running_frames())
 
 
 @contextmanager

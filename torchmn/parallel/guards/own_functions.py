@@ -6,7 +6,6 @@ right as long as it works element by element; anything else is refused in the ru
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator
 from typing import Any
 
@@ -14,6 +13,7 @@ from torch import Tensor
 from torch.autograd import Function
 
 from torchmn._torch_compat import BackwardHookFunction, function_of_node
+from torchmn.communicators.watchdog import running_frames
 from torchmn.parallel.events import TraceGuard, guard
 from torchmn.sharded.refusals import refuse
 from torchmn.sharded.registry import functions_named, rule_of
@@ -55,13 +55,8 @@ class OwnFunctions(TraceGuard):
 def _function_here() -> Any:
     """The autograd function of somebody's own, or of a backward hook, whose forward is running; None for none."""
     running = {id(code): function for function in _all_functions(Function) for code in _codes(function)}
-    frame: Any = sys._getframe(1)
-    while frame is not None:
-        function = running.get(id(frame.f_code))
-        if function is not None:
-            return function if function is BackwardHookFunction or _is_own(function) else None
-        frame = frame.f_back
-    return None
+    function = next((running[id(frame.f_code)] for frame in running_frames() if id(frame.f_code) in running), None)
+    return function if function is BackwardHookFunction or _is_own(function) else None
 
 
 def _all_functions(function: type) -> Iterator[type]:
