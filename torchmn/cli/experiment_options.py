@@ -8,11 +8,12 @@ import shlex
 from typing import TYPE_CHECKING
 
 from torchmn.cli.parser import Parser, at_least, one_of
+from torchmn.errors import ExperimentError
+from torchmn.modes import BASIC_MODES, MODES
 
 if TYPE_CHECKING:
     from torchmn.experiment import Override
 
-MODES = ("datapar", "modelpar", "halopar", "halodatapar")
 GRID_AXES = ("depth", "height", "width")
 
 
@@ -28,15 +29,10 @@ def add_ranks(parser: Parser) -> None:
 
 
 def add_modes(parser: Parser) -> None:
-    helps = {
-        "datapar": "ranks divide the samples of each batch",
-        "modelpar": "ranks divide the vectors of linear layers; with --datapar, the hybrid of both",
-        "halopar": "ranks divide the images, and exchange their edges",
-        "halodatapar": "groups of ranks divide the samples, the ranks of a group the images",
-    }
-    short = {"datapar": ["-p"], "modelpar": ["-m"]}  # as bin/neon had them
-    for mode in MODES:
-        parser.add_argument(*short.get(mode, []), f"--{mode}", action="store_true", help=helps[mode])
+    helps = {name: mode.description for name, mode in BASIC_MODES.items()}
+    helps["modelpar"] += f"; with --datapar, {MODES['hybrid'].description}"
+    for name, mode in BASIC_MODES.items():
+        parser.add_argument(*filter(None, [mode.short]), mode.flag, action="store_true", help=helps[name])
     parser.add_argument(
         "--grid", metavar="HxW", type=grid, help="how the ranks of an image stand: 2x2, or data=2,height=2"
     )
@@ -77,7 +73,7 @@ def command_of(name: str, options: argparse.Namespace) -> str:
     for flag in ("n", "transport", "threads"):
         if (value := getattr(options, flag)) is not None:
             words += ["-n" if flag == "n" else f"--{flag}", str(value)]
-    words += [f"--{mode}" for mode in MODES if getattr(options, mode)]
+    words += [mode.flag for mode in BASIC_MODES.values() if getattr(options, mode.name)]
     if options.grid:
         words += ["--grid", ",".join(f"{axis}={count}" for axis, count in options.grid.items())]
     for flag in ("data", "sample", "epochs", "seed"):
@@ -103,21 +99,18 @@ def overrides(options: argparse.Namespace) -> list[Override]:
 
 def parallel_overrides(options: argparse.Namespace) -> list[Override]:
     """What the flags of modes say."""
-    from torchmn.errors import ExperimentError
     from torchmn.experiment import Override
 
     if not hasattr(options, "grid"):  # a command without modes
         return []
-    named = [mode for mode in MODES if getattr(options, mode)]
-    if named == ["datapar", "modelpar"]:
-        named = ["hybrid"]
-    if len(named) > 1:
-        raise ExperimentError(f"--{named[0]} and --{named[1]} do not go together; --datapar and --modelpar do")
+    flags = tuple(mode for mode in BASIC_MODES if getattr(options, mode))
+    mode = next((mode for mode in MODES.values() if mode.flags == flags), None)
+    if flags and mode is None:
+        raise ExperimentError(f"--{flags[0]} and --{flags[1]} do not go together; --datapar and --modelpar do")
     found = []
-    if named:
-        said = "--datapar --modelpar" if named == ["hybrid"] else f"--{named[0]}"
+    if mode is not None:
         # A grid of the file belongs to the mode of the file.
-        found.append(Override(("parallel",), {"mode": named[0]}, said))
+        found.append(Override(("parallel",), {"mode": mode.name}, mode.flag))
     if options.grid:
         found.append(Override(("parallel", "grid"), dict(options.grid), f"--grid {options.grid}"))
     return found

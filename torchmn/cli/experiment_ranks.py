@@ -7,7 +7,6 @@ import sys
 from collections.abc import Callable, Sequence
 from math import prod
 
-from torchmn.cli.experiment_options import MODES
 from torchmn.cli.launch.job import rank_environment
 from torchmn.cli.launch.memory import check_memory
 from torchmn.cli.launch.supervisor import RANKS_MAY_CLEAN_UP, supervise
@@ -15,6 +14,7 @@ from torchmn.cli.parser import Parser
 from torchmn.cli.run import job_for
 from torchmn.cli.start import START
 from torchmn.communicators.launchers import Launch, detect
+from torchmn.modes import BASIC_MODES
 
 SECONDS_TO_SAVE = 60.0
 """How long ranks may take to save a checkpoint after Ctrl-C."""
@@ -54,7 +54,7 @@ def started_elsewhere(
 
 def note_idle_modes(options: argparse.Namespace) -> None:
     """Say that the modes on the command line do nothing, where there is one rank: -n may have been forgotten."""
-    named = [f"--{mode}" for mode in MODES if getattr(options, mode, False)]
+    named = [mode.flag for mode in BASIC_MODES.values() if getattr(options, mode.name, False)]
     if named and not is_rank(detect()):
         print(f"one rank, which divides nothing: {' '.join(named)} goes with -n N", file=sys.stderr)
 

@@ -10,6 +10,7 @@ from torchmn.cli.experiment_command import run_command
 from torchmn.cli.experiment_options import add_file, add_modes, add_ranks, add_values, command_of
 from torchmn.cli.experiment_ranks import started_by
 from torchmn.cli.parser import Parser
+from torchmn.modes import BASIC_MODES
 
 if TYPE_CHECKING:
     from torchmn import Communicator
@@ -37,7 +38,7 @@ def main(arguments: Sequence[str]) -> int:
 def _parser() -> Parser:
     parser = Parser("torchmn train", "Trains the experiment in FILE.", EXPLANATION)
     parser.usage = (
-        "torchmn train FILE [-n N] [--datapar|--modelpar|--halopar|--halodatapar] [--grid HxW]\n"
+        f"torchmn train FILE [-n N] [{'|'.join(mode.flag for mode in BASIC_MODES.values())}] [--grid HxW]\n"
         "                     [--data DIR] [--out DIR] [--resume] [--sample 10%%] [--set KEY=VALUE ...]"
     )
     add_file(parser)

@@ -1,4 +1,4 @@
-"""How an experiment's model is put on ranks: the one place that knows the modes.
+"""How an experiment's model is put on ranks.
 
 A mode decides which samples of a batch this rank takes and which region of each. The trainer knows nothing else of it.
 """
@@ -14,11 +14,12 @@ from torchmn.communicators.communicator import Communicator
 from torchmn.communicators.process_grid import ProcessGrid
 from torchmn.datasets.arrays import Region
 from torchmn.errors import ExperimentError, MismatchError, PeerError, TorchMNError, WaitTimeout
-from torchmn.experiment import modes
-from torchmn.experiment.modes import MODES, Shape, Sizes, Unfit, flag_of
+from torchmn.experiment import grids
+from torchmn.experiment.grids import Shape, Sizes, Unfit
 from torchmn.experiment.schema import Experiment, Parallel
 from torchmn.experiment.scores import Outputs
 from torchmn.geometry import owned
+from torchmn.modes import MODES, mode_of
 from torchmn.optim import create_multi_node_optimizer
 from torchmn.parallel import parallelize
 
@@ -50,7 +51,7 @@ class Placed:
     @property
     def description(self) -> str:
         return (
-            "1" if self.comm.size == 1 else f"{self.comm.size}, {self.mode}, {modes.described(self.sizes, self.mode)}"
+            "1" if self.comm.size == 1 else f"{self.comm.size}, {self.mode}, {grids.described(self.sizes, self.mode)}"
         )
 
     def optimizer(self, optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
@@ -79,7 +80,7 @@ class Placed:
 def sizes_for(parallel: Parallel, size: int, shape: Shape) -> tuple[str, Sizes]:
     """The mode, and how many ranks stand along each axis; raises Unfit."""
     mode = parallel.mode or "datapar"
-    return mode, modes.grid_for(mode, size, shape, parallel.grid.sizes() if parallel.grid else {})
+    return mode, grids.grid_for(mode, size, shape, parallel.grid.sizes() if parallel.grid else {})
 
 
 def check(experiment: Experiment, size: int, shape: Shape) -> None:
@@ -92,14 +93,14 @@ def check(experiment: Experiment, size: int, shape: Shape) -> None:
     except Unfit as error:
         if experiment.the_parallel().grid and fits(mode, size, shape):
             raise ExperimentError(f"{error}.") from None  # which says the grids that fit
-        fit = [flag_of(mode) for mode in MODES if fits(mode, size, shape)]
+        fit = [known.flag for name, known in MODES.items() if fits(name, size, shape)]
         raise ExperimentError(f"{str(error).rstrip('.')}. With {size} ranks these would: {', '.join(fit)}") from None
 
 
 def fits(mode: str, size: int, shape: Shape) -> bool:
     """Whether a mode has a grid of `size` ranks for samples of this shape."""
     try:
-        modes.grid_for(mode, size, shape, {})
+        grids.grid_for(mode, size, shape, {})
     except Unfit:
         return False
     return True
@@ -116,7 +117,7 @@ def place(model: nn.Module, comm: Communicator, experiment: Experiment, shape: S
     except LOST:
         raise
     except TorchMNError as error:
-        others = [flag_of(other) for other in MODES if other != mode and _works(model, comm, other, shape)]
+        others = [known.flag for name, known in MODES.items() if name != mode and _works(model, comm, name, shape)]
         would = f" These modes would: {', '.join(others)}." if others else ""
         raise ExperimentError(f"{mode} is not possible: {str(error).rstrip('.')}.{would}") from error
 
@@ -126,7 +127,7 @@ def place_in(model: nn.Module, comm: Communicator, mode: str, sizes: Sizes, shap
     grid = ProcessGrid(comm, sizes["data"], sizes["depth"], sizes["height"], sizes["width"])
     parallel = parallelize(model, grid, "modelpar" if mode == "hybrid" else mode, input_shape=shape)
     region = None
-    if mode in modes.CUTS_IMAGES:
+    if mode_of(mode).cuts_images:
         dims = len(shape) - 1
         places = zip(shape[1:], grid.parts_of(dims), grid.place_of(dims), strict=True)
         intervals = [owned(extent, parts, at) for extent, parts, at in places]
@@ -137,7 +138,7 @@ def place_in(model: nn.Module, comm: Communicator, mode: str, sizes: Sizes, shap
 def _works(model: nn.Module, comm: Communicator, mode: str, shape: Shape) -> bool:
     """Whether another mode is possible; all ranks find the same."""
     try:
-        place_in(model, comm, mode, modes.grid_for(mode, comm.size, shape, {}), shape)
+        place_in(model, comm, mode, grids.grid_for(mode, comm.size, shape, {}), shape)
     except LOST:
         raise
     except (Unfit, TorchMNError):

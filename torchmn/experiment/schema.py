@@ -10,7 +10,7 @@ import torch
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from torchmn.errors import ExperimentError
-from torchmn.experiment import activations, costs, initializers, layers, metrics, modes, optimizers, registry
+from torchmn.experiment import activations, costs, initializers, layers, metrics, optimizers, registry
 from torchmn.experiment import datasets as dataset_options
 from torchmn.experiment.autoencoder import Autoencoder
 from torchmn.experiment.datasets import DatasetOptions
@@ -29,6 +29,7 @@ from torchmn.experiment.layers.own_module import OwnModule
 from torchmn.experiment.metrics import Metric
 from torchmn.experiment.optimizers import Optimizer
 from torchmn.experiment.registry import Options
+from torchmn.modes import NAMES
 
 # Importing these registers the names that a file may use.
 KINDS = (activations, costs, dataset_options, initializers, layers, metrics, optimizers)
@@ -38,9 +39,7 @@ NEED_TO_KNOW = ("cross_entropy", "binary_cross_entropy", "log_loss", "log_loss_s
 COSTS_OF_PROBABILITIES = ("cross_entropy", "binary_cross_entropy")
 # Layers after which probabilities are still probabilities.
 KEEP_VALUES = ("flatten", "reshape", "slice", "dropout", "identity")
-MODES = (*modes.MODES, "vecpar")
 MODELS = ("layers", "module", "autoencoder")
-AXES = ("data", "depth", "height", "width")
 
 
 class Section(BaseModel):
@@ -64,7 +63,7 @@ class Grid(Section):
 class Parallel(Section):
     """How ranks share the work; the flags of the command line win."""
 
-    mode: Literal["datapar", "modelpar", "vecpar", "halopar", "halodatapar", "hybrid"] | None = Field(
+    mode: Literal[NAMES] | None = Field(  # type: ignore[valid-type]
         None, description="what ranks divide: samples, vectors, images, or several of these"
     )
     grid: Annotated[Any, Nested(Grid), named_schema("Grid")] = None

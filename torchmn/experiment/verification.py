@@ -14,15 +14,16 @@ from torchmn.communicators.communicator import Communicator
 from torchmn.communicators.settings import Settings
 from torchmn.communicators.transports.solo import SoloTransport
 from torchmn.errors import TorchMNError
-from torchmn.experiment import modes
+from torchmn.experiment import grids
 from torchmn.experiment.agreement import on_rank_0
 from torchmn.experiment.evaluation import whole
+from torchmn.experiment.grids import Shape, Sizes, Unfit
 from torchmn.experiment.model import load_data
-from torchmn.experiment.modes import Shape, Sizes, Unfit
 from torchmn.experiment.parallel import LOST
 from torchmn.experiment.schema import Experiment, Grid, Parallel
 from torchmn.experiment.session import Session, open_session
 from torchmn.experiment.state import global_gradients
+from torchmn.modes import MODES
 from torchmn.parallel import full_state_dict
 
 QUANTITIES = ("loss", "outputs", "gradients", "weights")
@@ -68,22 +69,22 @@ def verify(experiment: Experiment, comm: Communicator, steps: int, data: str | N
         except LOST:
             raise
         except TorchMNError as error:
-            yield Row(mode, modes.described(sizes, mode), {}, refusal=str(error))
+            yield Row(mode, grids.described(sizes, mode), {}, refusal=str(error))
             continue
         largest = LARGEST[experiment.dtype]
-        yield Row(mode, modes.described(sizes, mode), comm.bcast_obj(deviations(numbers, reference)), largest=largest)
+        yield Row(mode, grids.described(sizes, mode), comm.bcast_obj(deviations(numbers, reference)), largest=largest)
 
 
 def ways(size: int, shape: Shape) -> list[tuple[str, Sizes]]:
     """Every mode and, for images, several grids, on `size` ranks."""
     found: list[tuple[str, Sizes]] = []
-    for mode in ("datapar", "modelpar", "hybrid", "halopar", "halodatapar"):
+    for mode in MODES:
         given: list[Sizes] = [{}]
         if mode == "halopar" and len(shape) == 3:
             given = [{"height": n, "width": size // n} for n in range(1, size + 1) if size % n == 0]
         for sizes in given:
             try:
-                chosen = modes.grid_for(mode, size, shape, sizes)
+                chosen = grids.grid_for(mode, size, shape, sizes)
             except Unfit:
                 continue
             if (mode, chosen) not in found:

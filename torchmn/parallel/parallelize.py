@@ -14,6 +14,7 @@ from torchmn.communicators.communicator import Communicator
 from torchmn.communicators.process_grid import ProcessGrid
 from torchmn.communicators.uncompiled import uncompiled
 from torchmn.errors import ParallelizeError, nearest
+from torchmn.modes import ALIASES, BASIC_MODES
 from torchmn.nn.slices import SlicedModule
 from torchmn.parallel.channels import swap_channel_layers
 from torchmn.parallel.compiled import compiled_modules
@@ -29,8 +30,6 @@ from torchmn.sharded.passes import model_pass
 from torchmn.sharded.sharding import Samples, image_layout
 from torchmn.sharded.tensor import wrap
 
-MODES = ("datapar", "modelpar", "halopar", "halodatapar")
-ALIASES = {"vecpar": "modelpar"}
 OUTPUTS = ("whole", "tile")
 
 
@@ -63,7 +62,7 @@ def parallelize(
     copied = _copy(model, comm)
     comm.bcast_data(copied)
     shape = tuple(input_shape) if input_shape is not None else None
-    parallelism = Parallelism(grid, mode, mode in ("halopar", "halodatapar"), output, shape)
+    parallelism = Parallelism(grid, mode, BASIC_MODES[mode].cuts_images, output, shape)
     if mode != "datapar":
         comm.attempt("parallelize", lambda: _distribute(copied, parallelism), raises=ParallelizeError)
     copied.parallelism = parallelism  # type: ignore[assignment]
@@ -103,8 +102,8 @@ def _forward(model: nn.Module, /, *args: Any, **kwargs: Any) -> Any:
 def _problem(model: object, mode: object, output: object, input_shape: object) -> str | None:
     if not isinstance(model, nn.Module):
         return f"expected a torch.nn.Module, got {type(model).__name__}"
-    if mode not in MODES:
-        return f"expected a mode, got {mode!r}. {nearest(mode, (*MODES, *ALIASES))}"
+    if mode not in BASIC_MODES:
+        return f"expected a mode, got {mode!r}. {nearest(mode, (*BASIC_MODES, *ALIASES))}"
     if output not in OUTPUTS:
         return f"expected output to be one of {', '.join(OUTPUTS)}, got {output!r}"
     if hasattr(model, "parallelism"):
@@ -276,4 +275,4 @@ def _is_too_small(error: Exception) -> bool:
     return "smaller than the window" in str(error) or "rows" in str(error)
 
 
-__all__ = ["MODES", "parallelize"]
+__all__ = ["parallelize"]

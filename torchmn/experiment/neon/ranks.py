@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from torchmn.errors import ExperimentError, nearest
 from torchmn.experiment.neon.said import Said, plain
+from torchmn.modes import mode_of as mode_named
 
-MODES = {"halopar": "halopar", "vecpar": "modelpar", "datapar": "datapar", "halodatapar": "halodatapar"}
+MODES = ("halopar", "vecpar", "datapar", "halodatapar")
+"""Those of neon."""
 
 
 def mode_of(experiment: Said, dataset: Said, model: Said, notes: list[str]) -> Said | None:
@@ -48,7 +50,7 @@ def mode_of(experiment: Said, dataset: Said, model: Said, notes: list[str]) -> S
         why = "dist_flag is False" if flags else "there is no dist_flag: True"
         notes.append(f"{mode.where}: dist_mode has no meaning today: {why}, and neon runs on one rank")
         return None
-    return Said(MODES[mode.value], mode.where)
+    return Said(mode_named(mode.value).name, mode.where)
 
 
 def batch_size_of(dataset: Said, own: Said, mode: Said | None, notes: list[str]) -> Said:

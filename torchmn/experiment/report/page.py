@@ -22,6 +22,7 @@ from torchmn.experiment.report.parts import LayerRow, model_rows
 from torchmn.experiment.run_directory import RunDirectory
 from torchmn.experiment.session import Session
 from torchmn.experiment.writing import as_yaml
+from torchmn.modes import mode_of
 
 TEMPLATES = Environment(
     loader=PackageLoader("torchmn.experiment.report"),
@@ -124,13 +125,5 @@ def _shared(session: Session) -> str:
     placed, size = session.placed, session.experiment.batch_size
     if placed.comm.size == 1:
         return "All of it on one rank."
-    what = {
-        "datapar": "each rank computes its share of the samples with the whole model",
-        "modelpar": "ranks divide the vectors, and so the weights",
-        "vecpar": "ranks divide the vectors, and so the weights",
-        "hybrid": "groups of ranks divide the samples, and the ranks of a group the vectors",
-        "halopar": "each rank has its tile of every image, and fetches from its neighbours what its windows reach",
-        "halodatapar": "groups of ranks divide the samples, and the ranks of a group the images",
-    }[placed.mode]
     shares = f" A batch of {size} is divided into {placed.replicas.size}." if placed.replicas.size > 1 else ""
-    return f"{placed.description}: {what}.{shares}"
+    return f"{placed.description}: {mode_of(placed.mode).description}.{shares}"

@@ -8,10 +8,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from torchmn.experiment.modes import CUTS_IMAGES
 from torchmn.experiment.parallel import Placed
 from torchmn.experiment.weighted import Shape, text
 from torchmn.geometry import Interval, Window, owned
+from torchmn.modes import mode_of
 from torchmn.nn.slices import SlicedModule
 
 SIDE = 104
@@ -113,7 +113,7 @@ def _row(step: Step, placed: Placed) -> LayerRow:
     if placed.comm.size == 1 or placed.grid is None:
         return row
     weighted = bool(list(module.parameters(recurse=False)))
-    if placed.mode in CUTS_IMAGES and len(step.before) == 3:
+    if mode_of(placed.mode).cuts_images and len(step.before) == 3:
         row.tiles = _tiles(step, placed) if _windows(module) or weighted else None
         return row
     part = _submodule(placed.model, step.name)

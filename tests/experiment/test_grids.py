@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import re
 from math import prod
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 from tests.experiment.running import experiment
 from torchmn.errors import ExperimentError
+from torchmn.experiment.grids import Unfit, described, grid_for
+from torchmn.experiment.json_schema import json_schema
 from torchmn.experiment.model import load_data
-from torchmn.experiment.modes import Unfit, described, grid_for
+from torchmn.modes import MODES, NAMES
 
 IMAGE = (1, 28, 28)
 
@@ -72,3 +75,10 @@ def test_splits_that_do_not_belong_together_are_refused_with_the_line_of_the_dat
     with pytest.raises(ExperimentError, match=message) as error:
         load_data(chosen, None)
     assert str(error.value).startswith("x.yaml:1:10: ")
+
+
+def test_schema_and_documentation_have_every_mode():
+    schema = json_schema()["$defs"]["Parallel"]["properties"]["mode"]
+    assert schema["anyOf"][0]["enum"] == list(NAMES)
+    page = (Path(__file__).parents[2] / "docs" / "experiments.md").read_text()
+    assert re.findall(r"^\| `(--[^`]*)` \|", page, re.M) == [mode.flag for mode in MODES.values()]

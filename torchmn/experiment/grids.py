@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from math import prod
 
-TILE_AXES = ("depth", "height", "width")
-CUTS_IMAGES = ("halopar", "halodatapar")
-MODES = ("datapar", "modelpar", "halopar", "halodatapar", "hybrid")
-"""Each once: vecpar is another name of modelpar."""
+from torchmn.modes import MODES, mode_of
 
+TILE_AXES = ("depth", "height", "width")
 Sizes = dict[str, int]
 Shape = tuple[int, ...]
 
@@ -17,27 +15,22 @@ class Unfit(ValueError):
     """A mode that does not work on so many ranks, or with such samples."""
 
 
-def flag_of(mode: str) -> str:
-    """How a command line says it."""
-    return "--datapar --modelpar" if mode == "hybrid" else f"--{mode}"
-
-
 def grid_for(mode: str, size: int, shape: Shape, given: Sizes) -> Sizes:
     """How many ranks stand along each axis (data, depth, height, width): as `given`, or as squarely as can be.
 
     shape: of one sample. Raises Unfit where the mode has no grid of `size` ranks.
     """
-    if mode in CUTS_IMAGES and not _is_image(shape):
+    if mode_of(mode).cuts_images and not _is_image(shape):
         raise Unfit(f"{mode} cuts images, and a sample of shape {shape} is none")
     unused = [axis for axis in given if given[axis] > 1 and axis not in _axes(mode, shape)]
     if unused:
-        others = [flag_of(other) for other in MODES if unused[0] in _axes(other, shape)]
+        others = [known.flag for other, known in MODES.items() if unused[0] in _axes(other, shape)]
         raise Unfit(
             f"{mode} has no axis {unused[0]} here, only {' and '.join(_axes(mode, shape))}; with it go {_or(others)}"
         )
     sizes = {axis: given.get(axis, 1) for axis in ("data", *TILE_AXES)}
     if given:
-        if mode in ("hybrid", "halodatapar") and "data" not in given and size % prod(sizes.values()) == 0:
+        if len(mode_of(mode).divides) > 1 and "data" not in given and size % prod(sizes.values()) == 0:
             sizes["data"] = size // prod(sizes.values())
         if prod(sizes.values()) != size:
             said = " x ".join(f"{axis} {count}" for axis, count in sizes.items() if count > 1) or "1"
@@ -59,31 +52,32 @@ def _is_image(shape: Shape) -> bool:
 
 
 def _axes(mode: str, shape: Shape) -> tuple[str, ...]:
+    known = mode_of(mode)
     if mode == "datapar":
         return ("data",)
-    if mode in CUTS_IMAGES and not _is_image(shape):
+    if known.cuts_images and not _is_image(shape):
         return ()
-    tiles = TILE_AXES[4 - len(shape) :] if mode in CUTS_IMAGES else TILE_AXES
-    return tiles if mode in ("halopar", "modelpar", "vecpar") else ("data", *tiles)
+    tiles = TILE_AXES[4 - len(shape) :] if known.cuts_images else TILE_AXES
+    return ("data", *tiles) if "samples" in known.divides else tiles
 
 
 def _chosen(mode: str, size: int, shape: Shape) -> Sizes:
-    """A grid that nobody asked for in particular."""
+    """The grid of a mode where none is given."""
     sizes = {}
-    if mode in ("hybrid", "halodatapar"):
+    if len(mode_of(mode).divides) > 1:
         data = next((n for n in range(2, size) if size % n == 0), None)
         if data is None:
             raise Unfit(f"{mode} needs a number of ranks that is a product, as 4 = 2 x 2, and there are {size}")
         sizes["data"] = data
         size //= data
-    if mode in CUTS_IMAGES and len(shape) == 2:
+    if mode_of(mode).cuts_images and len(shape) == 2:
         return {**sizes, "width": size}
     height = max(n for n in range(1, size + 1) if size % n == 0 and n * n <= size)
     return {**sizes, "height": height, "width": size // height}
 
 
 def _check_extents(mode: str, sizes: Sizes, shape: Shape) -> None:
-    if mode in CUTS_IMAGES:
+    if mode_of(mode).cuts_images:
         for axis, extent in zip(TILE_AXES[4 - len(shape) :], shape[1:], strict=True):
             if sizes[axis] > extent:
                 raise Unfit(f"{sizes[axis]} ranks along {axis} can not share {extent} rows of an image")
@@ -122,7 +116,7 @@ def _or(words: list[str], most: int = 6) -> str:
 def described(sizes: Sizes, mode: str) -> str:
     """`2 x 2 (height x width)`, for people."""
     used = {axis: count for axis, count in sizes.items() if count > 1}
-    if mode not in CUTS_IMAGES and mode != "datapar":  # the ranks that share an image share its vectors instead
+    if "vectors" in mode_of(mode).divides:  # the ranks that share an image share its vectors instead
         vectors = prod(count for axis, count in used.items() if axis != "data")
         used = {axis: count for axis, count in {"data": used.get("data", 1), "vectors": vectors}.items() if count > 1}
     if not used:
