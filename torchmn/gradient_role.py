@@ -66,14 +66,6 @@ def let_be_partial(parameter: Tensor, tiles: int) -> None:
         change_role(parameter, placement="partial", tiles=tiles)
 
 
-def is_expected(parameter: Tensor, role: GradientRole, tiles: int) -> bool:
-    """Whether a dry run has seen that this parameter, if it learns, is used with images on `tiles` ranks.
-
-    It has not where forward takes another way since, because an attribute of the model has changed.
-    """
-    return tiles == 1 or not parameter.requires_grad or role.placement == "partial"
-
-
 def enters(parameter: Tensor, role: GradientRole) -> Tensor:
     """Returns `parameter` as an operand of a computation on tiles: a partial gradient from there counts `tiles` times.
 

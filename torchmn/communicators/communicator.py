@@ -198,7 +198,7 @@ class Communicator:
         The caller may change `x` as soon as this returns. Messages with the same `tag` arrive in order.
         """
         self.replies.check_peer("send", "dest", dest, tag)
-        self._keep_until_finalized()
+        self.group.watch.pinned.add(self)
         self.replies.send(x, dest, tag)
 
     def recv(self, source: int, tag: int = 0) -> Any:
@@ -211,14 +211,14 @@ class Communicator:
                 "that was sent with send_obj: receive it with recv_obj"
             )
         if message.request:  # the sender hopes for a reply, and what this returns is detached
-            self._keep_until_finalized()
+            self.group.watch.pinned.add(self)
             self.replies.declined.append((source, message.request))
         return message.payload()
 
     def send_obj(self, obj: Any, dest: int, tag: int = 0) -> None:
         """Send any object that pickles, without waiting for it to be received."""
         self.replies.check_peer("send_obj", "dest", dest, tag)
-        self._keep_until_finalized()
+        self.group.watch.pinned.add(self)
         data, problem = try_pack(obj)
         if data is None:
             self.replies.refuse("send_obj", dest, tag, str(problem))
@@ -234,10 +234,6 @@ class Communicator:
                 f"{len(message.tensors)} tensor(s) that were sent with send: receive them with recv"
             )
         return unpack(message.tensors[0], self.device)
-
-    def _keep_until_finalized(self) -> None:
-        """What was sent must be delivered even if the user drops the communicator."""
-        self.group.watch.pinned.add(self)
 
     # -- collective operations ---------------------------------------------------------------------------------
 
@@ -522,7 +518,7 @@ class Communicator:
         self.group.collectives += 1  # on all ranks: the watchdog finds those that have not come by this number
         if not self.transport.traits.checks_sizes:
             self.agree(operation, **same())
-        self._keep_until_finalized()
+        self.group.watch.pinned.add(self)
         return StartedExchange(self.buffers, operation, outgoing, incoming, like)
 
 

@@ -109,7 +109,8 @@ class Watch:
         self.waits: dict[int, Wait] = {}
         self.waited = 0.0  # seconds in waits that have ended
         self.communicators: WeakSet[Any] = WeakSet()  # those of this rank
-        self.pinned: set[Any] = set()  # communicators that are kept until they are finalized: they have sent something
+        # Communicators that have sent something, which must be delivered even if the user drops them.
+        self.pinned: set[Any] = set()
         self.main_thread = thread or threading.main_thread().ident or 0
         self.claiming = threading.Lock()  # for what follows, and for the owners of groups
         self.claimed: WeakValueDictionary[str, Group] = WeakValueDictionary()  # that have or had an owner

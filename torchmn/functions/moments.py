@@ -37,12 +37,12 @@ class Moments:
 
 
 def dims_but_channel(x: Tensor) -> list[int]:
-    return [dim for dim in range(x.dim()) if dim != 1]
+    return [0, *range(2, x.dim())]
 
 
-def per_channel(values: Tensor, x: Tensor) -> Tensor:
-    """`values`, one per channel, shaped so that they broadcast against `x`."""
-    return values.view(1, -1, *[1] * (x.dim() - 2))
+def channel_shape(x: Tensor) -> tuple[int, ...]:
+    """The shape in which values, one per channel, broadcast against `x`."""
+    return (1, -1, *[1] * (x.dim() - 2))
 
 
 def local_moments(x: Tensor) -> Moments:
@@ -55,7 +55,7 @@ def local_moments(x: Tensor) -> Moments:
     # The corrected two-pass algorithm: the rounding error of the first mean is measured by the second pass and
     # taken out of both results.
     rounded = x.mean(dims)
-    distance = x - per_channel(rounded, x)
+    distance = x - rounded.view(channel_shape(x))
     error = distance.mean(dims).double()
     count = x.numel() // channels
     squares = distance.square_().sum(dims).double() - count * error.square()
@@ -64,7 +64,9 @@ def local_moments(x: Tensor) -> Moments:
 
 def union(parts: list[Moments]) -> Moments:
     """The moments of all values together, by Chan's formula: every part counts for as many values as it has."""
-    count = sum([part.count for part in parts])
+    count = 0
+    for part in parts:
+        count += part.count
     if count == 0:
         return parts[0]
     mean = squares = torch.zeros_like(parts[0].mean)

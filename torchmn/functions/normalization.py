@@ -8,7 +8,7 @@ from torch.autograd.function import once_differentiable
 
 from torchmn.communicators.communicator import Communicator
 from torchmn.communicators.uncompiled import uncompiled
-from torchmn.functions.moments import Moments, dims_but_channel, per_channel
+from torchmn.functions.moments import Moments, channel_shape, dims_but_channel
 
 
 @torch.no_grad()
@@ -40,8 +40,9 @@ class _Normalize(torch.autograd.Function):
         ctx.count, ctx.comm = count, comm
         scale = inverse_std if weight is None else inverse_std * weight.to(mean.dtype)
         # The mean comes off first: x * scale - mean * scale would cancel digits where the mean is large.
-        y = (x.to(mean.dtype) - per_channel(mean, x)).mul_(per_channel(scale, x))
-        return (y if bias is None else y.add_(per_channel(bias.to(mean.dtype), x))).to(x.dtype)
+        shape = channel_shape(x)
+        y = (x.to(mean.dtype) - mean.view(shape)).mul_(scale.view(shape))
+        return (y if bias is None else y.add_(bias.to(mean.dtype).view(shape))).to(x.dtype)
 
     @staticmethod
     @once_differentiable
@@ -49,8 +50,8 @@ class _Normalize(torch.autograd.Function):
     def backward(ctx, *gradients: Tensor):
         x, weight, mean, inverse_std = ctx.saved_tensors
         wants_x, wants_weight, wants_bias = ctx.needs_input_grad[:3]
-        dy, dims = gradients[0].to(mean.dtype), dims_but_channel(x)
-        distance = x.to(mean.dtype) - per_channel(mean, x)
+        dy, dims, shape = gradients[0].to(mean.dtype), dims_but_channel(x), channel_shape(x)
+        distance = x.to(mean.dtype) - mean.view(shape)
         sum_dy, sum_dy_distance = dy.sum(dims), (dy * distance).sum(dims)
         dx = None
         if wants_x:
@@ -59,8 +60,8 @@ class _Normalize(torch.autograd.Function):
             mean_dy, mean_dy_distance = sums.to(mean.dtype).chunk(2)
             slope = mean_dy_distance * inverse_std.square()
             scale = inverse_std if weight is None else inverse_std * weight.to(mean.dtype)
-            dx = distance.mul_(per_channel(-slope, x)).add_(dy).sub_(per_channel(mean_dy, x))
-            dx = dx.mul_(per_channel(scale, x)).to(x.dtype)
+            dx = distance.mul_(-slope.view(shape)).add_(dy).sub_(mean_dy.view(shape))
+            dx = dx.mul_(scale.view(shape)).to(x.dtype)
         d_weight = sum_dy_distance * inverse_std if wants_weight else None
         return dx, d_weight, sum_dy if wants_bias else None, None, None, None, None, None
 

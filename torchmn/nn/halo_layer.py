@@ -7,9 +7,10 @@ from collections.abc import Sequence
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from torchmn.communicators.context import here
 from torchmn.errors import ArgumentError
 from torchmn.geometry import Interval, Window
-from torchmn.gradient_role import count_at_parameter, is_expected, role_of
+from torchmn.gradient_role import count_at_parameter, role_of
 from torchmn.sharded import roles
 from torchmn.sharded.redistribute import entering, whole
 from torchmn.sharded.refusals import refuse
@@ -84,12 +85,14 @@ class HaloLayer(nn.Module):
     def _note_parameters(self, x: ShardedTensor) -> None:
         """Their gradients will be this rank's share."""
         for name, parameter in self.named_parameters():
-            if roles.recorder() is None and not is_expected(parameter, role_of(parameter), x.spec.grid.tile_count):
+            role = role_of(parameter)
+            seen = here.recorder is not None or role.placement == "partial" or not parameter.requires_grad
+            if not seen and x.spec.grid.tile_count > 1:
                 refuse(
                     f"the parameter {name} is used in a way that the run without values has not seen: forward took "
                     f"another way then. Let {type(self).__name__} run in the first forward, too"
                 )
-            if role_of(parameter).summed_in_backward:
+            if role.summed_in_backward:
                 refuse(f"the parameter {name} is used outside of {type(self).__name__}, too, which is not supported")
             count_at_parameter(parameter)
             entering(parameter, x.spec)

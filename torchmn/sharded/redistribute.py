@@ -9,10 +9,10 @@ import torch
 from torch import Tensor, nn
 
 from torchmn.communicators.bounded_cache import remembered_tensors
+from torchmn.communicators.context import here
 from torchmn.functions.replicated import enter_parts, part_of_whole, whole_of_parts
 from torchmn.geometry import Interval
-from torchmn.gradient_role import change_role, enters, is_expected, role_of
-from torchmn.sharded import roles
+from torchmn.gradient_role import change_role, enters, role_of
 from torchmn.sharded.memory import empty_in_order
 from torchmn.sharded.sharding import FlatCut, Sharding
 from torchmn.sharded.tensor import ShardedTensor, local, wrap
@@ -49,10 +49,11 @@ def entering(x: Tensor, layout: Sharding) -> Tensor:
     """
     if not isinstance(x, nn.Parameter):
         return enter_parts(gathered(x), layout.grid.tiles)
-    role, tiles, recorder = role_of(x), layout.grid.tiles, roles.recorder()
+    role, tiles, recorder = role_of(x), layout.grid.tiles, here.recorder
     if recorder is not None:
         recorder.note_part_use(x)
-    elif not is_expected(x, role, tiles.size):
+    elif role.placement != "partial" and x.requires_grad and tiles.size > 1:
+        # The dry run has not seen this use: forward takes another way since an attribute of the model has changed.
         change_role(x, summed_in_backward=True)
         return enter_parts(x, tiles)
     return enter_parts(x, tiles) if role.summed_in_backward else enters(x, role)

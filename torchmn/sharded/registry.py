@@ -24,7 +24,8 @@ OTHERWISE = "no rule"  # the key of what is called, with function, args and kwar
 
 _HOMES = (torch, F, Tensor, NN_FUNCTIONS, torch.special)
 _SPELLINGS = {"axis": "dim", "keepdims": "keepdim", "self": "input"}
-_CHANGED_WORDS = {*_SPELLINGS, "out"}
+CHANGED_WORDS = {*_SPELLINGS, "out"}
+"""Keywords that `spelled_alike` changes."""
 
 
 def rule(*functions: str | Rule) -> Callable[[AnyRule], AnyRule]:
@@ -93,8 +94,6 @@ def names(text: str) -> list[str]:
 
 def spelled_alike(func: Any, args: tuple, kwargs: dict) -> tuple[tuple, dict]:
     """Arguments as rules know them: numpy's words are torch's too, and the first may be given by its name."""
-    if args and _CHANGED_WORDS.isdisjoint(kwargs):
-        return args, kwargs
     if func not in RULES and func not in COMPOSED:
         return args, kwargs
     kwargs = {_SPELLINGS.get(name, name): value for name, value in kwargs.items()}

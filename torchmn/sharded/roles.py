@@ -85,7 +85,7 @@ def recording(recorder: Recorder) -> Iterator[None]:
 @contextmanager
 def inside_a_part() -> Iterator[None]:
     """While it lasts, plain tensors are this rank's part: parameters that meet them are used with parts."""
-    noting = recorder()
+    noting = here.recorder
     if noting is not None:
         noting.inside = True
     try:
@@ -93,7 +93,3 @@ def inside_a_part() -> Iterator[None]:
     finally:
         if noting is not None:
             noting.inside = False
-
-
-def recorder() -> Recorder | None:
-    return here.recorder

@@ -72,11 +72,6 @@ def forward_of(samples: Samples) -> Iterator[None]:
         here.samples = before
 
 
-def is_in_forward() -> bool:
-    """Whether the forward of a parallel model is running."""
-    return here.samples is not None
-
-
 def samples_now(batch: int) -> Samples:
     """The samples that the running forward computes; outside of one, a batch is all there is."""
     return here.samples or Samples(0, batch)

@@ -7,7 +7,7 @@ from typing import Any
 from torch import Tensor
 
 from torchmn._torch_compat import DisableTorchFunctionSubclass
-from torchmn.sharded.registry import COMPOSED, OTHERWISE, RULES, spelled_alike
+from torchmn.sharded.registry import CHANGED_WORDS, COMPOSED, OTHERWISE, RULES, spelled_alike
 from torchmn.sharded.sharding import Sharding
 
 
@@ -25,7 +25,7 @@ class ShardedTensor(Tensor):
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
         rule = RULES.get(func)
-        if kwargs:
+        if kwargs and not (args and CHANGED_WORDS.isdisjoint(kwargs)):
             args, kwargs = spelled_alike(func, args, kwargs)
         if rule is None:
             composed, kwargs = COMPOSED.get(func), kwargs or {}

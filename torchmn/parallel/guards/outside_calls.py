@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
+from torchmn.communicators.context import here
 from torchmn.errors import ParallelizeError
 from torchmn.parallel.events import Model, guard
-from torchmn.sharded.sharding import is_in_forward
 from torchmn.sharded.tensor import ShardedTensor
 
 
@@ -29,7 +29,7 @@ class _OnlyInside:
         self.name = name
 
     def __call__(self, module: nn.Module, args: tuple) -> None:
-        if is_in_forward() or not args or not isinstance(args[0], Tensor):
+        if here.samples is not None or not args or not isinstance(args[0], Tensor):
             return
         if not isinstance(args[0], ShardedTensor) and args[0].dim() > 2:
             raise ParallelizeError(

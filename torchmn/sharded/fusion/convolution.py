@@ -10,7 +10,6 @@ from torchmn.geometry import HaloPlan, Window
 from torchmn.sharded.exchange import plan_of_tile
 from torchmn.sharded.fusion.border_products import halo_convolution
 from torchmn.sharded.fusion.wide import Reach, Wide, fetch_wide, wide_of, wide_part
-from torchmn.sharded.images import per_dim
 from torchmn.sharded.registry import Rule, around
 from torchmn.sharded.rules.convolution import parameters_of, windows_of
 from torchmn.sharded.sharding import Sharding
@@ -21,8 +20,9 @@ from torchmn.sharded.windows import plan_windows
 class Prepared(NamedTuple):
     """What a convolution of one sharding comes to, worked out from integers: once, for all steps."""
 
-    windows: tuple[Window, ...]
-    padding: tuple[int, ...]  # at the low end of each dim
+    stride: tuple[int, ...]  # of each dim, as the next ones
+    padding: tuple[int, ...]  # at the low end
+    dilation: tuple[int, ...]
     plan: HaloPlan | None  # of this rank's tile
     result: Sharding
     reach: Reach | None  # in cut dims, where it can run on wide tiles: it keeps the size, with torch's own padding
@@ -37,8 +37,9 @@ def prepared(spec: Sharding, weight: tuple[int, ...], stride: Any, padding: Any,
         dims, result = plan_windows(spec, windows, weight[0])
         plan = plan_of_tile(spec, dims)
         reach = None if plan is None else _reach(spec, result, windows)
-        known = Prepared(windows, tuple([window.padding[0] for window in windows]), plan, result, reach)
-        spec.worked_out[key] = known
+        settings = [(window.stride, window.padding[0], window.dilation) for window in windows]
+        strides, paddings, dilations = zip(*settings, strict=True)
+        known = spec.worked_out[key] = Prepared(strides, paddings, dilations, plan, result, reach)
     return known
 
 
@@ -83,10 +84,9 @@ def convolution(
     if work.plan is None or x.is_meta:
         return rule(x, weight, bias, stride, padding, dilation, groups)
     weight, bias = parameters_of(x, weight, bias)
-    steps, apart = per_dim(stride, len(work.windows)), per_dim(dilation, len(work.windows))
-    return wrap(
-        halo_convolution(local(x), weight, bias, work.plan, x.spec.grid.tiles, steps, apart, groups), work.result
-    )
+    tiles = x.spec.grid.tiles
+    convolved = halo_convolution(local(x), weight, bias, work.plan, tiles, work.stride, work.dilation, groups)
+    return wrap(convolved, work.result)
 
 
 def wide_enough(x: ShardedTensor, weight: Tensor, reach: Reach | None) -> Wide | None:

@@ -26,13 +26,12 @@ from torchmn._torch_compat import (
     is_transforming,
     own_parameters,
 )
+from torchmn.communicators.context import here
 from torchmn.geometry import Interval
-from torchmn.sharded import roles
 from torchmn.sharded.fusion.blocks import may_stay_in_blocks
 from torchmn.sharded.fusion.chain import Box, Kept, Link, convolve_in_chain
 from torchmn.sharded.fusion.convolution import Prepared, prepared, wide_enough
 from torchmn.sharded.fusion.wide import Reach, Wide, wide_part
-from torchmn.sharded.images import per_dim
 from torchmn.sharded.redistribute import entering
 from torchmn.sharded.saved_buffers import outside
 from torchmn.sharded.sharding import Sharding
@@ -71,7 +70,8 @@ def _forward_in_chains(sequential: nn.Module, *args: Any, **kwargs: Any) -> Any:
         return nn.Sequential.forward(sequential, *args, **kwargs)  # type: ignore[arg-type]
     x, layers, at = args[0], list(_flattened(sequential)), 0
     while at < len(layers):
-        taken, done = _chained(layers, at, x) if isinstance(x, ShardedTensor) else (0, x)
+        begins = isinstance(x, ShardedTensor) and type(layers[at]) in _CONVOLUTIONS
+        taken, done = _chained(layers, at, x) if begins else (0, x)
         x, at = (done, at + taken) if taken else (layers[at](x), at + 1)
     return x
 
@@ -81,7 +81,7 @@ def _forward_in_chains(sequential: nn.Module, *args: Any, **kwargs: Any) -> Any:
 
 def _is_somebody_listening() -> bool:
     """Whether every layer and every torch function must be called as the model says."""
-    if roles.recorder() is not None or any(HOOKS_OF_ALL_MODULES) or is_tracing():
+    if here.recorder is not None or any(HOOKS_OF_ALL_MODULES) or is_tracing():
         return True
     return is_transforming() or not all(map(_is_ours, function_modes()))
 
@@ -196,9 +196,7 @@ def _chain(layout: Sharding, wide: Wide, said: Sequence[_Settings], in_blocks: b
         image, kept, stays = work.result, None, in_blocks and number < len(works)
         if not stays and _is_worth_dropping(width, margin):
             kept, width = _kept(image, width, margin), margin
-        dims = len(work.windows)
-        strides = (per_dim(settings.stride, dims), work.padding, per_dim(settings.dilation, dims))
-        links.append(Link(*strides, settings.groups, settings.relu, kept, stays))
+        links.append(Link(work.stride, work.padding, work.dilation, settings.groups, settings.relu, kept, stays))
     return _Chain(tuple(links), image, width, margin)
 
 

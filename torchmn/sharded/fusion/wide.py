@@ -24,8 +24,8 @@ import torch
 from torch import Tensor
 
 from torchmn._torch_compat import version_of
+from torchmn.communicators.context import here
 from torchmn.geometry import DimPlan, Interval
-from torchmn.sharded import roles
 from torchmn.sharded.exchange import Fetching, fetch
 from torchmn.sharded.sharding import Cut, Sharding
 from torchmn.sharded.tensor import ShardedTensor, wrap
@@ -146,7 +146,7 @@ def fetch_wide(x: ShardedTensor, weight: Tensor, reach: Reach) -> Wide | None:
 def _width(x: ShardedTensor, weight: Tensor, image: tuple[int, ...]) -> tuple[Reach | None, Run | None]:
     if not x.spec.shape[0] or x.is_inference() or torch.is_inference_mode_enabled():
         return None, None  # in inference mode tensors have no versions: nobody could tell when a tile was changed
-    recorder = roles.recorder()
+    recorder = here.recorder
     if recorder is None:
         return x.spec.learned.get(id(weight), {}).get(image), None
     name = recorder.name_of(weight)

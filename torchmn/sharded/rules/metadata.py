@@ -54,10 +54,6 @@ for _name in names("new_zeros new_ones new_full new_empty new_tensor"):
         RULES[_function] = partial(_made, _function)
 
 
-def _told(function: Any, *args: Any, **kwargs: Any) -> Any:
-    return function(*args, **kwargs)
-
-
 _TOLD_BY_THE_VALUES = names(
     "dim ndimension ndim dtype device requires_grad grad_fn is_leaf is_cuda is_cpu is_meta layout is_sparse "
     "is_quantized is_mkldnn is_nested is_floating_point is_complex is_signed is_contiguous itemsize element_size "
@@ -66,7 +62,7 @@ _TOLD_BY_THE_VALUES = names(
 )
 for _name in _TOLD_BY_THE_VALUES:
     for _function in functions_named(_name):
-        RULES[_function] = partial(_told, _function)
+        RULES[_function] = _function
 
 
 def _kept(function: Any, x: ShardedTensor, *args: Any, **kwargs: Any) -> Any:

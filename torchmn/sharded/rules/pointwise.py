@@ -39,6 +39,7 @@ IN_PLACE = names("__iadd__ __isub__ __imul__ __itruediv__ __idiv__ __ipow__ fill
 
 def pointwise(function: Any, in_place: bool, *args: Any, **kwargs: Any) -> Any:
     """The rule: bring all operands to one layout and compute on what this rank holds."""
+    in_place = in_place or bool(kwargs.get("inplace"))  # activations of torch.nn.functional take it
     tensors = [x for x in (*args, *kwargs.values()) if isinstance(x, Tensor)]
     if len(tensors) == 1 and args and args[0] is tensors[0]:  # activations, mostly
         result = function(*args, **kwargs)
@@ -113,17 +114,12 @@ def _is_spread(x: ShardedTensor, shape: Sequence[int]) -> bool:
 def _register() -> None:
     for name in (*ACTIVATIONS, *ARITHMETIC, *OPERATORS):
         for function in functions_named(name):
-            RULES[function] = partial(_with_flag, function)
+            RULES[function] = partial(pointwise, function, False)
         for function in functions_named(f"{name}_"):
             RULES[function] = partial(pointwise, function, True)
     for name in IN_PLACE:
         for function in functions_named(name):
             RULES[function] = partial(pointwise, function, True)
-
-
-def _with_flag(function: Any, *args: Any, **kwargs: Any) -> Any:
-    """Activations of torch.nn.functional take `inplace`."""
-    return pointwise(function, bool(kwargs.get("inplace")), *args, **kwargs)
 
 
 _register()
