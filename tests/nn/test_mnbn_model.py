@@ -121,6 +121,20 @@ def test_models_that_differ_or_can_not_be_copied_are_refused_on_every_rank(comm)
     assert_refused(comm, lambda: create_mnbn_model(holder, comm), "rank 1", "copied", kind=torchmn.ArgumentError)
 
 
+@ranks(2, on="threads")
+def test_a_copy_that_makes_its_layers_anew_is_refused_on_every_rank(comm):
+    class MadeAnew(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.norm = nn.BatchNorm1d(2)
+
+        def __deepcopy__(self, memo):
+            return MadeAnew()
+
+    model = nn.Sequential(MadeAnew() if comm.rank == 1 else nn.Sequential(nn.BatchNorm1d(2)))
+    assert_refused(comm, lambda: create_mnbn_model(model, comm), "rank 1", "0.norm anew", kind=torchmn.ArgumentError)
+
+
 @ranks(1, on="threads")
 @pytest.mark.filterwarnings("ignore:.*torch.jit.script.*:DeprecationWarning")
 def test_a_scripted_layer_is_named(comm):

@@ -111,6 +111,26 @@ def test_a_refusal_that_only_another_image_meets_comes_before_its_forward():
     torchmn.run_threads(body, 4)
 
 
+def test_a_refusal_names_the_layer_as_the_model_does_whoever_holds_the_model():
+    class Holder(nn.Module):
+        def __init__(self, comm: Any, function: Callable[[Tensor], Any], **options: Any):
+            super().__init__()
+            self.head = nn.Linear(2, 2)
+            self.net = parallelize(Model(function), ProcessGrid(comm, height=2), "halopar", **options)
+
+        def forward(self, x: Tensor) -> Any:
+            return self.net(x)
+
+    def body(comm):
+        with pytest.raises(ParallelizeError, match=r"^block\.1 \(Inner\("):
+            Holder(comm, lambda x: F.unfold(x, 3), input_shape=IMAGE)
+        holder = Holder(comm, lambda x: F.unfold(x, 3) if x.shape[2] == 10 else x)
+        with pytest.raises(ParallelizeError, match=r"^block\.1 \(Inner\("):
+            holder(torch.randn(2, 4, 5, 6))
+
+    torchmn.run_threads(body, 2)
+
+
 def test_indices_of_the_batch_are_refused_where_ranks_have_other_samples():
     def body(comm):
         with pytest.raises(ParallelizeError, match="an index of the batch"):

@@ -37,7 +37,7 @@ def dry_run(model: nn.Module, forward: Callable[..., Any], inputs: Sequence[Any]
         if isinstance(module, SlicedModule)
         for name in module.cut_parameters
     }
-    recorder = Recorder(parameters.items(), slices)
+    recorder = Recorder(model, parameters.items(), slices)
     guards = [guard.look(model) for guard in GUARDS.by_event["trace"]]
     holder = _Holder(model, forward, guards)
     tensors = {f"model.{name}": x for name, x in (*parameters.items(), *buffers.items())}

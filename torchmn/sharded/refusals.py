@@ -8,6 +8,7 @@ from torch import nn
 from torch.utils import checkpoint
 
 from torchmn._torch_compat import MODULE_CALL
+from torchmn.communicators.context import here
 from torchmn.communicators.watchdog import running_frames
 from torchmn.errors import ParallelizeError
 
@@ -18,20 +19,15 @@ def where() -> str:
     It is found by walking the stack, which only errors pay for.
     """
     owners = [frame.f_locals.get("self") for frame in running_frames() if frame.f_code.co_name != MODULE_CALL]
-    running = [owner for owner in owners if isinstance(owner, nn.Module) and "training" in vars(owner)]  # initialised
-    if not running:
+    running = [owner for owner in owners if isinstance(owner, nn.Module)]
+    parallel = (module for module in running if hasattr(module, "parallelism"))
+    model = here.recorder.model if here.recorder is not None else next(parallel, None)
+    names = {} if model is None else {module: name for name, module in model.named_modules()}
+    module = next((module for module in running if module in names), None)
+    if module is None:
         return "the model"
-    # A model that is not parallel yet is the outermost one, but for modules that do not hold it.
-    for model in [module for module in running if hasattr(module, "parallelism")] or reversed(running):
-        names = {module: name for name, module in model.named_modules()}
-        module = next(module for module in running if module in names)
-        if module is not model:
-            return _words(names[module], module)
-    return _words(type(running[0]).__name__, running[0])
-
-
-def _words(name: str, module: nn.Module) -> str:
-    return f"{name} ({type(module).__name__ if any(module.children()) else module!r})"
+    inner = repr(module) if not any(module.children()) else type(module).__name__
+    return f"{names[module] or type(module).__name__} ({inner})"
 
 
 def refuse(problem: str) -> NoReturn:

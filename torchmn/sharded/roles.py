@@ -18,10 +18,13 @@ from torchmn.trees import leaves_of
 class Recorder(TorchFunctionMode):
     """Notes, while a model runs once on tensors without values, with what each parameter is used."""
 
-    def __init__(self, parameters: Iterable[tuple[str, nn.Parameter]], owners: Mapping[int, nn.Module] | None = None):
+    def __init__(
+        self, model: nn.Module, parameters: Iterable[tuple[str, nn.Parameter]], owners: Mapping[int, nn.Module]
+    ):
         super().__init__()
+        self.model = model
         self._names = {id(p): name for name, p in parameters}
-        self._owners = owners or {}  # of slices, by the id of the parameter: the module that knows it is one
+        self._owners = owners  # of slices, by the id of the parameter: the module that knows it is one
         self.with_parts: set[str] = set()
         self.with_whole: set[str] = set()
         self.notes: list[Any] = []  # of a pass
