@@ -53,6 +53,8 @@ def test_every_option_is_listed_with_its_value_and_every_listed_option_exists():
     }
     existing = {}
     for kind in registry.KINDS:
+        if kind is registry.schedules:
+            continue  # their options are the arguments that torch documents
         for cls in kind.entries.values():
             options = [_option(info.alias or name, info) for name, info in cls.model_fields.items()]
             own = [option for option in options if option.partition("=")[0] not in OF_ALL_WORDS.get(kind.plural, ())]

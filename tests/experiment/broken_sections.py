@@ -107,9 +107,9 @@ BROKEN = [
     (
         "schedule two",
         swap("lr: 0.1", "lr: 0.1, schedule: {step: [1], cosine: 0}"),
-        "8:43: schedule has step and cosine: expected one of step, every, exponential, linear, cosine",
+        "8:43: schedule has step and cosine: expected one of step, every, exponential, linear, cosine, or the name of a torch class",
     ),
-    ("schedule list", swap("lr: 0.1", "lr: 0.1, schedule: {step: 3}"), "8:50: expected sgd's step to be a list, got 3"),
+    ("schedule list", swap("lr: 0.1", "lr: 0.1, schedule: {step: 3}"), "8:50: expected step to be a list, got 3"),
     ("epochs 0", swap("epochs: 1", "epochs: 0"), "9:9: expected epochs to be at least 1, got 0"),
     ("epochs none", swap("epochs: 1", "epochs:"), "9:8: expected epochs to be a whole number, got nothing"),
     (

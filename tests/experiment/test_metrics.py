@@ -11,7 +11,7 @@ from torch import tensor
 from torchmn.errors import ExperimentError
 from torchmn.experiment import registry, schema  # noqa: F401  (schema registers the names)
 from torchmn.experiment.metrics import labelled
-from torchmn.experiment.optimizers import Schedule
+from torchmn.experiment.schedules import Schedule
 
 SCORES = tensor([[2.0, 1.0, 0.0], [0.0, 3.0, 1.0], [1.0, 0.5, 2.5], [0.2, 0.1, 0.3]], dtype=torch.float64)
 LABELS = tensor([0, 2, 2, 1])

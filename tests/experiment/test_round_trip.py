@@ -27,6 +27,7 @@ from torchmn.experiment.writing import as_yaml
 TOLD = {
     "kernel": 3, "maps": 4, "units": 5, "shape": [1, 28, 28], "last": 2, "factor": [2, 3], "split": 2, "lr": 0.1,
     "layers": [{"conv": {"maps": 2, "kernel": [3, 1], "padding": "same"}}, "relu"], "name": "torch.nn.Flatten",
+    "step_size": 2, "milestones": [1, 2], "gamma": 0.5, "T_max": 3, "T_0": 3, "base_lr": 0.01, "max_lr": 0.1,
 }  # fmt: skip
 
 
@@ -65,6 +66,7 @@ def changes() -> Iterator[tuple[str, str]]:
                 "initializer": f"model.layers.0.conv.init={word}",
                 "cost": f"model.cost=[{word}, {{name: sum_squared, scale: 2.0, units: [0, 3], target: inputs}}]",
                 "optimizer": f"optimizer={word}",
+                "schedule": f"optimizer.schedule={word}",
                 "metric": f"metrics={{train: [{word}], test: [{word}]}}",
                 "dataset": f"dataset={word}",
             }[kind.noun]

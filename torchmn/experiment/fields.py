@@ -140,6 +140,14 @@ class Nested:
         self.cls = cls
 
 
+class ReferenceOrNested(Reference):
+    """Marks a field whose value is such a name with its options, or a mapping without a name: options of `cls`."""
+
+    def __init__(self, registry: Registry, cls: type[BaseModel]):
+        super().__init__(registry)
+        self.cls = cls
+
+
 class LayerList:
     """Marks a field whose value is a list of layers."""
 

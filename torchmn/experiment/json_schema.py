@@ -11,6 +11,7 @@ from torchmn.experiment.autoencoder import Autoencoder
 from torchmn.experiment.fields import DEFINITION
 from torchmn.experiment.layers.own_module import OwnModule
 from torchmn.experiment.registry import Options, Registry
+from torchmn.experiment.schedules import Schedule
 from torchmn.experiment.schema import Experiment, Grid, Model, Parallel
 
 
@@ -18,7 +19,7 @@ def json_schema() -> dict[str, Any]:
     """A JSON schema (2020-12) that accepts what `load` accepts, as far as a schema can say it."""
     definitions: dict[str, Any] = {}
     top = _schema(Experiment, definitions)
-    for section in (Model, Parallel, Grid, OwnModule, Autoencoder):
+    for section in (Model, Parallel, Grid, OwnModule, Autoencoder, Schedule):
         definitions[section.__name__] = _schema(section, definitions)
     definitions["OwnModule"] = {"anyOf": [{"type": "string"}, definitions["OwnModule"]]}
     for kind in registry.KINDS:

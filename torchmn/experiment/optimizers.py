@@ -11,73 +11,18 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
 from torch import nn
 
-from torchmn.errors import ExperimentError, nearest
-from torchmn.experiment.fields import Count, NotNegative, Positive, Share, problem
+from torchmn.errors import ExperimentError
+from torchmn.experiment.fields import NotNegative, Positive, Share, problem
 from torchmn.experiment.momentum import Momentum, Ramp
 from torchmn.experiment.registry import Options, register_optimizer
 from torchmn.experiment.registry import optimizers as registered
+from torchmn.experiment.schedules import ScheduleField, TorchSchedule
 
-STRICT = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False, populate_by_name=True)
-# The shapes of a schedule, and how a file says each of them.
-SHAPES = {
-    "step": "{step: [5, 8], ratio: 0.1}", "every": "{every: 3, ratio: 0.1}", "exponential": "{exponential: 0.9}",
-    "linear": "{linear: 0.0}", "cosine": "{cosine: 0.0}",
-}  # fmt: skip
 LARGEST_LR = 1e38
 """Near the largest number of float32, which torch turns learning rates into."""
-
-
-class Schedule(BaseModel):
-    """How the learning rate changes: one of step, every, exponential, linear, cosine."""
-
-    model_config = STRICT
-
-    step: list[Count] | None = Field(None, description="after these many epochs it is multiplied by ratio")
-    every: Count | None = Field(None, description="after each so many epochs it is multiplied by ratio")
-    ratio: Positive | None = Field(None, description="goes with step and every; 0.1 if it is not said")
-    shift: int | None = Field(None, ge=0, description="so many epochs earlier; goes with step and every")
-    exponential: Positive | None = Field(None, description="it is multiplied by this after each epoch")
-    linear: NotNegative | None = Field(None, description="it goes in a line to this share, in the last epoch")
-    cosine: NotNegative | None = Field(None, description="it goes in half a wave to this share, in the last epoch")
-
-    @model_validator(mode="before")
-    @classmethod
-    def _one(cls, given: Any) -> Any:
-        if isinstance(given, str):  # `schedule: cosine`
-            known = f"needs a value, as {SHAPES[given]}" if given in SHAPES else f"is unknown. {nearest(given, SHAPES)}"
-            raise problem(f"{given!r} {known}")
-        if isinstance(given, dict):
-            named = [name for name in SHAPES if given.get(name) is not None]
-            without = [name for name in SHAPES if name in given and not named]
-            if without:  # `{cosine: }`
-                raise problem(f"{without[0]!r} needs a value, as {SHAPES[without[0]]}")
-            unknown = set(given) - set(SHAPES) - {"ratio", "shift"}
-            if len(named) != 1 and not unknown:
-                has = " and ".join(named) or "none of them"
-                raise problem(f"has {has}: expected one of {', '.join(SHAPES)}")
-            unused = [name for name in ("ratio", "shift") if given.get(name) is not None]
-            if unused and not unknown and named[0] not in ("step", "every"):
-                raise problem(f"has {unused[0]} beside {named[0]}: it goes with step and every")
-        return given
-
-    def factor(self, epoch: int, epochs: int) -> float:
-        """By what the learning rate is multiplied in `epoch` (the first is 0) of `epochs`."""
-        done = epoch / max(epochs - 1, 1)
-        ratio = 0.1 if self.ratio is None else self.ratio
-        counted = epoch + (self.shift or 0)
-        if self.step is not None:
-            return ratio ** sum(counted >= at for at in self.step)
-        if self.every is not None:
-            return ratio ** (counted // self.every)
-        if self.exponential is not None:
-            return self.exponential**epoch
-        if self.linear is not None:
-            return 1 + (self.linear - 1) * done
-        end = self.cosine or 0.0
-        return end + (1 - end) * (1 + math.cos(math.pi * done)) / 2
 
 
 class Optimizer(Options):
@@ -85,25 +30,32 @@ class Optimizer(Options):
 
     lr: NotNegative = Field(description="the learning rate")
     weight_decay: NotNegative = 0.0
-    schedule: Schedule | None = None
+    schedule: ScheduleField = None
 
     def build(self, parameters: Iterable[Any]) -> torch.optim.Optimizer:
         raise NotImplementedError
 
     def set_epoch(self, optimizer: torch.optim.Optimizer, epoch: int, epochs: int) -> None:
         """Set the learning rates (and momentum) of `epoch`, the first being 0."""
-        try:
-            factor = self.schedule.factor(epoch, epochs) if self.schedule else 1.0
-        except OverflowError:
-            factor = math.inf
-        for group in optimizer.param_groups:
-            lr = group.setdefault("first_lr", group["lr"]) * factor
+        first = [group.setdefault("first_lr", group["lr"]) for group in optimizer.param_groups]
+        for group, values in zip(optimizer.param_groups, self._scheduled(first, epoch, epochs), strict=True):
+            lr = values["lr"]
             if not lr < LARGEST_LR:
                 raise ExperimentError(
                     f"{self.where}: the learning rate of epoch {epoch + 1} would be {lr:g}, and torch takes less than "
                     f"{LARGEST_LR:g}: choose a smaller lr, or another schedule"
                 )
-            group["lr"] = lr
+            group.update(values)
+
+    def _scheduled(self, lrs: list[float], epoch: int, epochs: int) -> list[dict[str, Any]]:
+        """What the schedule makes of the learning rates of all groups in `epoch`, and of momentum if it changes it."""
+        if isinstance(self.schedule, TorchSchedule):
+            return self.schedule.values(self.build, lrs, epoch, epochs)
+        try:
+            factor = self.schedule.factor(epoch, epochs) if self.schedule else 1.0
+        except OverflowError:
+            factor = math.inf
+        return [{"lr": lr * factor} for lr in lrs]
 
     def groups(self, parameters: Iterable[Any], *rules: str) -> list[dict[str, Any]]:
         """Groups of parameters with what layers say of their own; an ExperimentError where that is not in `rules`."""
@@ -153,9 +105,11 @@ class SGD(Optimizer):
     dampening: Share = 0.0
 
     @model_validator(mode="after")
-    def _nesterov(self) -> SGD:
+    def _momentum(self) -> SGD:
         if self.nesterov and (self.momentum == 0.0 or self.dampening):
             raise problem("has nesterov, which needs a momentum, as 0.9, and no dampening")
+        if isinstance(self.momentum, Ramp) and getattr(self.schedule, "changes_momentum", False):
+            raise problem("has a momentum that changes, and a schedule that changes it too: say cycle_momentum: false")
         return self
 
     def build(self, parameters: Iterable[Any]) -> torch.optim.Optimizer:

@@ -19,6 +19,7 @@ from torchmn.experiment.fields import (
     Reference,
     ReferenceList,
     ReferenceOrList,
+    ReferenceOrNested,
     ReferencesBySplit,
 )
 from torchmn.experiment.registry import Options, Registry
@@ -95,6 +96,11 @@ class Reading:
             return self._list_of(mark.registry, value, path)
         if isinstance(mark, ReferenceOrList) and isinstance(value, list) and value:
             return self._list_of(mark.registry, value, path)
+        if isinstance(mark, ReferenceOrNested):
+            if isinstance(value, str) and not mark.registry.has(value):
+                return value
+            if not isinstance(value, str) and not (isinstance(value, dict) and "name" in value):
+                return self.options(mark.cls, value, path)
         if isinstance(mark, Reference):
             return self.named(mark.registry, value, path)
         if isinstance(mark, LayerList):

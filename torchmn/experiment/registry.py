@@ -81,6 +81,7 @@ class Registry:
         self.noun, self.plural, self.base = noun, plural, base
         self.base_of_functions = base  # a kind with options that all of it have (a cost's scale) puts its own here
         self.entries: dict[str, type[Options]] = {}
+        self.refused: dict[str, str] = {}  # names that a user may expect, and why they are not supported
 
     def register(self, *names: str) -> Callable[[Registered], Registered]:
         """A decorator that gives a class of options, or a function, these names; the first is the one shown."""
@@ -136,9 +137,15 @@ class Registry:
 
     def find(self, name: str) -> type[Options]:
         """What `name` stands for; a KeyError with the nearest name if it stands for nothing."""
+        if name in self.refused:
+            raise KeyError(f"the {self.noun} {name!r} is not supported: {self.refused[name]}")
         if name not in self.entries:
             raise KeyError(f"there is no {self.noun} {name!r}. {nearest(name, self.entries)}")
         return self.entries[name]
+
+    def has(self, name: str) -> bool:
+        """Whether a name stands for something, or is refused with a reason."""
+        return name in self.entries or name in self.refused
 
     def __iter__(self) -> Iterator[str]:
         return iter(self.entries)
@@ -154,10 +161,11 @@ activations = Registry("activation", "activations")
 initializers = Registry("initializer", "initializers")
 costs = Registry("cost", "costs")
 optimizers = Registry("optimizer", "optimizers")
+schedules = Registry("schedule", "schedules")
 metrics = Registry("metric", "metrics")
 datasets = Registry("dataset", "datasets")
 
-KINDS = (layers, activations, initializers, costs, optimizers, metrics, datasets)
+KINDS = (layers, activations, initializers, costs, optimizers, schedules, metrics, datasets)
 
 register_layer = layers.register
 register_activation = activations.register
