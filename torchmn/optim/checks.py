@@ -8,12 +8,11 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from torchmn.communicators.communicator import Communicator
 from torchmn.gradient_role import role_of
-from torchmn.optim.hyperparameters import ONLY_SPEED, plain_value
 from torchmn.optim.wrapper import WrappedOptimizer
 
 OPERATION = "create_multi_node_optimizer"
@@ -25,6 +24,9 @@ _ELEMENT_BY_ELEMENT = (
 )
 
 
+# How a step is computed, and not what comes out: ranks may differ in it.
+_ONLY_SPEED = ("foreach", "fused", "capturable", "differentiable")
+_PLAIN = (bool, int, float, str, tuple)
 _WIRE_DTYPES = (None, torch.float16, torch.bfloat16, torch.float32)
 
 
@@ -48,9 +50,31 @@ def groups_as_text(optimizer: Optimizer, first: int = 0) -> dict[str, str]:
 
 def _values(group: dict[str, Any]) -> str:
     """The plain values of a group. Tables and functions are left out: their texts say nothing, or where they lie."""
-    values = {name: plain_value(value) for name, value in group.items() if name not in ONLY_SPEED}
+    values = {name: _plain_value(value) for name, value in group.items() if name not in _ONLY_SPEED}
     kept = {name: value for name, value in values.items() if value is not None}
     return f"({', '.join(f'{name} {value}' for name, value in kept.items())})"
+
+
+def hyperparameters(optimizer: Optimizer) -> tuple[tuple[tuple[str, Any], ...], ...]:
+    """Of each group, what the optimizer was made with or a schedule has set since: learning rate, momentum, betas."""
+    groups = []
+    for group in optimizer.param_groups:
+        named = []
+        for name in optimizer.defaults:
+            if name not in _ONLY_SPEED:
+                value = group.get(name)
+                plain = value if isinstance(value, _PLAIN) else _plain_value(value)
+                if plain is not None:
+                    named.append((name, plain))
+        groups.append(tuple(named))
+    return tuple(groups)
+
+
+def _plain_value(value: Any) -> Any:
+    """A value that can be compared by what it says; None for others. A number on a GPU is not waited for."""
+    if isinstance(value, Tensor):
+        return value.item() if value.is_cpu and value.dim() == 0 else None
+    return value if isinstance(value, _PLAIN) else None
 
 
 def _option_problem(options: Mapping[str, Any]) -> str | None:

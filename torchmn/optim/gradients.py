@@ -17,7 +17,6 @@ from torchmn.communicators.mean import means
 from torchmn.communicators.watchdog import ranks_text
 from torchmn.errors import MismatchError
 from torchmn.gradient_role import role_of
-from torchmn.optim.sparse import mean_of_sparse
 
 ABSENT, DENSE, SPARSE = 0, 1, 2
 
@@ -230,7 +229,7 @@ def take_mean(
         among = grad.over or comm
         if kind == SPARSE:
             share = agreement.share * comm.size / among.size
-            grad.value = mean_of_sparse(among, grad.value, grad.parameter, share)
+            grad.value = _mean_of_sparse(among, grad.value, grad.parameter, share)
         elif kind == DENSE:
             if grad.value is None or agreement.share == 0:
                 # With no samples the mean loss of a rank is 0/0: its gradient must not count, nor its NaNs.
@@ -244,3 +243,20 @@ def take_mean(
                 share = None if equal else agreement.share * comm.size / among.size
                 for place, mean in zip(values, means(among, list(values.values()), share, wire_dtype), strict=True):
                     grads[place].value = mean
+
+
+def _mean_of_sparse(comm: Communicator, grad: Tensor | None, parameter: Tensor, share: float) -> Tensor:
+    """The sum over ranks of `share` times each rank's sparse gradient of a parameter, on every rank.
+
+    Only the rows that were touched travel. A rank without a gradient, or with a share of 0, adds nothing.
+    """
+    if grad is None or share == 0:
+        sparse_dims = 1
+        indices = torch.zeros(sparse_dims, 0, dtype=torch.int64, device=parameter.device)
+        values = parameter.detach().new_zeros(0, *parameter.shape[sparse_dims:])
+    else:
+        grad = grad.coalesce()
+        indices, values = grad.indices(), grad.values() * share
+    all_indices = torch.cat(comm.allgather(indices), dim=1)
+    all_values = torch.cat(comm.allgather(values), dim=0)
+    return torch.sparse_coo_tensor(all_indices, all_values, parameter.shape, check_invariants=False).coalesce()

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+from torchmn.optim.checks import hyperparameters
 from torchmn.optim.events import StepGuard, guard
 from torchmn.optim.gradients import Gradient
-from torchmn.optim.hyperparameters import hyperparameters
 
 
 @guard(on="step", why="a schedule that one rank alone has stepped lets its parameters drift apart from the others'")
