@@ -1,8 +1,8 @@
 """torch's private API, as far as torchmn needs it: no other file uses any (tests/test_torch_compat.py looks).
 
 Entries are for torch 2.6 to 2.15, unless a comment names versions. What hot paths need is torch's own object under a
-plain name, or an `attrgetter`: neither costs a Python call. If a later torch lacks a name, the import of this file
-raises an error with that name, except where a fallback gives the same numbers.
+plain name, or an `attrgetter`: neither costs a Python call. If a later torch lacks a name, the import of this file or
+the first use of the attribute raises an error with that name, except where a fallback gives the same numbers.
 """
 
 from __future__ import annotations
@@ -150,8 +150,8 @@ call_after_backward: Callable[[Callable[[], None]], None] = torch.autograd.Varia
 # The level of forward-mode differentiation; -1 outside. If a later torch has none: 0, so that `unpack_dual` decides.
 forward_mode_level: Callable[[], int] = partial(getattr, forward_ad, "_current_level", 0)
 
-# The innermost hooks on tensors that are saved for backward, or None; the argument: leave out those of tracers.
-# None in torch 2.6, which does not show them.
+# The innermost hooks on tensors that are saved for backward, or None. The argument: also while a compiler traces.
+# torch 2.6 has no such function.
 top_saved_tensor_hooks: Any = getattr(_C._autograd, "_top_saved_tensors_default_hooks", None)
 
 

@@ -10,6 +10,7 @@ from torch.utils.checkpoint import checkpoint
 import torchmn
 from tests.parallel.training import tile_of
 from tests.sharded.parity import numbers
+from torchmn._torch_compat import top_saved_tensor_hooks
 from torchmn.errors import MismatchError, ParallelizeError
 from torchmn.parallel import parallelize
 
@@ -111,10 +112,7 @@ WAYS = {
 }
 
 
-@pytest.mark.skipif(
-    not hasattr(torch._C._autograd, "_top_saved_tensors_default_hooks"),  # type: ignore[attr-defined]
-    reason="torch 2.6 does not show its saved-tensor hooks",
-)
+@pytest.mark.skipif(top_saved_tensor_hooks is None, reason="torch 2.6 does not show its saved-tensor hooks")
 @pytest.mark.parametrize("way", WAYS)
 def test_ways_to_keep_fewer_activations_work_from_the_first_forward_on(way):
     around, call = WAYS[way]
