@@ -19,6 +19,7 @@ import pytest
 from tests.cli.commands import PATIENCE, Command, started, torchmn
 from tests.cli.experiments import TEXT, losses, written
 from tests.worlds.launch import ROOT, clean_environment
+from torchmn.cli.experiment_command import check
 from torchmn.cli.experiment_options import command_of
 from torchmn.cli.main import main
 from torchmn.cli.train import _parser as train_parser
@@ -191,6 +192,20 @@ def test_what_can_not_be_is_said_once_in_one_line_before_anything_starts(argumen
     said = capfd.readouterr()
     assert message in said.err and said.err.count("\n") == 1 and said.out == ""
     assert "Traceback" not in said.err and not (tmp_path / "runs").exists()
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ("dataset={name: npz, path: none.npz}", "npz"),
+        ("model.layers.0.conv.kernel=40", "conv1"),
+    ],
+)
+def test_what_only_data_and_model_show_is_said_once_by_the_ranks(change, message, tmp_path):
+    file = written(tmp_path)
+    check(train_parser().parse([file, "-n", "2", "--set", change]), 2, checks_mode=True)
+    result = torchmn("train", file, "-n", "2", "--transport", "gloo", "--set", change, warm=True)
+    assert result.status == 2 and result.err.count("\n") == 1 and message in result.err, result.err
 
 
 def test_a_mode_that_the_model_can_not_do_names_those_that_it_can(tmp_path):

@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from tests.experiment.files import BASE
 from tests.experiment.running import experiment
 from torchmn.errors import ExperimentError
 from torchmn.experiment.grids import Unfit, described, grid_for
@@ -82,3 +83,12 @@ def test_schema_and_documentation_have_every_mode():
     assert schema["anyOf"][0]["enum"] == list(NAMES)
     page = (Path(__file__).parents[2] / "docs" / "experiments.md").read_text()
     assert re.findall(r"^\| `(--[^`]*)` \|", page, re.M) == [mode.flag for mode in MODES.values()]
+
+
+@pytest.mark.parametrize(
+    "dataset",
+    ["mnist", "{name: random, shape: [2, 9]}", "{name: ellipses, side: 18}", "{name: toy_images, side: 9}"],
+)
+def test_a_shape_that_is_known_before_the_data_is_theirs(dataset):
+    chosen = experiment(BASE, f"dataset={dataset}")
+    assert chosen.the_dataset().known_shape(None) == load_data(chosen, None)["train"].shape

@@ -100,12 +100,12 @@ def explain(options: argparse.Namespace) -> None:
 
 
 def check(options: argparse.Namespace, size: int, checks_mode: bool) -> None:
-    """Raise what would go wrong on every rank, before there are any."""
-    from torchmn.experiment.model import build_model, load_data
-    from torchmn.experiment.parallel import check as check_mode
+    """Raise what is wrong in the file and in the mode, before there are ranks; these read the data and build the model.
+
+    What only the data and the model show, every rank finds, and rank 0 prints it.
+    """
+    from torchmn.experiment.grids import check as check_mode
 
     experiment = experiment_of(options)
-    data = load_data(experiment, options.data)["train"]
-    build_model(experiment, data)
     if checks_mode:
-        check_mode(experiment, size, data.shape)
+        check_mode(experiment, size, experiment.the_dataset().known_shape(options.data))

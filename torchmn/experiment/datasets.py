@@ -55,6 +55,10 @@ class DatasetOptions(Options):
     def load(self, folder: Path | None) -> Splits:
         raise NotImplementedError
 
+    def known_shape(self, folder: str | None) -> tuple[int, ...] | None:
+        """The shape of a sample, where it is known before any file is read; `folder` is what --data says."""
+        return None
+
     def _arrays(self, given: Any) -> Splits:
         """What `load` gave, with pairs of inputs and targets as Arrays."""
         if not isinstance(given, Mapping) or "train" not in given:
@@ -111,6 +115,9 @@ registered.base_of_functions = DatasetOptions
 class MNIST(DatasetOptions):
     """Handwritten digits; without a path, the sample of 6,000 + 1,000 that comes with TorchMN."""
 
+    def known_shape(self, folder: str | None) -> tuple[int, ...] | None:
+        return (1, 28, 28) if folder is None and self.path is None else None
+
     def load(self, folder: Path | None) -> Splits:
         if folder is not None and (folder / "mnist").is_dir():
             folder = folder / "mnist"
@@ -120,6 +127,9 @@ class MNIST(DatasetOptions):
 @register_dataset("cifar10")
 class CIFAR10(DatasetOptions):
     """Colour photographs of ten classes, as python or binary files."""
+
+    def known_shape(self, folder: str | None) -> tuple[int, ...] | None:
+        return (3, 32, 32)
 
     def load(self, folder: Path | None) -> Splits:
         folder = self.needed(folder, "DIR/cifar-10-batches-bin")
@@ -131,6 +141,9 @@ class CIFAR100(DatasetOptions):
     """Colour photographs of a hundred classes, as python or binary files."""
 
     coarse: bool = Field(False, description="the 20 groups of classes as labels")
+
+    def known_shape(self, folder: str | None) -> tuple[int, ...] | None:
+        return (3, 32, 32)
 
     def load(self, folder: Path | None) -> Splits:
         folder = self.needed(folder, "DIR/cifar-100-binary")
@@ -151,6 +164,9 @@ class Images(DatasetOptions):
 
     size: list[Count] | None = Field(None, min_length=2, max_length=2, description="height and width, as [32, 32]")
     channels: int = Field(3, description="3 for colours, 1 for grey")
+
+    def known_shape(self, folder: str | None) -> tuple[int, ...] | None:
+        return (self.channels, *self.size) if self.size else None
 
     def load(self, folder: Path | None) -> Splits:
         if self.channels not in (1, 3):
@@ -239,6 +255,9 @@ class Random(DatasetOptions):
     test: int = Field(200, ge=0, description="how many samples to test on")
     seed: int = Field(0, ge=0)
 
+    def known_shape(self, folder: str | None) -> tuple[int, ...] | None:
+        return self.shape
+
     def load(self, folder: Path | None) -> Splits:
         if self.train * math.prod(self.shape) > MOST_VALUES or self.test * math.prod(self.shape) > MOST_VALUES:
             raise DatasetError(f"random: {max(self.train, self.test)} samples of {self.shape} are too many to be made")
@@ -257,6 +276,9 @@ class Ellipses(DatasetOptions):
     test: int = Field(128, ge=0)
     seed: int = Field(0, ge=0)
 
+    def known_shape(self, folder: str | None) -> tuple[int, ...] | None:
+        return (3, self.side, self.side)
+
     def load(self, folder: Path | None) -> Splits:
         everything = datasets.ellipses(count=self.train + self.test, side=self.side, seed=self.seed)
         rows = np.arange(len(everything))
@@ -274,6 +296,9 @@ class ToyImages(DatasetOptions):
     train: Count = 1000
     test: int = Field(200, ge=0)
     seed: int = Field(0, ge=0)
+
+    def known_shape(self, folder: str | None) -> tuple[int, ...] | None:
+        return (1, self.side, self.side)
 
     def load(self, folder: Path | None) -> Splits:
         splits = {"train": datasets.toy_images(count=self.train, side=self.side, seed=self.seed)}

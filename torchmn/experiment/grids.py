@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from math import prod
 
+from torchmn.errors import ExperimentError
+from torchmn.experiment.schema import Experiment, Parallel
 from torchmn.modes import MODES, mode_of
 
 TILE_AXES = ("depth", "height", "width")
@@ -122,3 +124,37 @@ def described(sizes: Sizes, mode: str) -> str:
     if not used:
         return "1"
     return f"{' x '.join(str(count) for count in used.values())} ({' x '.join(used)})"
+
+
+def sizes_for(parallel: Parallel, size: int, shape: Shape) -> tuple[str, Sizes]:
+    """The mode, and how many ranks stand along each axis; raises Unfit."""
+    mode = parallel.mode or "datapar"
+    return mode, grid_for(mode, size, shape, parallel.grid.sizes() if parallel.grid else {})
+
+
+def check(experiment: Experiment, size: int, shape: Shape | None) -> None:
+    """Raise an ExperimentError where the experiment's mode has no place for `size` ranks.
+
+    shape: of one sample; None where it is not known yet: then only what does not depend on it is checked.
+    """
+    mode = experiment.the_parallel().mode or "datapar"
+    if size > 1 and mode != "datapar" and any(layer.kind == "rbm" for layer in experiment.the_model().layers or []):
+        raise ExperimentError(f"{mode} is not possible: rbm layers are pretrained whole. This mode would: --datapar.")
+    if shape is None:
+        return
+    try:
+        sizes_for(experiment.the_parallel(), size, shape)
+    except Unfit as error:
+        if experiment.the_parallel().grid and fits(mode, size, shape):
+            raise ExperimentError(f"{error}.") from None  # which says the grids that fit
+        fit = [known.flag for name, known in MODES.items() if fits(name, size, shape)]
+        raise ExperimentError(f"{str(error).rstrip('.')}. With {size} ranks these would: {', '.join(fit)}") from None
+
+
+def fits(mode: str, size: int, shape: Shape) -> bool:
+    """Whether a mode has a grid of `size` ranks for samples of this shape."""
+    try:
+        grid_for(mode, size, shape, {})
+    except Unfit:
+        return False
+    return True

@@ -16,7 +16,7 @@ from torchmn.datasets.arrays import Region
 from torchmn.errors import ExperimentError, MismatchError, PeerError, TorchMNError, WaitTimeout
 from torchmn.experiment import grids
 from torchmn.experiment.grids import Shape, Sizes, Unfit
-from torchmn.experiment.schema import Experiment, Parallel
+from torchmn.experiment.schema import Experiment
 from torchmn.experiment.scores import Outputs
 from torchmn.geometry import owned
 from torchmn.modes import MODES, mode_of
@@ -77,41 +77,12 @@ class Placed:
         return total, stops > 0
 
 
-def sizes_for(parallel: Parallel, size: int, shape: Shape) -> tuple[str, Sizes]:
-    """The mode, and how many ranks stand along each axis; raises Unfit."""
-    mode = parallel.mode or "datapar"
-    return mode, grids.grid_for(mode, size, shape, parallel.grid.sizes() if parallel.grid else {})
-
-
-def check(experiment: Experiment, size: int, shape: Shape) -> None:
-    """Raise an ExperimentError where the experiment's mode has no place for `size` ranks."""
-    mode = experiment.the_parallel().mode or "datapar"
-    if size > 1 and mode != "datapar" and any(layer.kind == "rbm" for layer in experiment.the_model().layers or []):
-        raise ExperimentError(f"{mode} is not possible: rbm layers are pretrained whole. This mode would: --datapar.")
-    try:
-        sizes_for(experiment.the_parallel(), size, shape)
-    except Unfit as error:
-        if experiment.the_parallel().grid and fits(mode, size, shape):
-            raise ExperimentError(f"{error}.") from None  # which says the grids that fit
-        fit = [known.flag for name, known in MODES.items() if fits(name, size, shape)]
-        raise ExperimentError(f"{str(error).rstrip('.')}. With {size} ranks these would: {', '.join(fit)}") from None
-
-
-def fits(mode: str, size: int, shape: Shape) -> bool:
-    """Whether a mode has a grid of `size` ranks for samples of this shape."""
-    try:
-        grids.grid_for(mode, size, shape, {})
-    except Unfit:
-        return False
-    return True
-
-
 def place(model: nn.Module, comm: Communicator, experiment: Experiment, shape: Shape) -> Placed:
     """`model` on the ranks of `comm` as the experiment says; an ExperimentError on all ranks where that can not be."""
     if comm.size == 1:
         return Placed(model, comm, comm, "one rank")
-    check(experiment, comm.size, shape)
-    mode, sizes = sizes_for(experiment.the_parallel(), comm.size, shape)
+    grids.check(experiment, comm.size, shape)
+    mode, sizes = grids.sizes_for(experiment.the_parallel(), comm.size, shape)
     try:
         return place_in(model, comm, mode, sizes, shape)
     except LOST:
