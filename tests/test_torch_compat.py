@@ -59,7 +59,9 @@ def uses_of_private_torch(tree: ast.Module) -> Iterator[tuple[int, str]]:
                         yield node.lineno, ".".join(path)
     slots = [node for node in nodes if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "__slots__"]
     own = {node.value for slot in slots for node in ast.walk(slot) if isinstance(node, ast.Constant)}
-    # A class of ours may have attributes of the same name: those that it sets itself.
+    # A class of ours may have methods and attributes of the same name: those that it defines and sets itself.
+    own |= {node.name for node in nodes if isinstance(node, ast.FunctionDef)}
+    own |= {ast.unparse(node.target) for node in nodes if isinstance(node, ast.AnnAssign)}
     own |= {node.attr for node in nodes if of_self(node) and isinstance(node.ctx, ast.Store)}
     for node in nodes:
         if isinstance(node, ast.Attribute) and is_private(node.attr):
