@@ -43,7 +43,7 @@ class Box:
 
 
 @dataclass
-class Tiles:
+class TileDrawing:
     """A layer's input, cut into tiles, and what one rank needs of it."""
 
     width: float
@@ -70,7 +70,7 @@ class LayerRow:
     description: str
     gives: str
     weights: int
-    tiles: Tiles | None = None
+    tiles: TileDrawing | None = None
     slices: Slices | None = None
     is_whole: bool = False
 
@@ -129,7 +129,7 @@ def _submodule(model: nn.Module, name: str) -> nn.Module | None:
         return None
 
 
-def _tiles(step: Step, placed: Placed) -> Tiles:
+def _tiles(step: Step, placed: Placed) -> TileDrawing:
     """The layer's input, cut into tiles, and around one of them what it needs of its neighbours."""
     height, width = step.before[1:]
     rows, columns = placed.sizes["height"], placed.sizes["width"]
@@ -137,14 +137,14 @@ def _tiles(step: Step, placed: Placed) -> Tiles:
     boxes = [
         Box.of(owned(width, columns, j), owned(height, rows, i), scale) for i in range(rows) for j in range(columns)
     ]
-    tiles = Tiles(SIDE + 2, height * scale + 2, boxes)
+    drawing = TileDrawing(SIDE + 2, height * scale + 2, boxes)
     windows = _windows(step.module)
     if windows and len(step.after) == 3:
         i, j = rows // 2, columns // 2  # a rank with neighbours on several sides, where there is one
         y = _clipped(windows[0].needed(owned(step.after[1], rows, i), height), height)
         x = _clipped(windows[1].needed(owned(step.after[2], columns, j), width), width)
-        tiles.rank, tiles.halo, tiles.seen = i * columns + j, Box.of(x, y, scale), f"{len(y)} x {len(x)}"
-    return tiles
+        drawing.rank, drawing.halo, drawing.seen = i * columns + j, Box.of(x, y, scale), f"{len(y)} x {len(x)}"
+    return drawing
 
 
 def _windows(module: nn.Module) -> tuple[Window, Window] | None:
