@@ -95,6 +95,18 @@ def test_a_hook_on_a_parameter_would_be_lost_and_is_refused(register):
     torchmn.run_threads(body, 2)
 
 
+def test_a_layer_in_eval_mode_on_one_rank_alone_is_an_error_on_every_rank():
+    net = nn.Sequential(nn.Conv2d(1, 2, 3, padding=1), nn.Dropout(0.5), nn.Conv2d(2, 1, 3, padding=1))
+
+    def work(comm):
+        model: nn.Sequential = torchmn.parallelize(net, comm, "halopar", input_shape=(1, 8, 8))  # type: ignore[assignment]
+        model[1].train(comm.rank == 0)
+        with pytest.raises(MismatchError, match=r"(?s)rank 0: .*other mode \(\).*rank 1: .*other mode \('1',\)"):
+            model(torch.rand(2, 1, 8, 4))
+
+    torchmn.run_threads(work, 2)
+
+
 def test_a_rank_in_eval_mode_alone_is_an_error_on_every_rank():
     def work(comm):
         model = torchmn.parallelize(convolutions(), comm, "halopar", input_shape=(1, 8, 8))

@@ -163,3 +163,33 @@ def test_a_cut_vector_is_not_changed_behind_the_back_of_its_owner():
 
     for got in torchmn.run_threads(body, 2):
         torch.testing.assert_close(got, expected)
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x: torch.cat([x, x], 5),
+        lambda x: torch.stack([x, x], 6),
+        lambda x: x.narrow(5, 0, 1),
+        lambda x: x.select(5, 0),
+        lambda x: x.index_select(5, torch.tensor([0])),
+        lambda x: x.mean(4),
+        lambda x: x.sum((1, -5)),
+        lambda x: x.softmax(4),
+        lambda x: x.unsqueeze(7),
+        lambda x: x.flatten(5),
+        lambda x: x.roll(1, 4),
+        lambda x: x.unbind(4),
+        lambda x: F.glu(x, 5),
+    ],
+)
+def test_a_dim_that_does_not_exist_is_an_error_as_on_one_rank(function):
+    model = Model(function)
+    with pytest.raises(IndexError, match="out of range"):
+        model(torch.zeros(2, *IMAGE))
+
+    def body(comm):
+        with pytest.raises(ParallelizeError, match="out of range"):
+            parallelize(model, ProcessGrid(comm, height=2), "halopar")(torch.zeros(2, 4, 4, 6))
+
+    torchmn.run_threads(body, 2)

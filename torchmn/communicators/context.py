@@ -46,13 +46,16 @@ class ThisProcess:
     """What the ranks of this process share.
 
     Attributes:
-        lock: for what Python, NumPy and torch keep once for all threads, such as their random generators.
+        lock: for what Python, NumPy and torch keep once for all threads, such as their random generators. Code of users
+            may run while it is held, and start threads.
+        numpy_files: for reading NumPy's files. Another lock: a thread that a user's data set starts may read some.
         watches: those of all ranks in this process.
         worlds: how many communicators were created.
     """
 
     def __init__(self) -> None:
         self.lock = threading.RLock()
+        self.numpy_files = threading.Lock()
         self.watches: WeakSet[Any] = WeakSet()
         self.worlds = 0
 

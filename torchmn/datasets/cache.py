@@ -55,5 +55,5 @@ def kept(key: str, make: Callable[[], np.ndarray]) -> np.ndarray:
 
 
 def _mapped(path: Path) -> np.ndarray:
-    with process.lock:  # NumPy parses the head of a file with `ast`: in Python 3.11, not in two threads at once
+    with process.numpy_files:  # NumPy parses the head of a file with `ast`: in Python 3.11, not in two threads at once
         return np.load(path, mmap_mode="r", allow_pickle=False)

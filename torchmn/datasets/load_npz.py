@@ -27,7 +27,7 @@ def npz(path: str | os.PathLike[str], split: str = "train") -> Arrays | None:
     """
     path = Path(path).expanduser()
     try:
-        with process.lock, np.load(path, allow_pickle=False) as file:
+        with process.numpy_files, np.load(path, allow_pickle=False) as file:
             pair = next((names for names in NAMES[split] if names[0] in file.files), None)
             if pair is None:
                 if split == "test":

@@ -13,21 +13,28 @@ from torchmn.communicators.communicator import Communicator
 
 def compare_forwards(
     comm: Communicator,
-    training: bool,
+    model: nn.Module,
+    modules: Sequence[tuple[str, nn.Module]],
     inputs: Sequence[Tensor],
     told: Callable[[], tuple],
     others: tuple,
     parameters: Sequence[tuple[str, nn.Parameter]],
 ) -> None:
-    """MismatchError on every rank unless all are about to compute the same forward, and the same backward.
+    """Raises MismatchError on every rank unless all are about to compute the same forward, and the same backward.
 
-    told: gives, of each input, what ranks have in common; others: arguments that are no tensors
+    Args:
+        modules: of the model, with their names.
+        told: returns, of each input, what ranks have in common.
+        others: arguments that are no tensors.
+        parameters: of the model, with their names.
     """
-    mode = "training" if training else "evaluation"
+    training = model.training
+    other_modes = [name for name, module in modules if module.training != training]
     gradients = "inference mode" if torch.is_inference_mode_enabled() else torch.is_grad_enabled()
     # What one rank alone has frozen, its backward does not reach: the others would wait for it there.
     same = {
-        "mode": mode,
+        "mode": "training" if training else "evaluation",
+        "modules in the other mode": tuple(other_modes),
         "gradients": gradients,
         "autocast": _autocast(inputs),
         "whole inputs": told,

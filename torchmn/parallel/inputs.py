@@ -25,6 +25,7 @@ _REMEMBERED_LAYOUTS = 64
 _REMEMBERED_SHAPES = 1024
 
 
+Modules = Sequence[tuple[str, nn.Module]]
 Parameters = Sequence[tuple[str, nn.Parameter]]
 
 
@@ -69,7 +70,9 @@ class Inputs:
         self._tiled: set[Any] = set()  # shapes of which ranks were seen to hold different tiles
         self._layouts: dict[Any, Sharding] = {}
 
-    def shard(self, model: nn.Module, args: tuple, kwargs: dict[str, Any], parameters: Parameters) -> Shards:
+    def shard(
+        self, model: nn.Module, args: tuple, kwargs: dict[str, Any], modules: Modules, parameters: Parameters
+    ) -> Shards:
         """Returns this rank's part of the arguments.
 
         Raises:
@@ -86,7 +89,7 @@ class Inputs:
             def told() -> tuple:
                 return tuple([self._told(x) for x in inputs])
 
-            compare_forwards(tiles, model.training, inputs, told, others, parameters)
+            compare_forwards(tiles, model, modules, inputs, told, others, parameters)
         samples, batch = self._samples(model, inputs)
         if only_tensors:
             inputs = args = tuple([self._entered(x, samples) for x in inputs])
@@ -96,7 +99,12 @@ class Inputs:
         return Shards(args, kwargs, inputs, others, samples, batch)
 
     def compare_whole(
-        self, model: nn.Module, images: list[Tensor], labels: Tensor | None, parameters: Parameters
+        self,
+        model: nn.Module,
+        images: list[Tensor],
+        labels: Tensor | None,
+        modules: Modules,
+        parameters: Parameters,
     ) -> None:
         """An error on every rank if those that share images are given different whole ones, or different labels."""
         if self.grid.tiles.size > 1:
@@ -104,7 +112,7 @@ class Inputs:
             def told() -> tuple:
                 return tuple(comparable(x) for x in (*images, *([] if labels is None else [labels])))
 
-            compare_forwards(self.grid.tiles, model.training, images, told, (), parameters)
+            compare_forwards(self.grid.tiles, model, modules, images, told, (), parameters)
 
     def _told(self, x: Tensor) -> tuple[Any, ...]:
         """What ranks that share images have in common of an input: of whole ones, the values."""

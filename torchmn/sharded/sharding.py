@@ -91,6 +91,19 @@ class Sharding:
     samples: Samples
     learned: Mapping[int, Any] = field(default_factory=dict, compare=False, repr=False)
 
+    def dim(self, dim: int, *, new: bool = False) -> int:
+        """Returns a dim counted from the first; with `new`, of a tensor with one dim more.
+
+        Raises:
+            IndexError: as torch does, if there is no such dim.
+        """
+        count = len(self.shape) + new
+        if not -count <= dim < count:
+            raise IndexError(
+                f"Dimension out of range (expected to be in range of [{-count}, {count - 1}], but got {dim})"
+            )
+        return dim % count
+
     def interval(self, dim: int, tile: int | None = None) -> Interval:
         """The indices of a dim that a rank of `grid.tiles` (this one by default) owns."""
         cut = self.cuts[dim]

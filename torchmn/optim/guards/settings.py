@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from torchmn.optim.checks import hyperparameters
-from torchmn.optim.events import StepGuard, guard
+from torchmn.optim.events import Optimizing, StepGuard, guard
 from torchmn.optim.gradients import Gradient
 
 
@@ -19,8 +19,16 @@ class Hyperparameters(StepGuard):
 
 @guard(on="step", why="a rank in eval mode computes its gradients without dropout and with running statistics")
 class Mode(StepGuard):
-    """Compares whether the model, where it is known, drops out and normalises as in training."""
+    """Compares the mode of the model, where it is known, and of its modules."""
+
+    def __init__(self, seen: Optimizing):
+        super().__init__(seen)
+        self._modules = [] if seen.model is None else list(seen.model.named_modules())
 
     def same(self, grads: list[Gradient]) -> dict[str, Any]:
         model = self.seen.model
-        return {"mode of the model": None if model is None else "train" if model.training else "eval"}
+        if model is None:
+            return {}
+        training = model.training
+        others = [name for name, module in self._modules if module.training != training]
+        return {"mode of the model": "train" if training else "eval", "modules in the other mode": tuple(others)}

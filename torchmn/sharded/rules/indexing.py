@@ -74,7 +74,7 @@ def _without_cut_slices(x: ShardedTensor, entries: Sequence[Any]) -> ShardedTens
 
 @rule("narrow")
 def narrow(x: ShardedTensor, dim: int, start: int, length: int) -> Tensor:
-    dim %= len(x.spec.shape)
+    dim = x.spec.dim(dim)
     start = int(start)
     start += x.spec.shape[dim] if start < 0 else 0
     if not 0 <= start <= start + length <= x.spec.shape[dim]:
@@ -84,11 +84,12 @@ def narrow(x: ShardedTensor, dim: int, start: int, length: int) -> Tensor:
 
 @rule("select")
 def select(x: ShardedTensor, dim: int, index: int) -> Tensor:
-    return getitem(x, (*[slice(None)] * (dim % len(x.spec.shape)), index))
+    return getitem(x, (*[slice(None)] * x.spec.dim(dim), index))
 
 
 @rule("unbind")
 def unbind(x: ShardedTensor, dim: int = 0) -> tuple[Tensor, ...]:
+    dim = x.spec.dim(dim)
     if x.spec.is_tile and x.spec.cuts[dim] is not None:
         refuse(f"unbind along dim {dim}, which is cut in {x.spec}, is not supported: cut dims take slices")
     return tuple(select(x, dim, index) for index in range(x.spec.shape[dim]))
@@ -96,13 +97,14 @@ def unbind(x: ShardedTensor, dim: int = 0) -> tuple[Tensor, ...]:
 
 @rule("chunk")
 def chunk(x: ShardedTensor, chunks: int, dim: int = 0) -> tuple[Tensor, ...]:
-    return split(x, -(-x.spec.shape[dim] // chunks), dim)
+    return split(x, -(-x.spec.shape[x.spec.dim(dim)] // chunks), dim)
 
 
 @rule("split", "split_with_sizes")
 def split(
     x: ShardedTensor, split_size: int | Sequence[int] | None = None, dim: int = 0, split_size_or_sections: Any = None
 ) -> tuple[Tensor, ...]:
+    dim = x.spec.dim(dim)
     extent = x.spec.shape[dim]
     sizes = split_size_or_sections if split_size is None else split_size
     if isinstance(sizes, int):
@@ -116,7 +118,7 @@ def split(
 @rule("index_select")
 def index_select(x: ShardedTensor, dim: int, index: Tensor) -> Tensor:
     layout = x.spec
-    dim %= len(layout.shape)
+    dim = layout.dim(dim)
     if not layout.is_tile:
         return torch.index_select(whole(x), dim, index)
     if layout.cuts[dim] is not None or isinstance(index, ShardedTensor) or (dim == 0 and layout.grid.sizes["data"] > 1):

@@ -17,7 +17,7 @@ from torchmn.sharded.tensor import ShardedTensor, local, wrap
 def cat(tensors: Sequence[Tensor], dim: int = 0) -> Tensor:
     parts = [x for x in tensors if isinstance(x, ShardedTensor)]
     layout = parts[0].spec
-    dim %= len(layout.shape)
+    dim = layout.dim(dim)
     if not any(x.spec.is_tile for x in parts):
         return torch.cat([whole(x) if isinstance(x, ShardedTensor) else x for x in tensors], dim)
     if layout.cuts[dim] is not None:
@@ -51,7 +51,7 @@ def stack(tensors: Sequence[Tensor], dim: int = 0) -> Tensor:
         return torch.stack([whole(x) if isinstance(x, ShardedTensor) else x for x in tensors], dim)
     if any(not isinstance(x, ShardedTensor) or x.spec != layout for x in tensors):
         refuse("stack of tensors that are not cut in the same way is not supported")
-    dim %= len(layout.shape) + 1
+    dim = layout.dim(dim, new=True)
     if dim == 0:
         refuse("stack along a new batch dim is not supported")
     shape, cuts = list(layout.shape), list(layout.cuts)

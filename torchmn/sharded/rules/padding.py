@@ -83,12 +83,13 @@ def roll(x: ShardedTensor, shifts: Any, dims: Any = None) -> Tensor:
     if not layout.is_tile:
         return whole(x).roll(shifts, dims)
     shifts, dims = [shifts] if isinstance(shifts, int) else shifts, [dims] if isinstance(dims, int) else dims
+    dims = [layout.dim(dim) for dim in dims]
     ranges = [range(extent) for extent in layout.shape]
     for shift, dim in zip(shifts, dims, strict=True):
         extent, before = layout.shape[dim], ranges[dim]
         shift = (shift - before.start) % extent if extent else 0
         ranges[dim] = range(-shift, extent - shift)
-    first = min(d % len(layout.shape) for d in dims)
+    first = min(dims)
     return moved(x, ranges[first:], "circular")
 
 

@@ -26,7 +26,7 @@ def reduced_dims(layout: Sharding, dim: Dims) -> tuple[int, ...]:
     dims = range(len(layout.shape)) if dim is None or dim == () else [dim] if isinstance(dim, int) else dim
     if any(not isinstance(d, int) or isinstance(d, bool) for d in dims):
         refuse(f"expected dims of {layout}, got {dim!r}")
-    return tuple(sorted(d % len(layout.shape) for d in dims))
+    return tuple(sorted(layout.dim(d) for d in dims))
 
 
 def crosses(layout: Sharding, dims: tuple[int, ...], function: str) -> bool:
@@ -197,7 +197,7 @@ def along(function: Any, x: ShardedTensor, dim: int | None = None, *args: Any, *
 
 
 def _along_layout(result: Tensor, layout: Sharding, dim: int) -> ShardedTensor:
-    dim %= len(layout.shape)
+    dim = layout.dim(dim)
     if result.dim() < len(layout.shape):
         return wrap(result, _rest(layout, (dim,), False))
     shape = list(layout.shape)
@@ -223,7 +223,7 @@ def topk(x: ShardedTensor, k: int, dim: int = -1, largest: bool = True, sorted: 
 @rule("glu")
 def glu(x: ShardedTensor, dim: int = -1) -> Tensor:
     layout = x.spec
-    dim %= len(layout.shape)
+    dim = layout.dim(dim)
     if layout.cuts[dim] is not None:
         return F.glu(whole(x), dim) if not layout.is_tile else refuse(f"glu along a cut dim of {layout}")
     shape = list(layout.shape)

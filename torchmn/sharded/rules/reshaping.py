@@ -19,8 +19,7 @@ from torchmn.sharded.tensor import ShardedTensor, local, wrap
 @rule("flatten")
 def flatten(x: ShardedTensor, start_dim: int = 0, end_dim: int = -1) -> Tensor:
     layout = x.spec
-    dims = len(layout.shape)
-    start, end = start_dim % dims, end_dim % dims
+    start, end = layout.dim(start_dim), layout.dim(end_dim)
     shape = (*layout.shape[:start], torch.Size(layout.shape[start : end + 1]).numel(), *layout.shape[end + 1 :])
     return _reshaped(x, shape)
 
@@ -48,7 +47,7 @@ def view_as(x: Tensor, other: Tensor) -> Tensor:
 @rule("unflatten")
 def unflatten(x: ShardedTensor, dim: int, sizes: Sequence[int]) -> Tensor:
     layout = x.spec
-    dim %= len(layout.shape)
+    dim = layout.dim(dim)
     return view(x, (*layout.shape[:dim], *sizes, *layout.shape[dim + 1 :]))
 
 
@@ -56,7 +55,7 @@ def unflatten(x: ShardedTensor, dim: int, sizes: Sequence[int]) -> Tensor:
 def squeeze(x: ShardedTensor, dim: int | Sequence[int] | None = None) -> Tensor:
     layout = x.spec
     dims = range(len(layout.shape)) if dim is None else [dim] if isinstance(dim, int) else dim
-    gone = {d % len(layout.shape) for d in dims if layout.shape[d] == 1}
+    gone = {layout.dim(d) for d in dims if layout.shape[layout.dim(d)] == 1}
     if any(layout.cuts[d] is not None for d in gone):  # one rank has all of it: then it is small, and all may
         return whole(x).squeeze(tuple(gone))
     kept = [d for d in range(len(layout.shape)) if d not in gone]
@@ -67,7 +66,7 @@ def squeeze(x: ShardedTensor, dim: int | Sequence[int] | None = None) -> Tensor:
 @rule("unsqueeze")
 def unsqueeze(x: ShardedTensor, dim: int) -> Tensor:
     layout = x.spec
-    dim %= len(layout.shape) + 1
+    dim = layout.dim(dim, new=True)
     shape, cuts = list(layout.shape), list(layout.cuts)
     shape.insert(dim, 1)
     cuts.insert(dim, None)
@@ -78,7 +77,7 @@ def unsqueeze(x: ShardedTensor, dim: int) -> Tensor:
 def permute(x: ShardedTensor, *dims: Any) -> Tensor:
     order = tuple(dims[0]) if len(dims) == 1 and isinstance(dims[0], Sequence) else dims
     layout = x.spec
-    order = tuple(d % len(layout.shape) for d in order)
+    order = tuple(layout.dim(d) for d in order)
     if order[0] != 0:
         if not layout.is_tile:  # vectors with time before the batch, as attention and recurrent layers want them
             return whole(x).permute(order)

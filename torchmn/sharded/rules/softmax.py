@@ -17,9 +17,9 @@ from torchmn.sharded.tensor import RULES, ShardedTensor, local, wrap
 def _softmax(function: Any, x: ShardedTensor, dim: Any = None, *args: Any, **kwargs: Any) -> Any:
     """softmax or log_softmax. Along a cut dim ranks take the largest of all elements, and add up."""
     layout = x.spec
-    if not isinstance(dim, int) or not layout.is_tile or layout.cuts[dim] is None:
+    if not isinstance(dim, int) or not layout.is_tile or layout.cuts[layout.dim(dim)] is None:
         return along(function, x, dim, *args, **kwargs)
-    dim %= len(layout.shape)
+    dim = layout.dim(dim)
     crosses(layout, (dim,), function.__name__)
     dtype = kwargs.get("dtype") or next((given for given in args if isinstance(given, torch.dtype)), None)
     mine = local(x) if dtype is None else local(x).to(dtype)
