@@ -52,7 +52,7 @@ class StepGuard:
         return None
 
     def check(self, statements: Sequence[Any], grads: list[Gradient]) -> None:
-        """Raises, on all ranks, because of what `differ` returned on all ranks; called where it is not equal."""
+        """Raises, on all ranks, because of what `differ` returned there; called only if these values are not equal."""
 
     def stepped(self) -> None:
         """The optimizer has stepped."""

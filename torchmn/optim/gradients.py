@@ -28,7 +28,7 @@ class Gradient:
     name: str
     parameter: Tensor
     value: Tensor | None
-    over: Communicator | None = None  # of a slice: the ranks that have the same one
+    over: Communicator | None = None  # of a slice: the ranks with the same slice
 
     def put_back(self) -> None:
         self.parameter.grad = self.value

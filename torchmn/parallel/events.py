@@ -1,12 +1,12 @@
 """Events of a parallel model, at which guards look.
 
-The guards are in parallel/guards. A guard gets what is seen at its event (`Model`, `Forward`, `Output`, `Step`; for
-`trace` it is a `TraceGuard`), and raises, or returns the text of an error, or None.
+The guards are in parallel/guards. A guard is a function that gets a `Model`, `Forward`, `Output` or `Step` and raises,
+or returns the text of an error, or None. For `trace` it is a subclass of `TraceGuard`.
 
-model    a model was made parallel, and was not called yet
-trace    a model is run without values, before the first forward with inputs of a new shape
-forward  a forward begins
-output   a forward has ended
+model    a model was made parallel, on all ranks; it was not called yet
+trace    a model is run on meta tensors, before the first forward with a new shape; guards must not communicate
+forward  a forward begins, on the ranks of `grid.tiles`; in training also on those of `grid.replicas`
+output   a forward has ended, on the same ranks
 step     an optimizer, any one, is about to step
 """
 
