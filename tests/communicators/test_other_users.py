@@ -19,7 +19,7 @@ import torch.distributed as dist
 from tests.cli.commands import run, script
 from tests.worlds import ranks
 from tests.worlds.jobs import run_job
-from torchmn.communicators import objects
+from torchmn.communicators import communicator
 from torchmn.communicators.switchboard import Line, Server
 from torchmn.communicators.transports import gloo
 from torchmn.communicators.transports.process_group import MEETING_SECONDS
@@ -130,10 +130,10 @@ def test_who_does_not_have_the_secret_is_not_taken_for_a_rank() -> None:
 
 @ranks(3)
 def test_split_unpickles_nothing(comm, monkeypatch) -> None:
-    def refuse(data):
+    def refuse(data, device):
         raise AssertionError("unpickled")
 
-    monkeypatch.setattr(objects, "unpickled", refuse)
+    monkeypatch.setattr(communicator, "unpack", refuse)
     group = comm.split(comm.rank % 2 - 10**30, -comm.rank)
     assert (group.size, group.rank) == {0: (2, 1), 1: (1, 0), 2: (2, 0)}[comm.rank]
     assert comm.split(None) is None

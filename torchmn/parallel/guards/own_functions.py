@@ -80,7 +80,9 @@ def _is_own(function: Any) -> bool:
 
 def _is_element_by_element(func: Any) -> bool:
     rule = rule_of(func)
-    return func in _VIEWS or getattr(rule, "func", rule).__module__ in (pointwise.__name__, metadata.__name__)
+    if func in _VIEWS or rule == func:  # the latter: a question about dtype, device or layout
+        return True
+    return getattr(rule, "func", rule).__module__ in (pointwise.__name__, metadata.__name__)
 
 
 def _check_kept(result: Any) -> None:
