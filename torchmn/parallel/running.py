@@ -48,7 +48,7 @@ class Parallelism:
     _marked: Any = None  # the model whose parameters carry the marks of their roles
     _frozen: list[nn.Parameter] = field(default_factory=list)  # need no gradient now; marked when they do
     _own: OwnParameters | None = None  # where the marked model keeps its parameters
-    _modules: list[tuple[str, nn.Module]] = field(default_factory=list)  # of the marked model, by name
+    _named_modules: list[tuple[str, nn.Module]] = field(default_factory=list)  # of the marked model, by name
     _parameters: list[tuple[str, nn.Parameter]] = field(default_factory=list)  # of the marked model, by name
     _learned: dict[int, Any] = field(default_factory=dict)  # the same as `learned`, by the ids of `_parameters`
 
@@ -64,7 +64,7 @@ class Parallelism:
         """Returns what the forward of `model` gives, computed by all ranks of the grid."""
         announce("forward", Forward(model, self, args, kwargs))
         self._meet(model)
-        shards = self.inputs.shard(model, args, kwargs, self._modules, self._parameters)
+        shards = self.inputs.shard(model, args, kwargs, self._named_modules, self._parameters)
         self._trace_once(model, shards)
         result = self._computed(model, shards.args, shards.kwargs, shards.samples, shards.batch)
         announce("output", Output(model, self, result))
@@ -77,7 +77,7 @@ class Parallelism:
 
     def compare_whole(self, model: nn.Module, images: list[Tensor], labels: Tensor | None = None) -> None:
         """An error on every rank if those that share images are given different whole ones, or different labels."""
-        self.inputs.compare_whole(model, images, labels, self._modules, self._parameters)
+        self.inputs.compare_whole(model, images, labels, self._named_modules, self._parameters)
 
     def _computed(self, model: nn.Module, args: tuple, kwargs: dict, samples: Samples, batch: int) -> Any:
         with forward_of(samples):
@@ -188,7 +188,7 @@ class Parallelism:
 
     def _keep_parameters(self, model: nn.Module) -> None:
         self._own, self._parameters = OwnParameters(model), list(model.named_parameters())
-        self._modules = list(model.named_modules())
+        self._named_modules = list(model.named_modules())
         self._learned.clear()
         self._learned.update({id(p): self.learned[name] for name, p in self._parameters if name in self.learned})
 

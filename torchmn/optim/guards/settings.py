@@ -23,12 +23,12 @@ class Mode(StepGuard):
 
     def __init__(self, seen: Optimizing):
         super().__init__(seen)
-        self._modules = [] if seen.model is None else list(seen.model.named_modules())
+        self._named_modules = [] if seen.model is None else list(seen.model.named_modules())
 
     def same(self, grads: list[Gradient]) -> dict[str, Any]:
         model = self.seen.model
         if model is None:
             return {}
         training = model.training
-        others = [name for name, module in self._modules if module.training != training]
+        others = [name for name, module in self._named_modules if module.training != training]
         return {"mode of the model": "train" if training else "eval", "modules in the other mode": tuple(others)}
