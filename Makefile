@@ -5,7 +5,7 @@ PYTHON ?= python3
 PYTEST_ARGS ?= -n 2 --dist loadscope --no-loadscope-reorder
 RANKS ?= 2
 # Of `make test-busy`: the tests that start processes, and how often they are to pass.
-BUSY_TESTS ?= tests/cli tests/docs tests/examples tests/mpi tests/worlds tests/test_readme.py tests/communicators/test_forks.py
+BUSY_TESTS ?= tests/cli tests/docs tests/examples tests/mpi tests/_worlds tests/test_readme.py tests/communicators/test_forks.py
 TIMES ?= 10
 
 BIN := .venv/bin

@@ -2,7 +2,7 @@
 
 from hypothesis import HealthCheck, settings
 
-from tests.worlds.plugin import (  # noqa: F401  (pytest finds hooks and fixtures by their names here)
+from tests._worlds.plugin import (  # noqa: F401  (pytest finds hooks and fixtures by their names here)
     comm,
     pytest_collection_modifyitems,
     pytest_configure,

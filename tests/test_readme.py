@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.worlds import run_job
+from tests._worlds import run_job
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text()

@@ -14,10 +14,9 @@ from pathlib import Path
 
 import numpy as np
 
-from torchmn.datasets.fetch import content_sha256
-from torchmn.datasets.idx import read_idx, write_idx
-from torchmn.datasets.load_mnist import CLASSES, SAMPLE
-from torchmn.datasets.mnist_files import SPLITS
+from torchmn.datasets.formats.download import content_sha256
+from torchmn.datasets.formats.idx import read_idx, write_idx
+from torchmn.datasets.load_mnist import CLASSES, SAMPLE, SPLITS
 
 IMAGES_PER_CLASS = {"train": 600, "test": 100}
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from torchmn import data, datasets, experiment, functions, geometry, graph, iterators, models, nn, optim, training
     from torchmn.communicators.communicator import Communicator
-    from torchmn.communicators.factory import create_communicator
+    from torchmn.communicators.create import create_communicator
     from torchmn.communicators.process_grid import ProcessGrid
     from torchmn.communicators.run_threads import run_threads
     from torchmn.data import create_empty_dataset, scatter_dataset, scatter_index
@@ -28,17 +28,11 @@ if TYPE_CHECKING:
         TorchMNError,
         WaitTimeout,
     )
-    from torchmn.functions.global_array import GlobalArray
+    from torchmn.functions.halo.global_array import GlobalArray
     from torchmn.graph import MultiNodeChainList, describe, draw
     from torchmn.nn import create_mnbn_model
     from torchmn.optim import create_multi_node_optimizer
-    from torchmn.parallel import (
-        clip_grad_norm_,
-        full_state_dict,
-        load_full_state_dict,
-        parallel_summary,
-        parallelize,
-    )
+    from torchmn.parallel import clip_grad_norm_, full_state_dict, load_full_state_dict, parallel_summary, parallelize
     from torchmn.training import create_multi_node_evaluator
     from torchmn.training.checkpoint import create_multi_node_checkpointer
 
@@ -96,23 +90,12 @@ __all__ = [
 # Where each public name lives. They are loaded when they are first used: `torchmn run` and `torchmn --help`, which
 # import this package too, must not wait for torch.
 _SUBPACKAGES = (
-    *(
-        "data",
-        "datasets",
-        "experiment",
-        "functions",
-        "geometry",
-        "graph",
-        "iterators",
-        "models",
-        "nn",
-        "optim",
-        "training",
-    ),
+    *("data", "datasets", "experiment", "functions", "geometry", "graph", "iterators", "models", "nn", "optim"),
+    "training",
 )
 _HOMES = {
     "Communicator": "communicators.communicator",
-    "create_communicator": "communicators.factory",
+    "create_communicator": "communicators.create",
     "run_threads": "communicators.run_threads",
     "create_empty_dataset": "data",
     "scatter_dataset": "data",
@@ -120,7 +103,7 @@ _HOMES = {
     **dict.fromkeys((name for name in __all__ if name.endswith("Error") or name == "WaitTimeout"), "errors"),
     "create_mnbn_model": "nn",
     "create_multi_node_optimizer": "optim",
-    "GlobalArray": "functions.global_array",
+    "GlobalArray": "functions.halo.global_array",
     "MultiNodeChainList": "graph",
     "ProcessGrid": "communicators.process_grid",
     "describe": "graph",

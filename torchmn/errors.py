@@ -46,6 +46,10 @@ class ExperimentError(TorchMNError):
     """An experiment file that can not work: each line is `file:line:column: what was expected, what came`."""
 
 
+class DatasetError(TorchMNError):
+    """A dataset's file is missing, damaged or cannot be downloaded; the message names the file and a remedy."""
+
+
 class HaloError(TorchMNError, ValueError):
     """An image that can not be cut as asked: smaller than a window, or with fewer rows than ranks."""
 

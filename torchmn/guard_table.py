@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, NamedTuple, TypeVar
 
-from torchmn.communicators.optional import optional_module
+from torchmn.optional import optional_module
 
 Look = TypeVar("Look", bound=Callable[..., Any])
 

@@ -18,8 +18,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.worlds.launch import LABEL, OPENMPI_PREFIX, ROOT, clean_environment, labelled
-from tests.worlds.warm_start.servers import warm_environment
+from tests._worlds.launch import LABEL, OPENMPI_PREFIX, ROOT, clean_environment, labelled
+from tests._worlds.warm_start.servers import warm_environment
 
 # Every way in which `torchmn run` starts ranks: its arguments, and its environment.
 TRANSPORTS = {
@@ -119,7 +119,7 @@ def started(
 ) -> Iterator[Command]:
     """The command while it runs; killed with all that it started when the block is left.
 
-    `options`: its streams, or `warm=True` where the test is about numbers (tests/worlds/warm_start), not processes.
+    `options`: its streams, or `warm=True` where the test is about numbers (tests/_worlds/warm_start), not processes.
     """
     with tempfile.TemporaryDirectory(prefix="torchmn-cli-") as directory:
         command = Command(list(arguments), Path(directory), env or {}, python, **options)

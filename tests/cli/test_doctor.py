@@ -11,11 +11,11 @@ from pathlib import Path
 
 import pytest
 
+from tests._worlds.launch import ROOT, clean_environment
 from tests.cli.commands import on, torchmn
-from tests.worlds.launch import ROOT, clean_environment
-from torchmn.cli import doctor
 from torchmn.cli.checks import hosts, machine, software
 from torchmn.cli.checks.finding import fail, ok
+from torchmn.cli.commands import doctor
 
 RUNGS = ROOT / "docs" / "troubleshooting.md"
 MPICH_LIBRARY = Path(sys.prefix) / "lib" / "libmpi.so.12"

@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 import yaml
 
+from tests._worlds.launch import ROOT
 from tests.cli.commands import torchmn
 from tests.cli.experiments import written
-from tests.worlds.launch import ROOT
+from torchmn.cli.commands.new import starters
 from torchmn.cli.main import main
-from torchmn.cli.new import starters
 from torchmn.experiment import load
 
 OLD = ROOT / "tests" / "experiment" / "neon_files" / "public-cnn.yaml"

@@ -8,7 +8,7 @@ import sys
 import pytest
 
 import torchmn
-from tests.worlds.launch import ROOT
+from tests._worlds.launch import ROOT
 from torchmn.cli.launch import memory
 from torchmn.cli.main import COMMANDS, main
 
@@ -63,7 +63,7 @@ def test_of_the_ranks_of_a_job_only_the_first_says_what_is_wrong_with_the_comman
 
 def test_the_command_starts_without_loading_torch_or_mpi():
     code = (
-        "import sys, torchmn.cli.main, torchmn.cli.run, torchmn.cli.doctor\n"
+        "import sys, torchmn.cli.main, torchmn.cli.commands.run, torchmn.cli.commands.doctor\n"
         "print(*{'torch', 'numpy', 'mpi4py', 'rich'} & set(sys.modules))\n"
     )
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=100, cwd=ROOT)
@@ -101,7 +101,7 @@ def test_ctrl_c_before_anything_has_begun_ends_one_process_quietly_and_a_rank_wi
     def interrupted(arguments):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("torchmn.cli.new.main", interrupted)
+    monkeypatch.setattr("torchmn.cli.commands.new.main", interrupted)
     for name, value in {"WORLD_SIZE": size, "RANK": 0, "MASTER_ADDR": "localhost", "MASTER_PORT": 1}.items():
         monkeypatch.setenv(name, str(value))
     if size == 1:

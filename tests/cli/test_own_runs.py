@@ -11,9 +11,9 @@ import pytest
 
 from tests.cli.commands import torchmn
 from tests.cli.experiments import TEXT, losses, written
+from torchmn.cli.commands.new import starters
 from torchmn.cli.main import main
-from torchmn.cli.new import starters
-from torchmn.experiment import registry
+from torchmn.experiment.file import registry
 
 LAYERS = TEXT[TEXT.index("  layers:") : TEXT.index("  cost:")]
 OWN = """

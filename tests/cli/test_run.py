@@ -12,7 +12,7 @@ import pytest
 
 from tests.cli.commands import every_transport, on, run, script, started, torchmn
 from torchmn.cli.launch.job import rank_environment, usable_cores
-from torchmn.communicators.launchers import RUN_MARKER
+from torchmn.communicators.launchers.environment import RUN_MARKER
 
 
 @every_transport
@@ -20,7 +20,7 @@ def test_ranks_know_their_place_and_get_all_that_follows_the_script(transport, t
     path = script(
         tmp_path,
         """
-        from torchmn.communicators.launchers import detect
+        from torchmn.communicators.launchers.environment import detect
         place = detect()
         print("place", place.rank, place.size, place.local_rank, place.transport, sys.argv[1:])
         """,
@@ -121,7 +121,7 @@ def test_one_rank_runs_in_place_without_a_launcher(tmp_path):
     path = tmp_path / "script.py"
     path.write_text(
         "import os, sys\n"
-        "from torchmn.communicators.launchers import detect\n"
+        "from torchmn.communicators.launchers.environment import detect\n"
         "print(input(), detect().name, os.environ['OMP_NUM_THREADS'])\n"
         "sys.exit(7)\n"
     )
@@ -179,7 +179,7 @@ def test_ranks_start_on_this_machine_inside_a_slurm_allocation(transport, tmp_pa
 @pytest.mark.parametrize(("outer", "inner"), [("mpich", "gloo"), ("openmpi", "mpich"), ("gloo", "openmpi")])
 def test_ranks_started_by_a_rank_believe_their_own_launcher(outer, inner, tmp_path):
     name = {"gloo": "torchmn"}.get(inner, inner)
-    place = "from torchmn.communicators.launchers import detect; print(detect().name, detect().rank)"
+    place = "from torchmn.communicators.launchers.environment import detect; print(detect().name, detect().rank)"
     arguments, env = on(inner)
     command = ["-m", "torchmn.cli.main", "run", "-n", "2", *arguments, script(tmp_path, place, "inner.py")]
     starts = f"""

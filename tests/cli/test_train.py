@@ -16,13 +16,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from tests._worlds.launch import ROOT, clean_environment
 from tests.cli.commands import PATIENCE, Command, started, torchmn
 from tests.cli.experiments import TEXT, losses, written
-from tests.worlds.launch import ROOT, clean_environment
-from torchmn.cli.experiment_command import check
-from torchmn.cli.experiment_options import command_of
+from torchmn.cli.commands.experiment_command import check
+from torchmn.cli.commands.experiment_options import command_of
+from torchmn.cli.commands.train import _parser as train_parser
 from torchmn.cli.main import main
-from torchmn.cli.train import _parser as train_parser
 
 
 @pytest.fixture(autouse=True)

@@ -6,7 +6,7 @@ import platform
 
 import pytest
 
-from torchmn.communicators.allocator import keep_freed_memory
+from torchmn.communicators.launchers.allocator import keep_freed_memory
 
 
 @pytest.mark.parametrize(

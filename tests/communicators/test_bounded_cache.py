@@ -9,10 +9,11 @@ import torch
 from torch import nn
 
 import torchmn
-from tests.worlds import ranks
-from torchmn.communicators import checks, wire
-from torchmn.communicators.bounded_cache import BoundedCache, remembered_tensors
+from tests._worlds import ranks
+from torchmn.bounded_cache import BoundedCache, remembered_tensors
+from torchmn.communicators import arguments
 from torchmn.communicators.communicator import Communicator
+from torchmn.communicators.messages import wire
 
 SHAPES = tuple(((64 + n, 32, 3, 3), torch.float32) for n in range(161))
 STEPS = 4_000
@@ -22,22 +23,22 @@ def compare_steps(first: int, count: int) -> None:
     """Fingerprints of the steps of a model of 161 parameters, whose learning rate is another one at each."""
     for step in range(first, first + count):
         shapes = tuple([((*shape,), dtype) for shape, dtype in SHAPES])  # as each step makes them anew
-        checks.fingerprint(("optimizer step", (False, ((("lr", 0.1 / (step + 1)),),), shapes), (1,) * 161))
+        arguments.fingerprint(("optimizer step", (False, ((("lr", 0.1 / (step + 1)),),), shapes), (1,) * 161))
 
 
 def test_a_learning_rate_that_changes_at_every_step_keeps_the_same_memory_after_n_and_2n_steps() -> None:
-    checks._fingerprints.keep("all that other tests have left is forgotten", 0, checks._fingerprints.most)
+    arguments._fingerprints.keep("all that other tests have left is forgotten", 0, arguments._fingerprints.most)
     compare_steps(0, STEPS)
-    digests = len(checks._digests)
+    digests = len(arguments._digests)
     tracemalloc.start()
     try:
         compare_steps(STEPS, STEPS)
         kept, _ = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
-    assert len(checks._digests) == digests  # the shapes are kept once
-    assert checks._fingerprints.held <= checks._fingerprints.most
-    assert kept < 8 * checks._fingerprints.most  # 2 MB; all shapes for each step would be 70
+    assert len(arguments._digests) == digests  # the shapes are kept once
+    assert arguments._fingerprints.held <= arguments._fingerprints.most
+    assert kept < 8 * arguments._fingerprints.most  # 2 MB; all shapes for each step would be 70
 
 
 @ranks(2, on="threads")
@@ -53,7 +54,7 @@ def test_an_optimizer_whose_learning_rate_changes_keeps_the_shapes_of_its_parame
         schedule.step()
         if step in (9, 19):
             comm.barrier()
-            kept.append(len(checks._digests))
+            kept.append(len(arguments._digests))
             comm.barrier()
     assert kept[0] == kept[1]
 
@@ -61,11 +62,11 @@ def test_an_optimizer_whose_learning_rate_changes_keeps_the_shapes_of_its_parame
 def test_equal_and_only_equal_keys_have_equal_fingerprints() -> None:
     other = (*SHAPES[:-1], ((1, 1), torch.float32))
     keys = [("step", (SHAPES,), None), ("step", (other,), None), ("step", (SHAPES[:-1],), None), ("step", (), SHAPES)]
-    assert len({checks.fingerprint(key) for key in keys}) == len(keys)
-    before = [checks.fingerprint(key) for key in keys]
-    for cache in (checks._fingerprints, checks._digests):
+    assert len({arguments.fingerprint(key) for key in keys}) == len(keys)
+    before = [arguments.fingerprint(key) for key in keys]
+    for cache in (arguments._fingerprints, arguments._digests):
         cache.keep("forget", 0, cache.most)  # type: ignore[arg-type]
-    assert [checks.fingerprint(key) for key in keys] == before
+    assert [arguments.fingerprint(key) for key in keys] == before
 
 
 def test_a_cache_forgets_all_before_it_holds_too_much_and_keeps_one_large_entry() -> None:

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import torchmn
-from tests.worlds import ranks
+from tests._worlds import ranks
 
 
 def refusal(comm, *values: object) -> str:

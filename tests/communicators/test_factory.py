@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import torchmn
-from torchmn.communicators import factory
+from torchmn.communicators import create
 
 LAUNCHER_VARIABLES = ("PMI_RANK", "PMI_SIZE", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "RANK", "WORLD_SIZE")
 
@@ -51,7 +51,7 @@ def test_nccl_without_a_gpu_says_what_would_work(name: str) -> None:
 
 
 def test_chainermns_cpu_names_mean_auto() -> None:
-    assert factory.NAMES["naive"] == factory.NAMES["flat"] == "auto"
+    assert create.NAMES["naive"] == create.NAMES["flat"] == "auto"
 
 
 def test_threads_are_started_by_run_threads() -> None:

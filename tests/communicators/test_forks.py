@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import torchmn
-from tests.worlds import ranks, run_job
+from tests._worlds import ranks, run_job
 
 
 def status_of_child(does: Callable[[], object]) -> int:

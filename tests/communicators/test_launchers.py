@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from torchmn.communicators.launchers import LAUNCHERS, NO_LAUNCHER, Launch, cleared, detect
+from torchmn.communicators.launchers.environment import LAUNCHERS, NO_LAUNCHER, Launch, cleared, detect
 from torchmn.errors import LaunchError
 
 HYDRA = {"PMI_RANK": "2", "PMI_SIZE": "4", "PMI_FD": "9", "MPI_LOCALRANKID": "0", "MPI_LOCALNRANKS": "2"}

@@ -16,13 +16,13 @@ from pathlib import Path
 import pytest
 import torch.distributed as dist
 
+from tests._worlds import ranks
+from tests._worlds.jobs import run_job
 from tests.cli.commands import run, script
-from tests.worlds import ranks
-from tests.worlds.jobs import run_job
 from torchmn.communicators import communicator
-from torchmn.communicators.switchboard import Line, Server
 from torchmn.communicators.transports import gloo
 from torchmn.communicators.transports.process_group import MEETING_SECONDS
+from torchmn.communicators.watchdog.control_channel import Line, Server
 from torchmn.errors import LaunchError
 
 LISTENS = """

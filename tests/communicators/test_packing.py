@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from tests.worlds.data import EVERY_DTYPE, SHAPES, assert_same, bits, odd_layouts
+from tests._worlds.data import EVERY_DTYPE, SHAPES, assert_same, bits, odd_layouts
 from torchmn.communicators.objects import pack, unpack
 
 HERE = torch.device("cpu")

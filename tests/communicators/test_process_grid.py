@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from tests.worlds import ranks
+from tests._worlds import ranks
 from torchmn.communicators.process_grid import ProcessGrid
 from torchmn.communicators.run_threads import run_threads
 from torchmn.errors import ArgumentError, HaloError, MismatchError

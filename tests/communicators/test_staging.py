@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from torchmn.communicators import staging
+from torchmn.communicators.messages import staging
 from torchmn.communicators.transports.mpi_library import reads_gpu_memory
 
 

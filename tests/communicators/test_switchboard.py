@@ -7,8 +7,8 @@ import threading
 
 import pytest
 
-from torchmn.communicators.addresses import of_this_host
-from torchmn.communicators.switchboard import Line, Server
+from torchmn.communicators.launchers.addresses import of_this_host
+from torchmn.communicators.watchdog.control_channel import Line, Server
 
 HOST = "127.0.0.1"
 SECONDS = 20.0

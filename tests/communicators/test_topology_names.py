@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from torchmn.communicators.topology import Machine, names_of_hosts
+from torchmn.communicators.launchers.topology import Machine, names_of_hosts
 
 
 def test_a_name_of_one_machine_is_kept() -> None:

@@ -7,8 +7,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from torchmn.communicators import wire
-from torchmn.communicators.wire import Header, Kind, Layout, TensorSpec
+from torchmn.communicators.messages import wire
+from torchmn.communicators.messages.wire import Header, Kind, Layout, TensorSpec
 
 SPECS = st.builds(
     TensorSpec,

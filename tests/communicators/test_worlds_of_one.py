@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
+from tests._worlds.launch import OPENMPI_PREFIX, ROOT, clean_environment
+from tests._worlds.warm_start.servers import warm_environment
 from tests.communicators.test_launchers import ELSEWHERE
-from tests.worlds.launch import OPENMPI_PREFIX, ROOT, clean_environment
-from tests.worlds.warm_start.servers import warm_environment
-from torchmn.communicators import factory
-from torchmn.communicators.launchers import detect
+from torchmn.communicators import create
+from torchmn.communicators.launchers.environment import detect
 
 BESIDE_PYTHON = Path(sys.executable).parent
 SECONDS = 100
@@ -128,8 +128,8 @@ def test_a_communicator_of_mpi_means_mpi_without_a_launcher_too() -> None:
 @pytest.mark.parametrize("launcher", ELSEWHERE)
 def test_under_every_launcher_a_world_of_mpi_that_is_too_small_is_refused(launcher: str) -> None:
     launch = detect(ELSEWHERE[launcher])
-    assert "different MPIs" in str(factory._world_problem(launch, seen=1, given=False))
-    assert factory._world_problem(launch, seen=2, given=False) is None
+    assert "different MPIs" in str(create._world_problem(launch, seen=1, given=False))
+    assert create._world_problem(launch, seen=2, given=False) is None
 
 
 def test_under_a_launcher_that_mpi_does_not_see_auto_is_refused() -> None:

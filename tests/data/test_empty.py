@@ -5,7 +5,7 @@ import torch
 from torch.utils.data import DataLoader, TensorDataset
 
 import torchmn
-from tests.worlds import ranks
+from tests._worlds import ranks
 from torchmn.data import create_empty_dataset, scatter_dataset
 
 

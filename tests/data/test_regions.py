@@ -10,12 +10,12 @@ import torch
 from torch.utils.data import BatchSampler, DataLoader, Dataset, RandomSampler, TensorDataset
 
 import torchmn
-from tests.worlds import ranks
+from tests._worlds import ranks
 from torchmn.communicators.process_grid import ProcessGrid
 from torchmn.communicators.run_threads import run_threads
 from torchmn.data.micro_batches import MicroBatches
 from torchmn.data.regions import scatter_regions
-from torchmn.datasets.image_set import ImageSet
+from torchmn.datasets.arrays import ImageSet
 from torchmn.errors import ArgumentError, HaloError, MismatchError
 
 

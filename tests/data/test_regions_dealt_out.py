@@ -5,10 +5,10 @@ import pytest
 import torch
 from torch.utils.data import BatchSampler, DataLoader, RandomSampler, TensorDataset
 
-from tests.worlds import ranks
+from tests._worlds import ranks
 from torchmn.communicators.process_grid import ProcessGrid
 from torchmn.data import MicroBatches, scatter_regions
-from torchmn.datasets.image_set import ImageSet
+from torchmn.datasets.arrays import ImageSet
 from torchmn.errors import ArgumentError
 from torchmn.training import create_multi_node_evaluator
 

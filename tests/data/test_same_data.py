@@ -11,9 +11,9 @@ from PIL import Image
 from torch.utils.data import Dataset, Subset, TensorDataset
 
 import torchmn
+from tests._worlds import ranks
+from tests._worlds.data import assert_refused
 from tests.data.worlds import small_worlds, small_worlds_of_several
-from tests.worlds import ranks
-from tests.worlds.data import assert_refused
 from torchmn.data import scatter_dataset, scatter_regions
 from torchmn.data.digest import digest
 from torchmn.data.same_data import COMPARED, places

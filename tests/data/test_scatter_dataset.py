@@ -6,13 +6,13 @@ import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
 import torchmn
+from tests._worlds import ranks
+from tests._worlds.data import EVERY_DTYPE, assert_refused, assert_same, assert_still_works, bits, roots
 from tests.data.worlds import ACROSS, small_worlds, small_worlds_of_several
-from tests.worlds import ranks
-from tests.worlds.data import EVERY_DTYPE, assert_refused, assert_same, assert_still_works, bits, roots
-from torchmn.data import delivery, scatter_dataset
+from torchmn.data import scatter_dataset, scatter_items
 from torchmn.data.partition import Window, permutation
 from torchmn.data.same_data import places
-from torchmn.datasets.image_set import ImageSet
+from torchmn.datasets.arrays import ImageSet
 
 
 class Squares(Dataset):
@@ -155,7 +155,7 @@ def test_large_datasets_travel_in_bounded_rounds(comm):
             assert part[place].nbytes == item_bytes
     if comm.rank == 0:
         assert sum(sizes) >= 2 * rows.nbytes, "both went through here"
-        assert max(sizes) <= delivery.ROUND_BYTES + comm.size * item_bytes
+        assert max(sizes) <= scatter_items.ROUND_BYTES + comm.size * item_bytes
 
 
 @small_worlds

@@ -1,9 +1,9 @@
 """Each rank's share of a range."""
 
 import torchmn
+from tests._worlds import ranks
+from tests._worlds.data import assert_refused, roots
 from tests.data.worlds import small_worlds
-from tests.worlds import ranks
-from tests.worlds.data import assert_refused, roots
 from torchmn.data import scatter_dataset, scatter_index
 
 

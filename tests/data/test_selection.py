@@ -5,7 +5,7 @@ import torch
 from torch.utils.data import ConcatDataset, DataLoader, Subset, TensorDataset, random_split
 
 import torchmn
-from tests.worlds import ranks
+from tests._worlds import ranks
 from torchmn.data import scatter_dataset, scatter_regions
 from torchmn.data.same_data import selection
 from torchmn.errors import MismatchError

@@ -1,6 +1,6 @@
 """Where tests of data run: the logic on threads at several sizes, and once across real processes."""
 
-from tests.worlds.marks import TestBody, ranks
+from tests._worlds.marks import TestBody, ranks
 
 ACROSS = ("mpi", "gloo")
 

@@ -12,7 +12,7 @@ from PIL import Image
 
 from torchmn import datasets
 from torchmn.datasets import DatasetError, byte_images, cache, load_mnist
-from torchmn.datasets.idx import write_idx
+from torchmn.datasets.formats.idx import write_idx
 from torchmn.errors import ArgumentError
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from torchmn.datasets.idx import write_idx
+from torchmn.datasets.formats.idx import write_idx
 from torchmn.datasets.load_mnist import SAMPLE
 
 TOOL = Path(__file__).parents[2] / "tools" / "build_mnist_sample.py"

@@ -13,9 +13,8 @@ import pytest
 import torch
 
 from torchmn.datasets import DatasetError, mnist
-from torchmn.datasets.fetch import content_sha256, fetch
-from torchmn.datasets.load_mnist import SAMPLE, ensure, load
-from torchmn.datasets.mnist_files import SPLITS, MnistSplit
+from torchmn.datasets.formats.download import content_sha256, fetch
+from torchmn.datasets.load_mnist import SAMPLE, SPLITS, MnistSplit, ensure, load
 
 CONTENT = bytes(range(256)) * 1000
 SHA256 = hashlib.sha256(CONTENT).hexdigest()

@@ -11,7 +11,7 @@ import torch
 from torch.utils.data import DataLoader
 
 from torchmn.datasets import DatasetError, mnist
-from torchmn.datasets.idx import write_idx
+from torchmn.datasets.formats.idx import write_idx
 from torchmn.datasets.load_mnist import SAMPLE
 from torchmn.errors import ArgumentError
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from torchmn.datasets import DatasetError, housing, sparsenet, text
-from torchmn.datasets.matlab import read_matlab
+from torchmn.datasets.formats.matlab import read_matlab
 
 
 def test_housing_has_the_price_in_its_last_column(tmp_path):

@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 
 import torchmn
-from tests.worlds import JobResult, run_job
+from tests._worlds import JobResult, run_job
 
 ROOT = Path(__file__).parents[2]
 

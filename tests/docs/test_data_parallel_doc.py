@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from tests._worlds import run_job
 from tests.docs.pages import assert_contents_are_the_sections, assert_every_section_has_a_snippet
-from tests.worlds import run_job
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "data-parallel.md").read_text()

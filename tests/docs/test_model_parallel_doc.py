@@ -7,8 +7,8 @@ import pytest
 import torch
 
 import torchmn
+from tests._worlds import run_job
 from tests.docs.pages import assert_contents_are_the_sections, assert_every_section_has_a_snippet
-from tests.worlds import run_job
 from torchmn.errors import ComponentError, DelegateError, GraphError
 
 ROOT = Path(__file__).parents[2]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from torchmn.experiment.document import MOST_CHARACTERS, MOST_LEVELS, MOST_VALUES
+from torchmn.experiment.file.document import MOST_CHARACTERS, MOST_LEVELS, MOST_VALUES
 from torchmn.training.checkpoint.manifest import COMMON, file_of
 
 TEXT = (Path(__file__).parents[2] / "docs" / "security.md").read_text()

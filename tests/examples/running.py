@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from tests.worlds import JobResult, run_job
+from tests._worlds import JobResult, run_job
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 TIMEOUT = 150.0

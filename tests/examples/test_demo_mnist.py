@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.worlds import JobResult, run_job
+from tests._worlds import JobResult, run_job
 
 DEMO = Path(__file__).parents[2] / "examples" / "demo_mnist.py"
 

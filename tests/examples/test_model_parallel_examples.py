@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 import torchmn
+from tests._worlds import run_job
 from tests.examples.running import EXAMPLES, epochs, run_example
-from tests.worlds import run_job
 
 
 def losses(out: Path) -> list[float]:

@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from typing import Any
 
 import torchmn
-from torchmn.experiment.load import read
-from torchmn.experiment.overrides import parse_set
-from torchmn.experiment.schema import Experiment
-from torchmn.experiment.session import open_session
-from torchmn.experiment.trainer import Progress, Trainer
-from torchmn.parallel.whole_state import WholeModel
+from torchmn.experiment.file.overrides import parse_set
+from torchmn.experiment.run.session import open_session
+from torchmn.experiment.run.trainer import Progress, Trainer
+from torchmn.experiment.vocabulary.load import read
+from torchmn.experiment.vocabulary.schema import Experiment
+from torchmn.parallel.global_state import WholeModel
 from torchmn.training import Logger
 from torchmn.training.checkpoint import create_multi_node_checkpointer
 

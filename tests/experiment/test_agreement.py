@@ -8,12 +8,13 @@ import pytest
 from tests.experiment.running import experiment, train
 from torchmn import run_threads
 from torchmn.errors import ExperimentError, PeerError
-from torchmn.experiment import parallel, registry
-from torchmn.experiment.agreement import look_of, on_every_rank
-from torchmn.experiment.load import plain
-from torchmn.experiment.model import load_data
-from torchmn.experiment.session import open_session
+from torchmn.experiment.file import registry
+from torchmn.experiment.run import parallel
+from torchmn.experiment.run.agreement import look_of, on_every_rank
+from torchmn.experiment.run.model import load_data
+from torchmn.experiment.run.session import open_session
 from torchmn.experiment.verification import verify
+from torchmn.experiment.vocabulary.load import plain
 
 TEXT = """
 dataset: {name: toy_images, side: 8, train: 12, test: 4}

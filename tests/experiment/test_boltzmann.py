@@ -8,12 +8,12 @@ import torch
 
 from tests.experiment.running import experiment, train
 from torchmn.communicators.communicator import Communicator
-from torchmn.communicators.settings import Settings
+from torchmn.communicators.transports.group import Settings
 from torchmn.communicators.transports.solo import SoloTransport
 from torchmn.errors import ExperimentError
-from torchmn.experiment.boltzmann import Boltzmann, contrastive_divergence
-from torchmn.experiment.grids import check
-from torchmn.experiment.model import build_model, load_data
+from torchmn.experiment.run.grids import check
+from torchmn.experiment.run.model import build_model, load_data
+from torchmn.experiment.vocabulary.layers.boltzmann import Boltzmann, contrastive_divergence
 
 TEXT = """
 dataset: {name: toy_images, side: 8, train: 64, test: 16}

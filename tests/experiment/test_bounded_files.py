@@ -10,10 +10,10 @@ from tests.experiment.files import BASE
 from tests.experiment.running import experiment
 from torchmn.cli.main import main
 from torchmn.errors import ExperimentError
-from torchmn.experiment.document import MOST_CHARACTERS, MOST_LEVELS, MOST_VALUES, compose, document
-from torchmn.experiment.load import parse, read
-from torchmn.experiment.overrides import parse_set
-from torchmn.experiment.run_directory import RunDirectory
+from torchmn.experiment.file.document import MOST_CHARACTERS, MOST_LEVELS, MOST_VALUES, compose, document
+from torchmn.experiment.file.overrides import parse_set
+from torchmn.experiment.run.run_directory import RunDirectory
+from torchmn.experiment.vocabulary.load import parse, read
 
 LEVELS = 14  # 10**14 values, of which no reader would see the end
 pytestmark = pytest.mark.timeout(120)

@@ -11,8 +11,8 @@ from hypothesis import strategies as some
 from tests.experiment import broken_layers, broken_meanings, broken_sections, broken_yaml
 from tests.experiment.files import BASE
 from torchmn.errors import ExperimentError
-from torchmn.experiment.load import read
-from torchmn.experiment.model import build_model, load_data
+from torchmn.experiment.run.model import build_model, load_data
+from torchmn.experiment.vocabulary.load import read
 
 BROKEN = broken_yaml.BROKEN + broken_sections.BROKEN + broken_layers.BROKEN + broken_meanings.BROKEN
 

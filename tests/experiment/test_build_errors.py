@@ -13,11 +13,11 @@ from tests.experiment.files import BASE, swap
 from tests.experiment.running import experiment
 from tests.experiment.test_round_trip import options_of
 from torchmn.errors import ExperimentError
-from torchmn.experiment import registry
-from torchmn.experiment.load import read
-from torchmn.experiment.model import build_model, load_data
-from torchmn.experiment.schema import Experiment
-from torchmn.experiment.session import open_session
+from torchmn.experiment.file import registry
+from torchmn.experiment.run.model import build_model, load_data
+from torchmn.experiment.run.session import open_session
+from torchmn.experiment.vocabulary.load import read
+from torchmn.experiment.vocabulary.schema import Experiment
 
 WORD = "- max_pool: {kernel: 2}"
 

@@ -12,9 +12,9 @@ import pytest
 from tests.experiment.files import BASE
 from tests.experiment.running import experiment
 from torchmn.errors import ExperimentError
-from torchmn.experiment.grids import Unfit, described, grid_for
-from torchmn.experiment.json_schema import json_schema
-from torchmn.experiment.model import load_data
+from torchmn.experiment.run.grids import Unfit, described, grid_for
+from torchmn.experiment.run.model import load_data
+from torchmn.experiment.vocabulary.json_schema import json_schema
 from torchmn.modes import MODES, NAMES
 
 IMAGE = (1, 28, 28)

@@ -14,12 +14,13 @@ from torch import nn
 from tests.experiment.files import BASE, swap
 from tests.experiment.running import experiment
 from torchmn.errors import ArgumentError, ExperimentError
-from torchmn.experiment import dump, load, registry
-from torchmn.experiment.json_schema import json_schema
-from torchmn.experiment.load import plain, read
-from torchmn.experiment.model import build_model, load_data
-from torchmn.experiment.overrides import parse_set
-from torchmn.experiment.writing import as_yaml
+from torchmn.experiment import dump, load
+from torchmn.experiment.file import registry
+from torchmn.experiment.file.overrides import parse_set
+from torchmn.experiment.file.writing import as_yaml
+from torchmn.experiment.run.model import build_model, load_data
+from torchmn.experiment.vocabulary.json_schema import json_schema
+from torchmn.experiment.vocabulary.load import plain, read
 
 DEFAULT_LAYERS = BASE[BASE.index("    - conv") : BASE.index("  cost:")]
 

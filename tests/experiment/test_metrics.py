@@ -9,9 +9,10 @@ import torch
 from torch import tensor
 
 from torchmn.errors import ExperimentError
-from torchmn.experiment import registry, schema  # noqa: F401  (schema registers the names)
-from torchmn.experiment.metrics import labelled
-from torchmn.experiment.schedules import Schedule
+from torchmn.experiment.file import registry
+from torchmn.experiment.vocabulary import schema  # noqa: F401  (schema registers the names)
+from torchmn.experiment.vocabulary.metrics import labelled
+from torchmn.experiment.vocabulary.schedules import Schedule
 
 SCORES = tensor([[2.0, 1.0, 0.0], [0.0, 3.0, 1.0], [1.0, 0.5, 2.5], [0.2, 0.1, 0.3]], dtype=torch.float64)
 LABELS = tensor([0, 2, 2, 1])

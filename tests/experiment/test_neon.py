@@ -14,9 +14,9 @@ from hypothesis import strategies as some
 from tests.experiment.running import train
 from torchmn.errors import ExperimentError
 from torchmn.experiment import load
-from torchmn.experiment.load import check, parse, read
-from torchmn.experiment.model import build_model, load_data
-from torchmn.experiment.writing import as_yaml
+from torchmn.experiment.file.writing import as_yaml
+from torchmn.experiment.run.model import build_model, load_data
+from torchmn.experiment.vocabulary.load import check, parse, read
 
 FILES = Path(__file__).parent / "neon_files"
 PUBLIC, BEFORE, GB = (FILES / f"{name}.yaml" for name in ("public-cnn", "halopar-cnn", "halopar-gb"))

@@ -22,9 +22,9 @@ from tests.experiment.neon_experiments import (
     written,
 )
 from torchmn.errors import ExperimentError
-from torchmn.experiment.load import parse
 from torchmn.experiment.neon import data, layers, tables, values
 from torchmn.experiment.neon.keys import meaningless_table
+from torchmn.experiment.vocabulary.load import parse
 
 PLACE = re.compile(r"old\.yaml:\d+:\d+: ")
 

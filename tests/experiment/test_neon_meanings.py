@@ -11,8 +11,8 @@ import torch
 
 from tests.experiment.neon_experiments import Node, experiment, gb, layer, rule, uniform, written
 from tests.experiment.test_neon_keys import converted, refusal
-from torchmn.experiment.load import read
-from torchmn.experiment.model import build_model, load_data
+from torchmn.experiment.run.model import build_model, load_data
+from torchmn.experiment.vocabulary.load import read
 
 
 def layers_of(found: Node) -> list:

@@ -11,9 +11,9 @@ from tests.experiment.running import train
 from tests.experiment.test_neon import FILES, PUBLIC, edited
 from torchmn.cli.main import main
 from torchmn.errors import ExperimentError
-from torchmn.experiment.load import check, parse, read
-from torchmn.experiment.model import load_data
-from torchmn.experiment.overrides import parse_set
+from torchmn.experiment.file.overrides import parse_set
+from torchmn.experiment.run.model import load_data
+from torchmn.experiment.vocabulary.load import check, parse, read
 
 BALANCE = (FILES / "balance.yaml").read_text()
 

@@ -11,7 +11,7 @@ from torch import nn
 
 from tests.experiment.running import experiment, train
 from torchmn.errors import ArgumentError, ExperimentError
-from torchmn.experiment import registry
+from torchmn.experiment.file import registry
 
 FILE = """
 dataset: {name: own_stripes, count: 26, validation: 20%}

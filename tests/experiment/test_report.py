@@ -19,12 +19,11 @@ from rich.console import Console
 
 import torchmn
 from tests.experiment.running import experiment
-from torchmn.experiment.load import dump, read
 from torchmn.experiment.report.charts import Curve, line_chart, ticks
-from torchmn.experiment.report.mistakes import confusion
+from torchmn.experiment.report.confusion import confusion, png
 from torchmn.experiment.report.page import TEMPLATES
-from torchmn.experiment.report.pictures import png
-from torchmn.experiment.run import Request, train
+from torchmn.experiment.train import Request, train
+from torchmn.experiment.vocabulary.load import dump, read
 
 SECTIONS = ["summary", "curves", "metrics", "confusion", "model", "time", "experiment", "environment"]
 TEXT = """

@@ -13,9 +13,9 @@ from tests.experiment.running import Ran, experiment, train
 from tests.experiment.test_same_numbers import EVERYTHING, alone
 from torchmn import run_threads
 from torchmn.errors import ExperimentError
-from torchmn.experiment.run import Request, open_trained
-from torchmn.experiment.run import train as run
-from torchmn.experiment.run_directory import RunDirectory, choose
+from torchmn.experiment.run.run_directory import RunDirectory, choose
+from torchmn.experiment.train import Request, open_trained
+from torchmn.experiment.train import train as run
 
 CHANGES = ("optimizer.momentum=0.9", "optimizer.schedule=null")
 AUTOENCODER = """
@@ -195,7 +195,7 @@ def test_two_runs_without_a_name_at_once_get_two_directories(tmp_path, monkeypat
     monkeypatch.chdir(tmp_path)
     first = RunDirectory(tmp_path / "runs" / "digits")
     chosen = iter([first])
-    monkeypatch.setattr("torchmn.experiment.run.choose", lambda *args: next(chosen, None) or choose(*args))
+    monkeypatch.setattr("torchmn.experiment.train.choose", lambda *args: next(chosen, None) or choose(*args))
     with first.held():  # it has begun after the second has chosen the same name
         outcome = run_threads(
             lambda comm: run(experiment(DIGITS), comm, Request("digits.yaml", console=Console(quiet=True))), 1

@@ -15,13 +15,14 @@ from torch import nn
 from tests.experiment.files import BASE, swap
 from tests.experiment.running import experiment
 from torchmn import run_threads
-from torchmn.cli.new import STARTERS, starters
+from torchmn.cli.commands.new import STARTERS, starters
 from torchmn.errors import ArgumentError, ExperimentError
-from torchmn.experiment import load, registry
-from torchmn.experiment.load import check_readable, dump, plain, read
-from torchmn.experiment.run import Request, train
-from torchmn.experiment.schema import Experiment
-from torchmn.experiment.writing import as_yaml
+from torchmn.experiment import load
+from torchmn.experiment.file import registry
+from torchmn.experiment.file.writing import as_yaml
+from torchmn.experiment.train import Request, train
+from torchmn.experiment.vocabulary.load import check_readable, dump, plain, read
+from torchmn.experiment.vocabulary.schema import Experiment
 
 # What words must be told, or are worth to be told because it is written in more than one way.
 TOLD = {

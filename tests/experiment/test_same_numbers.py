@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from tests.experiment.running import Ran, experiment, train
-from torchmn.cli.new import STARTERS
+from torchmn.cli.commands.new import STARTERS
 
 MODES = {2: ["datapar", "modelpar", "halopar"], 4: ["hybrid", "halopar", "halodatapar"]}
 LOCAL_MODES = {2: ["datapar"], 4: ["halopar", "halodatapar"]}  # slow ones

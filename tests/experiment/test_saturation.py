@@ -11,15 +11,15 @@ from torch.nn import functional
 import torchmn
 from tests.experiment.running import experiment, train
 from torchmn.communicators.communicator import Communicator
-from torchmn.communicators.settings import Settings
+from torchmn.communicators.transports.group import Settings
 from torchmn.communicators.transports.solo import SoloTransport
 from torchmn.errors import ExperimentError
-from torchmn.experiment.evaluation import evaluate, predict
-from torchmn.experiment.load import read
-from torchmn.experiment.model import build_model, load_data
-from torchmn.experiment.overrides import parse_set
-from torchmn.experiment.probabilities import Probabilities, log_not_p, log_p
-from torchmn.experiment.session import Session, open_session
+from torchmn.experiment.file.overrides import parse_set
+from torchmn.experiment.run.evaluation import evaluate, predict
+from torchmn.experiment.run.model import build_model, load_data
+from torchmn.experiment.run.session import Session, open_session
+from torchmn.experiment.vocabulary.load import read
+from torchmn.experiment.vocabulary.scores import Probabilities, log_not_p, log_p
 
 # Scores of some hundreds: in float32 and in float64 every probability is 0 or 1.
 TEXT = """

@@ -12,8 +12,8 @@ from tests.experiment.files import swap
 from tests.experiment.running import experiment, train
 from tests.experiment.test_same_numbers import EVERYTHING
 from torchmn.errors import ExperimentError
-from torchmn.experiment import registry
-from torchmn.experiment.load import read
+from torchmn.experiment.file import registry
+from torchmn.experiment.vocabulary.load import read
 
 EPOCHS = 7
 ARGUMENTS = {

@@ -9,17 +9,18 @@ import numpy as np
 import pytest
 import torch
 
+from tests._worlds import ranks
 from tests.experiment.running import experiment, train
-from tests.worlds import ranks
 from torchmn.communicators.communicator import Communicator
-from torchmn.communicators.settings import Settings
+from torchmn.communicators.transports.group import Settings
 from torchmn.communicators.transports.solo import SoloTransport
+from torchmn.data.batches import share
 from torchmn.errors import ExperimentError
-from torchmn.experiment import registry, schema  # noqa: F401  (schema registers the names)
-from torchmn.experiment.batches import share
-from torchmn.experiment.model import build_model, load_data
-from torchmn.experiment.objective import Objective, Term
-from torchmn.experiment.scores import Outputs
+from torchmn.experiment.file import registry
+from torchmn.experiment.run.model import build_model, load_data
+from torchmn.experiment.run.objective import Objective, Term
+from torchmn.experiment.vocabulary import schema  # noqa: F401  (schema registers the names)
+from torchmn.experiment.vocabulary.scores import Outputs
 
 OUTPUTS = torch.from_numpy(np.random.default_rng(0).normal(size=(7, 5)))
 LABELS = torch.tensor([0, 1, 1, 0, 2, 2, 1])

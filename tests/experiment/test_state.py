@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from torchmn.errors import ExperimentError
-from torchmn.experiment.state import NamedOptimizer
+from torchmn.experiment.run.state import NamedOptimizer
 
 
 def trained(*sizes: int) -> tuple[NamedOptimizer, torch.optim.Optimizer]:

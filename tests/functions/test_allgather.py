@@ -4,8 +4,8 @@ import pytest
 import torch
 
 import torchmn
+from tests._worlds import ranks
 from tests.functions.serial import check_adjoint, check_against_serial, leaf
-from tests.worlds import ranks
 from torchmn import functions as F
 
 

@@ -4,9 +4,9 @@ import pytest
 import torch
 
 import torchmn
+from tests._worlds import ranks
+from tests._worlds.data import roots
 from tests.functions.serial import check_adjoint, check_against_serial, leaf
-from tests.worlds import ranks
-from tests.worlds.data import roots
 from torchmn import functions as F
 
 

@@ -3,10 +3,10 @@
 import pytest
 import torch
 
+from tests._worlds import ranks
 from tests.functions.serial import leaf
-from tests.worlds import ranks
 from torchmn import functions as F
-from torchmn.communicators.uncompiled import uncompiled
+from torchmn.compile_boundary import uncompiled
 
 
 def through_collectives(comm, x, weight):

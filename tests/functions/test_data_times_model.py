@@ -4,7 +4,7 @@ import torch
 from torch import nn
 
 import torchmn
-from tests.worlds import ranks
+from tests._worlds import ranks
 from torchmn import functions as F
 
 STEPS, BATCH = 10, 8

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from tests.worlds import ranks
+from tests._worlds import ranks
 from torchmn import functions as F
 
 # What each rank calls, given a tensor for each rank; and what each rank gets in terms of everybody's tensors.

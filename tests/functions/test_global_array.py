@@ -4,11 +4,11 @@ import pytest
 import torch
 from torch.nn import functional as F
 
+from tests._worlds import ranks
 from tests.functions.images import image
-from tests.worlds import ranks
 from torchmn.communicators.process_grid import ProcessGrid
 from torchmn.errors import HaloError
-from torchmn.functions.global_array import GlobalArray
+from torchmn.functions.halo.global_array import GlobalArray
 from torchmn.geometry import Window
 
 

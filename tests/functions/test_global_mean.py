@@ -3,8 +3,8 @@
 import pytest
 import torch
 
+from tests._worlds import ranks
 from tests.functions.images import image
-from tests.worlds import ranks
 from torchmn.communicators.process_grid import ProcessGrid
 from torchmn.errors import ArgumentError
 from torchmn.functions.global_mean import global_mean

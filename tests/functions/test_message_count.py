@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from tests.worlds import ranks
+from tests._worlds import ranks
 from torchmn import functions as F
 
 # mpi4py's upper-case methods move memory, its lower-case ones pickle.

@@ -5,7 +5,7 @@ import torch
 from torch.utils.checkpoint import checkpoint
 
 import torchmn
-from tests.worlds import ranks
+from tests._worlds import ranks
 from torchmn import functions as F
 from torchmn.errors import RecomputeError
 

@@ -4,9 +4,9 @@ import pytest
 import torch
 
 import torchmn
+from tests._worlds import ranks
 from tests.functions.serial import check_adjoint, check_against_serial, leaf
 from tests.functions.test_allreduce import REDUCED
-from tests.worlds import ranks
 from torchmn import functions as F
 
 

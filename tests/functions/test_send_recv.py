@@ -8,8 +8,8 @@ import pytest
 import torch
 
 import torchmn
+from tests._worlds import ranks
 from tests.functions.second_derivative import assert_gradient_of_gradient
-from tests.worlds import ranks
 from torchmn import functions as F
 
 

@@ -9,11 +9,11 @@ from hypothesis import strategies as st
 from torch.nn import functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from tests._worlds import ranks
 from tests.functions.images import image, part_of, plan_here
-from tests.worlds import ranks
 from torchmn.communicators.run_threads import run_threads
 from torchmn.errors import HaloError
-from torchmn.functions.halo_exchange import halo_exchange
+from torchmn.functions.halo.exchange import halo_exchange
 from torchmn.geometry import DimPlan, Window, all_owned
 from torchmn.sharded.fusion.border_products import halo_convolution
 from torchmn.sharded.fusion.borders import borders_of

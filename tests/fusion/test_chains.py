@@ -15,6 +15,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils.checkpoint import checkpoint
 
 import torchmn
+from tests._worlds import ranks
 from tests.fusion.small_tiles import IMAGE, conv, let_small_tiles_have_wide_halos, tile_of
 from tests.sharded.parity import (
     assert_close,
@@ -26,7 +27,6 @@ from tests.sharded.parity import (
     run_serially,
     sizes_of,
 )
-from tests.worlds import ranks
 from torchmn.communicators.process_grid import ProcessGrid
 from torchmn.parallel import parallelize
 from torchmn.sharded.fusion import blocks as halo_blocks

@@ -9,8 +9,8 @@ import torch
 from torch import nn
 
 import torchmn
+from tests._worlds.jobs import run_job, without_package
 from tests.fusion.small_tiles import let_small_tiles_have_wide_halos
-from tests.worlds.jobs import run_job, without_package
 from torchmn.communicators.process_grid import ProcessGrid
 from torchmn.sharded.fusion import sequential
 

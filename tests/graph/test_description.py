@@ -6,9 +6,9 @@ from hypothesis import strategies as st
 from matplotlib.image import imread
 from torch import nn
 
+from tests._worlds import ranks
 from tests.graph.replica import ends
 from tests.graph.test_random_graphs import graphs
-from tests.worlds import ranks
 from torchmn.errors import TorchMNError
 from torchmn.graph import MultiNodeChainList, describe, draw
 from torchmn.graph.description import Component, connect

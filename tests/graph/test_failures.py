@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 import torchmn
-from tests.worlds import ranks
+from tests._worlds import ranks
 from torchmn.errors import ComponentError, DelegateError, GraphError
 from torchmn.functions.edges import edges_of
 from torchmn.graph import MultiNodeChainList

@@ -6,8 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-from tests.worlds import ranks
-from tests.worlds.data import assert_refused
+from tests._worlds import ranks
+from tests._worlds.data import assert_refused
 from torchmn.errors import ArgumentError, GraphError, MismatchError
 from torchmn.graph import MultiNodeChainList
 from torchmn.graph.sequential import balanced, seconds

@@ -7,8 +7,8 @@ import pytest
 import torch
 from torch import nn
 
-from tests.worlds import ranks
-from tests.worlds.data import assert_still_works
+from tests._worlds import ranks
+from tests._worlds.data import assert_still_works
 from torchmn.errors import ArgumentError
 from torchmn.graph import MultiNodeChainList
 

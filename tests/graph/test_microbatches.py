@@ -7,9 +7,9 @@ import torch
 from torch import nn
 
 import torchmn
+from tests._worlds import ranks
 from tests.graph.replica import Spec, assert_equal_to_one_process
 from tests.graph.test_patterns import branching, crossing, fan, ring, twisting
-from tests.worlds import ranks
 from torchmn.errors import GraphError
 from torchmn.graph import MultiNodeChainList
 from torchmn.graph.microbatches import cut

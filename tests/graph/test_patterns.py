@@ -2,8 +2,8 @@
 
 import pytest
 
+from tests._worlds import ranks
 from tests.graph.replica import SHAPES, Spec, assert_equal_to_one_process
-from tests.worlds import ranks
 
 STEPS = 100
 worlds = ranks(2, 3, 4, on=("threads", "mpi"))

@@ -6,8 +6,8 @@ import torch
 from torch import nn
 
 import torchmn
-from tests.worlds import ranks
-from tests.worlds.data import assert_refused
+from tests._worlds import ranks
+from tests._worlds.data import assert_refused
 from torchmn.errors import ArgumentError, GraphError
 from torchmn.graph import MultiNodeChainList, describe
 

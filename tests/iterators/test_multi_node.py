@@ -7,9 +7,8 @@ import torch
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 import torchmn
-from tests.data.worlds import small_worlds, small_worlds_of_several
-from tests.worlds import ranks
-from tests.worlds.data import (
+from tests._worlds import ranks
+from tests._worlds.data import (
     EVERY_DTYPE,
     SHAPES,
     assert_refused,
@@ -18,6 +17,7 @@ from tests.worlds.data import (
     bits,
     roots,
 )
+from tests.data.worlds import small_worlds, small_worlds_of_several
 from torchmn.iterators import create_multi_node_iterator, create_synchronized_iterator, multi_node
 
 Pair = namedtuple("Pair", "image label")

@@ -15,9 +15,9 @@ from torch.utils.data import (
 from torch.utils.data.distributed import DistributedSampler
 
 import torchmn
+from tests._worlds import ranks
+from tests._worlds.data import assert_refused
 from tests.data.worlds import ACROSS, small_worlds, small_worlds_of_several
-from tests.worlds import ranks
-from tests.worlds.data import assert_refused
 from torchmn.iterators import create_synchronized_iterator
 
 

@@ -7,9 +7,9 @@ import torch
 from torch.utils.data import DataLoader, Dataset
 
 import torchmn
+from tests._worlds import ranks
+from tests._worlds.data import assert_still_works
 from tests.data.worlds import ACROSS
-from tests.worlds import ranks
-from tests.worlds.data import assert_still_works
 from torchmn.data import scatter_dataset
 from torchmn.iterators import create_multi_node_iterator, create_synchronized_iterator
 

@@ -8,7 +8,7 @@ from torch import nn
 from torch.testing import assert_close
 
 import torchmn
-from tests.worlds import ranks
+from tests._worlds import ranks
 from torchmn.communicators.process_grid import ProcessGrid
 from torchmn.models import CIFAR10, ConvnetDist, GBDist, MLPDist, SparseAutoencoder, convnet, mlp
 from torchmn.parallel import full_state_dict

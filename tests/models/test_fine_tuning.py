@@ -9,7 +9,7 @@ from torch.testing import assert_close
 from tests.models.small import small_digits, small_images, small_model
 from torchmn.errors import ArgumentError
 from torchmn.models import LabelledBatches, Momentum, fine_tune
-from torchmn.models.fine_tuning import classification_cost
+from torchmn.models.sparse_autoencoder.fine_tuning import classification_cost
 
 LABELS = torch.tensor([0, 3, 1, 2, 2, 0])
 

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.testing import assert_close
 
 import torchmn
-from tests.worlds import ranks
+from tests._worlds import ranks
 from torchmn.communicators.process_grid import ProcessGrid
 from torchmn.datasets import mnist
 from torchmn.errors import ArgumentError, MismatchError, ParallelizeError

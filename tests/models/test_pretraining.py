@@ -11,7 +11,7 @@ from tests.models.small import small_digits, small_images, small_model
 from tests.nn.naive import places
 from torchmn.errors import ArgumentError
 from torchmn.models import LabelledBatches, PretrainingCost, pretrain
-from torchmn.models.pretraining import pretraining_step
+from torchmn.models.sparse_autoencoder.pretraining import pretraining_step
 
 
 def dense(weight: Tensor, in_size: tuple[int, int]) -> Tensor:

@@ -8,7 +8,7 @@ import torch
 from tests.models.small import small_images, small_model
 from torchmn.errors import ArgumentError
 from torchmn.models import LabelledBatches, spot_check
-from torchmn.models.best_units import areas_under_curve
+from torchmn.models.sparse_autoencoder.best_units import areas_under_curve
 
 
 def area_by_pairs(values: torch.Tensor, positive: torch.Tensor) -> float:
@@ -19,7 +19,7 @@ def area_by_pairs(values: torch.Tensor, positive: torch.Tensor) -> float:
 
 
 def test_areas_are_the_shares_of_pairs_in_the_right_order_ties_included(monkeypatch):
-    monkeypatch.setattr("torchmn.models.best_units.UNITS_AT_ONCE", 3)
+    monkeypatch.setattr("torchmn.models.sparse_autoencoder.best_units.UNITS_AT_ONCE", 3)
     torch.manual_seed(7)
     values = torch.randint(0, 5, (30, 8)).double()
     labels = torch.randint(0, 3, (30,))

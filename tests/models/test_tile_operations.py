@@ -4,17 +4,17 @@ import pytest
 import torch
 from torch.testing import assert_close
 
+from tests._worlds import ranks
 from tests.models.small import small_model
-from tests.worlds import ranks
 from torchmn.communicators.process_grid import ProcessGrid
-from torchmn.functions.halo_exchange import halo_exchange, halo_scatter_add
+from torchmn.functions.halo.exchange import halo_exchange, halo_scatter_add
 from torchmn.geometry import DimPlan, HaloPlan, Window
-from torchmn.models import tiles
-from torchmn.models.shares_of_image import SharesOfImage, _buffers_side_by_side
-from torchmn.models.tile_features import in_steps, tile_features
-from torchmn.models.travelling_outputs import own_rows_of, rows_in_order
-from torchmn.nn.batch_last import from_pixels, over_all_dims
-from torchmn.nn.tiling import Tiling
+from torchmn.models.sparse_autoencoder import tiles
+from torchmn.models.sparse_autoencoder.gradients import SharesOfImage, _buffers_side_by_side
+from torchmn.models.sparse_autoencoder.overlapped_outputs import own_rows_of, rows_in_order
+from torchmn.models.sparse_autoencoder.tile_features import in_steps, tile_features
+from torchmn.nn.local_filters.batch_last import from_pixels, over_all_dims
+from torchmn.nn.local_filters.tiling import Tiling
 from torchmn.parallel import parallelize
 
 PARTS = {4: (2, 2), 3: (3, 1), 2: (2, 1)}

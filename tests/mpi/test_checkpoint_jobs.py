@@ -7,8 +7,8 @@ from pathlib import Path
 import numpy as np
 
 import torchmn
+from tests._worlds.jobs import JobResult, run_job
 from tests.training.checkpoint.runs import Training, parameters
-from tests.worlds.jobs import JobResult, run_job
 from torchmn.training.checkpoint import create_multi_node_checkpointer
 
 KILLS = """

@@ -8,7 +8,7 @@ from itertools import product
 
 import pytest
 
-from tests.worlds.jobs import JobResult, run_job
+from tests._worlds.jobs import JobResult, run_job
 
 START = """
 import os, signal, sys, time
@@ -86,7 +86,7 @@ def test_a_rank_that_lost_another_waits_for_the_report_of_it_before_it_ends_the_
 import os, sys, threading
 import torchmn
 from torchmn.communicators import monitor
-from torchmn.communicators.monitor import Monitor
+from torchmn.communicators.watchdog.monitor import Monitor
 searches, announce, wait = sys.argv[1], Monitor.announce_departure, Monitor.wait_for_the_cause
 def announce_late(self):
     def when_searched():
@@ -249,7 +249,7 @@ torchmn.create_communicator()
 def test_rank_0_may_end_at_once_though_its_switchboard_is_slow_to_answer(transport: str) -> None:
     script = """
 import time, torchmn
-from torchmn.communicators.switchboard import Line, Server
+from torchmn.communicators.watchdog.control_channel import Line, Server
 meet, connect = Server._meet, Line.__init__
 def slow(self, visitor):
     time.sleep(1)

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import pytest
 
-from tests.worlds.hosts import Hosts, NoHosts
-from tests.worlds.jobs import JobResult, run_job
+from tests._worlds.hosts import Hosts, NoHosts
+from tests._worlds.jobs import JobResult, run_job
 
 VALUES = """
 import sys, torch, torchmn

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.worlds.jobs import JobResult, run_job
+from tests._worlds.jobs import JobResult, run_job
 
 START = """
 import threading

@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from tests.worlds.jobs import run_job
+from tests._worlds.jobs import run_job
 
 START = """
 import torch, torchmn

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 
 import torchmn
-from tests.worlds import ranks
-from tests.worlds.data import assert_refused, gradient, numbers, tensor
+from tests._worlds import ranks
+from tests._worlds.data import assert_refused, gradient, numbers, tensor
 from torchmn.nn import MultiNodeBatchNorm1d, MultiNodeBatchNorm2d, MultiNodeBatchNorm3d
 
 # (ours, torch's, shape behind (batch, channel)).

@@ -10,7 +10,7 @@ from torch.testing import assert_close
 from tests.nn import naive
 from torchmn.errors import ArgumentError
 from torchmn.nn import LocalContrastNorm2d
-from torchmn.nn.contrast_norm import gaussian_window
+from torchmn.nn.local_filters.contrast_norm import gaussian_window
 
 every_window = pytest.mark.parametrize(
     ("kernel", "size"), [((3, 3), (5, 6)), ((5, 3), (6, 4)), ((7, 7), (4, 5)), ((1, 1), (3, 3)), ((1, 5), (3, 7))]

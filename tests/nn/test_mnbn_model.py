@@ -6,8 +6,8 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 import torchmn
-from tests.worlds import ranks
-from tests.worlds.data import assert_refused, filled, gradient, numbers, tensor
+from tests._worlds import ranks
+from tests._worlds.data import assert_refused, filled, gradient, numbers, tensor
 from torchmn.nn import MultiNodeBatchNorm1d, MultiNodeBatchNorm2d, MultiNodeBatchNorm3d, create_mnbn_model
 
 
@@ -37,7 +37,7 @@ def test_every_batch_norm_is_replaced_in_a_copy_and_nothing_else_changes(comm):
     model.eval()
     copied = create_mnbn_model(model, comm)
     norm = nn.modules.batchnorm._BatchNorm
-    assert not any(isinstance(m, torchmn.nn.batch_norm.MultiNodeBatchNorm) for m in model.modules())
+    assert not any(isinstance(m, torchmn.nn.layers.batch_norm.MultiNodeBatchNorm) for m in model.modules())
     kinds = {name: type(m) for name, m in copied.named_modules() if isinstance(m, norm)}
     assert kinds == {
         "stem.1": MultiNodeBatchNorm2d,

@@ -9,8 +9,8 @@ from torch import nn
 from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_sequence
 
 import torchmn
-from tests.worlds import ranks
-from torchmn.nn.n_step_rnn import create_multi_node_n_step_rnn
+from tests._worlds import ranks
+from torchmn.nn.layers.n_step_rnn import create_multi_node_n_step_rnn
 
 KINDS = {
     "RNN tanh": lambda **options: nn.RNN(3, 4, **options),

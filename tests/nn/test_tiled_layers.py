@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from torch import nn
 from torch.testing import assert_close
 
+from tests._worlds import ranks
 from tests.sharded.parity import assert_parity
-from tests.worlds import ranks
 from torchmn.communicators.process_grid import ProcessGrid
 from torchmn.errors import ArgumentError, ParallelizeError
 from torchmn.geometry import all_owned

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn.utils import clip_grad_norm_
 
 import torchmn
-from tests.worlds import ranks
+from tests._worlds import ranks
 from torchmn.communicators.communicator import Communicator
 from torchmn.optim import MultiNodeOptimizer, create_multi_node_optimizer
 

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 import torchmn
+from tests._worlds.marks import ranks
 from tests.optim.problem import OPTIMIZERS, STEPS, assert_close, batch, loss_of, make_model, serial_run, uneven
-from tests.worlds.marks import ranks
 from torchmn.optim import create_multi_node_optimizer
 
 

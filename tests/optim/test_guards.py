@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 import torchmn
-from tests.worlds.jobs import run_job, without_package
+from tests._worlds.jobs import run_job, without_package
 from torchmn.errors import MismatchError
 from torchmn.optim import create_multi_node_optimizer
 from torchmn.optim.events import GUARDS

@@ -10,8 +10,8 @@ import pytest
 import torch
 
 import torchmn
+from tests._worlds.marks import ranks
 from tests.optim.problem import OPTIMIZERS, assert_close, batch, loss_of, make_model
-from tests.worlds.marks import ranks
 from torchmn.optim import create_multi_node_optimizer
 
 SMALL = {"on": ("threads", "mpi")}

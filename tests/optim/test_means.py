@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 import torchmn
-from tests.worlds import ranks
+from tests._worlds import ranks
 from torchmn.communicators.mean import LARGE_BYTES, means
 
 

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 
 import torchmn
+from tests._worlds import ranks
 from tests.optim.problem import OPTIMIZERS, STEPS, assert_close, batch, loss_of, make_model, serial_run, uneven
-from tests.worlds import ranks
 from torchmn.optim import create_multi_node_optimizer
 from torchmn.optim.multi_node import MultiNodeOptimizer
 from torchmn.optim.reducers import Overlapped

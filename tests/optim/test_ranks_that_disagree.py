@@ -9,9 +9,9 @@ import torch
 from torch import nn
 
 import torchmn
+from tests._worlds import ranks
+from tests._worlds.agreements import recorded_agreements
 from tests.optim.problem import assert_close, batch, loss_of, make_model
-from tests.worlds import ranks
-from tests.worlds.agreements import recorded_agreements
 from torchmn.optim import create_multi_node_optimizer
 
 NEEDS_GRAD_DTYPE = pytest.mark.skipif(

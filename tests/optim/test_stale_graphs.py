@@ -11,8 +11,8 @@ import torch.nn.functional as F
 from torch import nn
 from torch.optim import SGD, Adam, AdamW, Optimizer
 
+from tests._worlds import ranks
 from tests.optim.problem import make_model
-from tests.worlds import ranks
 from torchmn.optim import create_multi_node_optimizer
 from torchmn.optim.fused import update
 

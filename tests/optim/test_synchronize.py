@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 import torchmn
-from tests.worlds import ranks
+from tests._worlds import ranks
 from torchmn.communicators.communicator import Communicator
 from torchmn.optim import MultiNodeOptimizer, create_multi_node_optimizer
 

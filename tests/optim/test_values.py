@@ -11,8 +11,8 @@ import torch
 from torch import nn
 
 import torchmn
+from tests._worlds import ranks
 from tests.optim.problem import assert_close, batch, loss_of, make_model
-from tests.worlds import ranks
 from torchmn.communicators.communicator import Communicator
 from torchmn.optim import MultiNodeOptimizer, create_multi_node_optimizer
 

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 
 import torchmn
+from tests._worlds.jobs import run_job, without_package
 from tests.fusion.test_optional import MODEL
-from tests.worlds.jobs import run_job, without_package
 from torchmn.communicators.process_grid import ProcessGrid
 from torchmn.errors import MismatchError, ParallelizeError
 from torchmn.parallel import parallelize

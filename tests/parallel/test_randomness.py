@@ -12,8 +12,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import torchmn
+from tests._worlds import ranks
 from tests.sharded.parity import Applied, assert_parity
-from tests.worlds import ranks
 from torchmn.communicators.process_grid import ProcessGrid
 from torchmn.errors import ParallelizeError
 from torchmn.parallel import parallelize

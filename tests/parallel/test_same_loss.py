@@ -11,8 +11,8 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import torchmn
+from tests._worlds import ranks
 from tests.sharded.parity import numbers
-from tests.worlds import ranks
 from torchmn.communicators.process_grid import ProcessGrid
 from torchmn.data import scatter_regions
 from torchmn.errors import MismatchError

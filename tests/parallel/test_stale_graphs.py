@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import torchmn
-from tests.worlds import ranks
+from tests._worlds import ranks
 from torchmn.communicators.communicator import Communicator
 
 LAYERS: dict[str, Callable[[], nn.Module]] = {

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 import torchmn
+from tests._worlds import ranks
 from tests.parallel.training import PROBLEMS, assert_trains_as_one_rank, serial_training
-from tests.worlds import ranks
 
 HALO = [{"height": 2}, {"width": 3}, {"height": 2, "width": 2}, {"height": 2, "width": 3}, {"height": 3, "width": 3}]
 TILES_AND_DATA = [{"data": 2, "height": 2}, {"data": 2, "width": 3}, {"data": 3, "height": 2}]

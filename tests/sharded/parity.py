@@ -15,7 +15,7 @@ import torchmn
 from torchmn.communicators.communicator import Communicator
 from torchmn.communicators.process_grid import ProcessGrid
 from torchmn.geometry import Interval, owned
-from torchmn.nn.slices import SlicedModule
+from torchmn.nn.layers.slices import SlicedModule
 from torchmn.parallel import parallelize
 from torchmn.trees import leaves_of
 

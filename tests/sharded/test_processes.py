@@ -7,8 +7,8 @@ from copy import deepcopy
 import torch
 from torch import nn
 
+from tests._worlds import ranks
 from tests.sharded.parity import assert_same, numbers, run_on_grid, run_serially, sizes_of
-from tests.worlds import ranks
 
 GRIDS = {2: (2, 1), 3: (1, 3), 4: (2, 2)}
 IMAGE = (2, 3, 11, 9)

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import torchmn
-from tests.worlds.agreements import recorded_agreements
+from tests._worlds.agreements import recorded_agreements
 from torchmn.communicators.process_grid import ProcessGrid
 from torchmn.errors import ParallelizeError
 from torchmn.parallel import parallelize

@@ -6,8 +6,8 @@ import torch
 from torch import nn
 
 import torchmn
-from tests.worlds import ranks
-from tests.worlds.data import assert_refused, numbers, tensor
+from tests._worlds import ranks
+from tests._worlds.data import assert_refused, numbers, tensor
 from torchmn.training import AllreducePersistent
 
 

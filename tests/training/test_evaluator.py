@@ -7,8 +7,8 @@ from torch.utils.data import DataLoader, Dataset, RandomSampler, TensorDataset, 
 from torch.utils.data.distributed import DistributedSampler
 
 import torchmn
-from tests.worlds import ranks
-from tests.worlds.data import assert_refused, numbers, tensor
+from tests._worlds import ranks
+from tests._worlds.data import assert_refused, numbers, tensor
 from torchmn.data import scatter_dataset
 from torchmn.training import Sum, create_multi_node_evaluator, without_repeats
 

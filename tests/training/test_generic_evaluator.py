@@ -6,8 +6,8 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import torchmn
-from tests.worlds import ranks
-from tests.worlds.data import assert_refused, filled, numbers, roots, tensor
+from tests._worlds import ranks
+from tests._worlds.data import assert_refused, filled, numbers, roots, tensor
 from torchmn.data import scatter_dataset
 from torchmn.training import GenericMultiNodeEvaluator
 

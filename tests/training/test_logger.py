@@ -11,7 +11,7 @@ import torch
 from rich.console import Console
 
 import torchmn
-from tests.worlds import ranks
+from tests._worlds import ranks
 from torchmn.errors import ArgumentError
 from torchmn.training import Logger
 

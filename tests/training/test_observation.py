@@ -5,8 +5,8 @@ import pytest
 import torch
 
 import torchmn
-from tests.worlds import ranks
-from tests.worlds.data import assert_refused
+from tests._worlds import ranks
+from tests._worlds.data import assert_refused
 from torchmn.training import MultiNodeEarlyStopping, ObservationAggregator, Sum
 
 

@@ -6,8 +6,8 @@ from torch.utils.data import DataLoader, TensorDataset
 from torch.utils.data.distributed import DistributedSampler
 
 import torchmn
-from tests.worlds import ranks
-from tests.worlds.data import assert_refused
+from tests._worlds import ranks
+from tests._worlds.data import assert_refused
 from torchmn.data import scatter_dataset
 from torchmn.training import GenericMultiNodeEvaluator, create_multi_node_evaluator, without_repeats
 

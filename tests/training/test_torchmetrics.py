@@ -7,8 +7,8 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from tests.worlds import ranks
-from tests.worlds.data import assert_refused, numbers, tensor
+from tests._worlds import ranks
+from tests._worlds.data import assert_refused, numbers, tensor
 from torchmn.data import scatter_dataset
 from torchmn.errors import ArgumentError, MismatchError
 from torchmn.training import create_multi_node_evaluator, synchronize_torchmetrics, torchmetrics_sync

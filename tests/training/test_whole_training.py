@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 import torchmn
-from tests.worlds import ranks
+from tests._worlds import ranks
 
 STEPS = 20
 BATCH = 13

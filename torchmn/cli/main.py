@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from torchmn import __version__
 from torchmn.cli.parser import Parser
-from torchmn.communicators.launchers import detect
+from torchmn.communicators.launchers.environment import detect
 from torchmn.errors import TorchMNError, nearest
 
 COMMANDS = {
@@ -39,7 +39,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if name not in COMMANDS:
         parser.error(f"there is no command {name!r}. {nearest(name, COMMANDS)}")
     try:
-        return importlib.import_module(f"torchmn.cli.{name}").main(rest)
+        return importlib.import_module(f"torchmn.cli.commands.{name}").main(rest)
     except BrokenPipeError:
         # Whoever read our output has gone (`| head`): that is their right. Python would complain once more at the end.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

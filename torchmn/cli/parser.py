@@ -6,7 +6,7 @@ import argparse
 from collections.abc import Callable, Sequence
 from typing import NoReturn
 
-from torchmn.communicators.launchers import detect
+from torchmn.communicators.launchers.environment import detect
 from torchmn.errors import nearest
 
 

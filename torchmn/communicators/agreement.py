@@ -15,12 +15,12 @@ from typing import Any, NamedTuple
 import numpy as np
 from torch import Tensor
 
-from torchmn.communicators import plain
+from torchmn.communicators.arguments import describe, fingerprint
 from torchmn.communicators.buffers import Buffers
-from torchmn.communicators.checks import describe, fingerprint
-from torchmn.communicators.context import here
+from torchmn.communicators.messages import plain_values
 from torchmn.communicators.replies import Replies
-from torchmn.communicators.watchdog import Wait, ranks_text, user_line
+from torchmn.communicators.watchdog.waits import Wait, ranks_text, user_line
+from torchmn.context import here
 from torchmn.errors import ArgumentError, MismatchError, TorchMNError
 
 _NOT_PLAIN = (Tensor, np.ndarray)  # their texts leave out most elements
@@ -252,7 +252,7 @@ class Agreement(Wait):
             operation = f"{operation} ({noted.call})"
         same = {} if problem else dict(zip(self._what.same, self._values, strict=bool(self._values)))
         where = user_line()
-        mine = (operation, plain.encode(same, repr).decode(), self._differ, problem, where, noted and noted.note)
+        mine = (operation, plain_values.encode(same, repr).decode(), self._differ, problem, where, noted and noted.note)
         statements = [Statement.of(*each) for each in self._agreements.buffers.allgather_plain(mine)]
         raise_disagreement(statements, self.group.rank)
         self._statements = statements
@@ -273,7 +273,7 @@ class Statement:
 
     @staticmethod
     def of(operation: str, same: str, differ: Any, problem: str | None, where: str, note: int | None) -> Statement:
-        return Statement(operation, plain.decode(same.encode()), differ, problem, where, note)
+        return Statement(operation, plain_values.decode(same.encode()), differ, problem, where, note)
 
     def text(self, everyone: Sequence[Statement], shown: Callable[[Any], str] = str) -> str:
         """What this rank was asked to do; of long values, only where they differ from those of `everyone`."""

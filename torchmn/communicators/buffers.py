@@ -15,10 +15,10 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import increment_version
 
-from torchmn.communicators import plain, reductions, staging, wire
+from torchmn.communicators.messages import plain_values, reductions, staging, wire
+from torchmn.communicators.messages.wire import Kind
 from torchmn.communicators.transports.transport import Exchange, Transport
-from torchmn.communicators.watchdog import Wait
-from torchmn.communicators.wire import Kind
+from torchmn.communicators.watchdog.waits import Wait
 
 BLOCK_BYTES = 2048
 """A broadcast's first message: header, and the payload too where it fits."""
@@ -160,7 +160,7 @@ class Buffers:
 
     def allgather_plain(self, value: Any) -> list[Any]:
         """Every rank's plain value, in rank order; with no check before: the path that the checks themselves use."""
-        return [plain.decode(data) for data in self.allgather_bytes(plain.encode(value))]
+        return [plain_values.decode(data) for data in self.allgather_bytes(plain_values.encode(value))]
 
     def allgather_counts(self, count: int) -> list[int]:
         """Every rank's number, in rank order."""

@@ -15,18 +15,27 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import torch
 from torch import Tensor, nn
 
-from torchmn.communicators import checks, forks, models, plain, reductions, wire  # noqa: F401
+from torchmn.communicators import (
+    arguments,
+    models,
+)
 from torchmn.communicators.agreement import Agreement, Agreements, Noting, Operation, by_rank, failure_text
 from torchmn.communicators.buffers import Buffers, StartedExchange
+from torchmn.communicators.chainermn_hints import advice
+from torchmn.communicators.launchers.topology import Topology, groups
+from torchmn.communicators.messages import (
+    plain_values,
+    reductions,
+    wire,
+)
+from torchmn.communicators.messages.wire import Kind, Message
 from torchmn.communicators.objects import pack_each, try_pack, unpack
-from torchmn.communicators.old_names import advice
 from torchmn.communicators.replies import Replies
-from torchmn.communicators.settings import Settings
-from torchmn.communicators.topology import Topology, groups
+from torchmn.communicators.transports.group import Settings
 from torchmn.communicators.transports.transport import Traits, Transport
-from torchmn.communicators.uncompiled import OPERATIONS, uncompiled_methods
-from torchmn.communicators.watchdog import FINALIZE, Wait
-from torchmn.communicators.wire import Kind, Message
+from torchmn.communicators.watchdog import forks  # noqa: F401
+from torchmn.communicators.watchdog.waits import FINALIZE, Wait
+from torchmn.compile_boundary import OPERATIONS, uncompiled_methods
 from torchmn.errors import ArgumentError, TorchMNError
 
 SPLIT, BARRIER = Operation("split"), Operation("barrier")
@@ -247,9 +256,9 @@ class Communicator:
 
         On `root` that is `x` itself, detached, without a copy: who changes it there changes `x`.
         """
-        problem = checks.rank_problem(root, self.size, "root")
+        problem = arguments.rank_problem(root, self.size, "root")
         if problem is None and self.rank == root:
-            problem = checks.tensor_problem(x)
+            problem = arguments.tensor_problem(x)
         with Agreement(self._agreements, BCAST, problem, (root,)):
             if self.rank == root:
                 assert x is not None
@@ -259,7 +268,7 @@ class Communicator:
 
     def gather(self, x: Tensor, root: int = 0) -> tuple[Tensor, ...] | None:
         """On `root`, every rank's tensor in rank order (shapes may differ, dtypes not); None on other ranks."""
-        problem = checks.rank_problem(root, self.size, "root") or checks.tensor_problem(x)
+        problem = arguments.rank_problem(root, self.size, "root") or arguments.tensor_problem(x)
         with Agreement(self._agreements, GATHER, problem, problem or (root, x.dtype), problem or x.shape) as ranks:
             if self.rank != root:
                 self.buffers.exchange({root: self.buffers.outgoing(x)}, {})
@@ -272,7 +281,7 @@ class Communicator:
 
     def allgather(self, x: Tensor) -> tuple[Tensor, ...]:
         """Every rank's tensor in rank order, on every rank; shapes may differ, dtypes not."""
-        problem = checks.tensor_problem(x)
+        problem = arguments.tensor_problem(x)
         with Agreement(self._agreements, ALLGATHER, problem, problem or (x.dtype,), problem or x.shape) as ranks:
             shapes = ranks.differ
             counts = [prod(shape) for shape in shapes]
@@ -286,9 +295,9 @@ class Communicator:
         `root` passes a sequence of tensors of one dtype (shapes may differ), or one tensor whose first dim is
         the number of ranks.
         """
-        problem = checks.rank_problem(root, self.size, "root")
+        problem = arguments.rank_problem(root, self.size, "root")
         if problem is None and self.rank == root:
-            problem = checks.sequence_problem(xs, self.size)
+            problem = arguments.sequence_problem(xs, self.size)
         with Agreement(self._agreements, SCATTER, problem, (root,)):
             if self.rank == root:
                 assert xs is not None
@@ -307,7 +316,7 @@ class Communicator:
 
         `xs` holds one tensor per rank, all of one dtype; shapes may differ.
         """
-        problem = checks.sequence_problem(xs, self.size)
+        problem = arguments.sequence_problem(xs, self.size)
         shapes = () if problem else tuple([tuple(x.shape) for x in xs])
         with Agreement(self._agreements, ALLTOALL, problem, problem or (xs[0].dtype,), shapes) as ranks:
             return self.buffers.swap(xs, [shapes_there[self.rank] for shapes_there in ranks.differ])
@@ -318,7 +327,7 @@ class Communicator:
         All shapes and dtypes must be equal. With `in_place` the result overwrites `x`, which is returned.
         16-bit and 8-bit floats are accumulated in float32; a sum of bools is an `or`, as in NumPy.
         """
-        problem = checks.tensor_problem(x, in_place) or reductions.problem(x.dtype, op)
+        problem = arguments.tensor_problem(x, in_place) or reductions.problem(x.dtype, op)
         same = problem or (x.dtype, x.shape, op)
         with Agreement(self._agreements, ALLREDUCE, problem, same, payload=x) as ranks:
             if ranks.payloads is not None:
@@ -330,7 +339,7 @@ class Communicator:
 
         `xs` holds one tensor per rank, of one dtype; the shapes in it may differ, but not between ranks.
         """
-        problem = checks.sequence_problem(xs, self.size) or reductions.problem(xs[0].dtype, op)
+        problem = arguments.sequence_problem(xs, self.size) or reductions.problem(xs[0].dtype, op)
         same = () if problem else (xs[0].dtype, tuple(tuple(x.shape) for x in xs), op)
         with Agreement(self._agreements, REDUCE_SCATTER, problem, same):
             dtype = xs[0].dtype
@@ -343,7 +352,7 @@ class Communicator:
 
     def bcast_obj(self, obj: Any = None, root: int = 0) -> Any:
         """The object of rank `root`, on every rank."""
-        problem = checks.rank_problem(root, self.size, "root")
+        problem = arguments.rank_problem(root, self.size, "root")
         data = None
         if problem is None and self.rank == root:
             data, problem = try_pack(obj)
@@ -354,7 +363,7 @@ class Communicator:
     def gather_obj(self, obj: Any, root: int = 0) -> list[Any] | None:
         """On `root`, the list of all ranks' objects in rank order; None on other ranks."""
         data, problem = try_pack(obj)
-        problem = checks.rank_problem(root, self.size, "root") or problem
+        problem = arguments.rank_problem(root, self.size, "root") or problem
         with self.agreed("gather_obj", problem, root=root):
             assert data is not None
             counts = self.buffers.allgather_counts(data.numel())
@@ -371,17 +380,17 @@ class Communicator:
 
     def scatter_obj(self, objs: Sequence[Any] | None = None, root: int = 0) -> Any:
         """This rank's element of the `size` objects that `root` passes."""
-        problem = checks.rank_problem(root, self.size, "root")
+        problem = arguments.rank_problem(root, self.size, "root")
         parts: list[Tensor] = []
         if problem is None and self.rank == root:
             parts, problem = pack_each(objs, self.size)
         with self.agreed("scatter_obj", problem, root=root):
             if self.rank == root:
                 assert objs is not None
-                self.buffers.bcast_bytes(plain.encode([part.numel() for part in parts]), root)
+                self.buffers.bcast_bytes(plain_values.encode([part.numel() for part in parts]), root)
                 self.buffers.exchange({peer: part for peer, part in enumerate(parts) if peer != root}, {})
                 return objs[root]
-            mine = wire.room(plain.decode(self.buffers.bcast_bytes(None, root))[self.rank])
+            mine = wire.room(plain_values.decode(self.buffers.bcast_bytes(None, root))[self.rank])
             self.buffers.exchange({}, {root: mine})
             return unpack(mine, self.device)
 

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from torchmn._torch_compat import flatten_tensors, foreach_copy_, unflatten_tensors
-from torchmn.communicators import reductions
 from torchmn.communicators.buffers import Buffers
+from torchmn.communicators.messages import reductions
 
 # A tensor of this size is worth a message of its own: copying it into a flat buffer would cost more than the
 # few microseconds that a message saves.

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
-from torchmn.communicators import checks
+from torchmn.communicators import arguments
 from torchmn.communicators.mean import LARGE_BYTES, buckets, mean_in_place, unpack
-from torchmn.communicators.watchdog import ranks_text
+from torchmn.communicators.watchdog.waits import ranks_text
 from torchmn.errors import MismatchError
 
 if TYPE_CHECKING:
@@ -73,7 +73,7 @@ def multi_node_mean_grad(comm: Communicator, model: nn.Module, zero_fill: bool) 
 
 def _problem_of_one(named: Sequence[tuple[str, Tensor]], written: bool) -> str | None:
     """What is wrong with the first of named tensors that can not travel, or not be overwritten; None if all can."""
-    problems = ((name, checks.tensor_problem(x, written)) for name, x in named)
+    problems = ((name, arguments.tensor_problem(x, written)) for name, x in named)
     return next((f"{name}: {problem}" for name, problem in problems if problem), None)
 
 

@@ -18,9 +18,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torchmn.communicators import wire
-from torchmn.communicators.checks import describe
-from torchmn.communicators.wire import TensorSpec
+from torchmn.communicators.arguments import describe
+from torchmn.communicators.messages import wire
+from torchmn.communicators.messages.wire import TensorSpec
 
 _PREFIX = struct.Struct("<2q")
 

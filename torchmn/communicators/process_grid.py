@@ -5,7 +5,7 @@ from __future__ import annotations
 from math import prod
 from typing import Any
 
-from torchmn.communicators.checks import describe
+from torchmn.communicators.arguments import describe
 from torchmn.communicators.communicator import Communicator
 from torchmn.communicators.transports.solo import SoloTransport
 from torchmn.errors import ArgumentError, HaloError, nearest

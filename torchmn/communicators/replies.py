@@ -13,11 +13,12 @@ from typing import Any, NoReturn, Protocol
 
 from torch import Tensor
 
-from torchmn.communicators import checks, wire
+from torchmn.communicators import arguments
 from torchmn.communicators.buffers import Buffers
-from torchmn.communicators.context import here
-from torchmn.communicators.watchdog import Wait
-from torchmn.communicators.wire import Kind, Message
+from torchmn.communicators.messages import wire
+from torchmn.communicators.messages.wire import Kind, Message
+from torchmn.communicators.watchdog.waits import Wait
+from torchmn.context import here
 from torchmn.errors import ArgumentError, PeerError
 
 
@@ -67,7 +68,7 @@ class Replies:
         if type(peer) is int and 0 <= peer < group.size and peer != group.rank and not group.closed:  # noqa: SIM102
             if type(tag) is int and 0 <= tag < self._tag_limit:
                 return  # the common case; what follows finds the words
-        problem = checks.rank_problem(peer, group.size, name)
+        problem = arguments.rank_problem(peer, group.size, name)
         if problem is None and peer == group.rank:
             problem = (
                 f"expected {name} to be another rank, got this rank itself ({peer}): keep the value, do not send it"
@@ -99,7 +100,7 @@ class Replies:
         many = isinstance(x, list | tuple)
         tensors: tuple[Any, ...] = tuple(x) if many else (x,)
         for item in tensors:
-            problem = checks.tensor_problem(item)
+            problem = arguments.tensor_problem(item)
             if problem:
                 self.refuse("send", dest, tag, f"{problem} (for other objects: send_obj)")
         self.post(Message(Kind.TUPLE if many else Kind.TENSOR, tensors, number, wants_reply), dest, tag)

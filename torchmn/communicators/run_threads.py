@@ -10,10 +10,9 @@ from typing import Any, TypeVar
 import torch
 
 from torchmn.communicators.communicator import Communicator
-from torchmn.communicators.context import here
-from torchmn.communicators.group import Group
-from torchmn.communicators.settings import Settings
+from torchmn.communicators.transports.group import Group, Settings
 from torchmn.communicators.transports.threads import Meeting, ThreadTransport, ThreadWorld
+from torchmn.context import here
 from torchmn.errors import ArgumentError, ThreadError, WaitTimeout
 
 Result = TypeVar("Result")

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from torchmn.communicators import wire
-from torchmn.communicators.digests import digest_of
+from torchmn.communicators.messages import wire
+from torchmn.communicators.messages.digest import digest_of
 
 _SCALARS = (bool, int, float, complex, str, bytes, type(None))
 PLAIN = (*_SCALARS, PurePath)

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from torchmn.communicators.communicator import Communicator
-from torchmn.communicators.digests import digest_of
+from torchmn.communicators.messages.digest import digest_of
 from torchmn.communicators.process_grid import ProcessGrid, checked_grid
 from torchmn.data.regions import RegionDataset
 from torchmn.geometry import owned

@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 from torch.utils.data import IterableDataset, TensorDataset
 
-from torchmn.communicators.checks import describe
-from torchmn.datasets.image_set import ImageSet
+from torchmn.communicators.arguments import describe
+from torchmn.datasets.arrays import ImageSet
 from torchmn.errors import ArgumentError, HaloError
 from torchmn.geometry import Interval, all_owned
 

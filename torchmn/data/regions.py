@@ -12,10 +12,10 @@ from torch import Tensor
 from torchmn.communicators.communicator import Communicator
 from torchmn.communicators.process_grid import ProcessGrid, checked_grid
 from torchmn.data import same_data
-from torchmn.data.delivery import deliver
 from torchmn.data.partition import Window, permutation
 from torchmn.data.region_sources import Columns, Items, Region, Row, Tiles, source_of
 from torchmn.data.same_data import compare_facts, has_items, selection
+from torchmn.data.scatter_items import deliver
 from torchmn.data.scattered import ScatteredDataset
 from torchmn.data.seeds import drawn_seed
 from torchmn.errors import ArgumentError, HaloError

@@ -13,13 +13,13 @@ import torch
 from torch import Tensor
 from torch.utils.data import ConcatDataset, Dataset, TensorDataset
 
-from torchmn.communicators.checks import describe
+from torchmn.communicators.arguments import describe
 from torchmn.communicators.communicator import Communicator
-from torchmn.communicators.context import process
-from torchmn.communicators.digests import digest_of
-from torchmn.communicators.watchdog import ranks_text
+from torchmn.communicators.messages.digest import digest_of
+from torchmn.communicators.watchdog.waits import ranks_text
+from torchmn.context import process
 from torchmn.data.digest import PLAIN, digest
-from torchmn.datasets.image_set import ImageSet
+from torchmn.datasets.arrays import ImageSet
 from torchmn.errors import MismatchError
 
 COMPARED = 8

@@ -7,12 +7,12 @@ from typing import Any
 
 from torch.utils.data import IterableDataset
 
-from torchmn.communicators import checks
+from torchmn.communicators import arguments
 from torchmn.communicators.communicator import Communicator
 from torchmn.data import same_data
-from torchmn.data.delivery import deliver
 from torchmn.data.partition import Window, permutation
 from torchmn.data.same_data import compare_facts, has_items, selection
+from torchmn.data.scatter_items import deliver
 from torchmn.data.scattered import ScatteredDataset
 from torchmn.data.seeds import drawn_seed
 from torchmn.errors import ArgumentError, MismatchError
@@ -56,8 +56,8 @@ def scatter_dataset(
         MismatchError: on every rank, if ranks pass other arguments, or data sets that are not the same.
     """
     if not isinstance(comm, Communicator):
-        raise ArgumentError(f"scatter_dataset: expected comm to be a communicator, got {checks.describe(comm)}")
-    length, problem = None, checks.rank_problem(root, comm.size, "root")
+        raise ArgumentError(f"scatter_dataset: expected comm to be a communicator, got {arguments.describe(comm)}")
+    length, problem = None, arguments.rank_problem(root, comm.size, "root")
     if problem is None:
         length, problem = _length(dataset, needed=comm.rank == root)
     if problem is None:
@@ -103,7 +103,7 @@ def scatter_index(
     the first of a share may be the last of the share before it, too: an evaluation that must count every item once
     wants False. Only numbers are dealt out: that number i is the same item on every rank is up to the caller.
     """
-    problem = checks.rank_problem(root, comm.size, "root")
+    problem = arguments.rank_problem(root, comm.size, "root")
     if problem is None:
         n, problem = _integer(n, "n", least=0)
     if problem is None and n is None and comm.rank == root:
@@ -150,7 +150,7 @@ def _integer(value: Any, name: str, least: int, below: int | None = None) -> tup
     try:
         number = as_int(value)
     except TypeError:
-        return None, f"expected {name} to be an int or None, got {checks.describe(value)}"
+        return None, f"expected {name} to be an int or None, got {arguments.describe(value)}"
     if number < least:
         return None, f"expected {name} >= {least}, got {number}"
     if below is not None and number >= below:

@@ -10,8 +10,8 @@ import numpy as np
 
 from torchmn.datasets import cache, load_cifar10, load_cifar100, load_mnist
 from torchmn.datasets.arrays import Arrays, labels
-from torchmn.datasets.idx import GZIP_MAGIC, read_idx
-from torchmn.datasets.mnist_files import SPLITS
+from torchmn.datasets.formats.idx import GZIP_MAGIC, read_idx
+from torchmn.datasets.load_mnist import SPLITS
 
 BYTE = 1 / 255
 

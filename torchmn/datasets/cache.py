@@ -13,7 +13,7 @@ from pathlib import Path
 
 import numpy as np
 
-from torchmn.communicators.context import process
+from torchmn.context import process
 
 
 def folder() -> Path:

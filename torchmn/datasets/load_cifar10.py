@@ -8,10 +8,9 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from torchmn.datasets.cifar_files import read_binary, read_pickled
-from torchmn.datasets.errors import DatasetError
-from torchmn.datasets.image_set import ImageSet
-from torchmn.errors import ArgumentError, nearest
+from torchmn.datasets.arrays import ImageSet
+from torchmn.datasets.formats.cifar_files import read_binary, read_pickled
+from torchmn.errors import ArgumentError, DatasetError, nearest
 
 CLASSES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
 STEMS = {"train": [f"data_batch_{number}" for number in range(1, 6)], "test": ["test_batch"]}

@@ -8,10 +8,9 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from torchmn.datasets import cifar_files
-from torchmn.datasets.errors import DatasetError
-from torchmn.datasets.image_set import ImageSet
-from torchmn.errors import ArgumentError, nearest
+from torchmn.datasets.arrays import ImageSet
+from torchmn.datasets.formats import cifar_files
+from torchmn.errors import ArgumentError, DatasetError, nearest
 
 SPLITS = ("train", "test")
 CLASSES, COARSE_CLASSES = 100, 20

@@ -10,7 +10,7 @@ import numpy as np
 
 from torchmn.datasets import cache
 from torchmn.datasets.arrays import Arrays, labels
-from torchmn.datasets.errors import DatasetError
+from torchmn.errors import DatasetError
 
 ENDINGS = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".ppm", ".pgm", ".webp", ".tif", ".tiff")
 MODES = {1: "L", 3: "RGB"}

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import numpy as np
 
-from torchmn.communicators.context import process
+from torchmn.context import process
 from torchmn.datasets.arrays import Arrays
-from torchmn.datasets.errors import DatasetError
+from torchmn.errors import DatasetError
 
 # The names of inputs and targets, by split, in the order in which they are looked for.
 NAMES = {

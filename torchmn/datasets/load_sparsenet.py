@@ -8,8 +8,8 @@ from pathlib import Path
 import numpy as np
 
 from torchmn.datasets.arrays import Arrays
-from torchmn.datasets.errors import DatasetError
-from torchmn.datasets.matlab import read_matlab
+from torchmn.datasets.formats.matlab import read_matlab
+from torchmn.errors import DatasetError
 
 FILES = {True: "IMAGES.mat", False: "IMAGES_RAW.mat"}
 SIDE, PIECE = 512, 16

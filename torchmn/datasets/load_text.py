@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from torchmn.datasets.arrays import Arrays
-from torchmn.datasets.errors import DatasetError
+from torchmn.errors import DatasetError
 
 FIRST, LAST = 32, 126
 """The printable characters of ASCII."""

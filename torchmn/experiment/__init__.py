@@ -1,10 +1,8 @@
 """Experiments: one YAML file, any number of ranks, any mode."""
 
 from torchmn.errors import ExperimentError
-from torchmn.experiment.load import dump, load
-from torchmn.experiment.metrics import Measure
-from torchmn.experiment.overrides import Override, parse_set
-from torchmn.experiment.registry import (
+from torchmn.experiment.file.overrides import Override, parse_set
+from torchmn.experiment.file.registry import (
     Layer,
     Options,
     register_activation,
@@ -15,7 +13,9 @@ from torchmn.experiment.registry import (
     register_metric,
     register_optimizer,
 )
-from torchmn.experiment.schema import Experiment
+from torchmn.experiment.vocabulary.load import dump, load
+from torchmn.experiment.vocabulary.metrics import Measure
+from torchmn.experiment.vocabulary.schema import Experiment
 
 __all__ = [
     "Experiment",

@@ -11,18 +11,18 @@ import torch
 from torch import Tensor
 
 from torchmn.communicators.communicator import Communicator
-from torchmn.communicators.settings import Settings
+from torchmn.communicators.transports.group import Settings
 from torchmn.communicators.transports.solo import SoloTransport
 from torchmn.errors import TorchMNError
-from torchmn.experiment import grids
-from torchmn.experiment.agreement import on_rank_0
-from torchmn.experiment.evaluation import whole
-from torchmn.experiment.grids import Shape, Sizes, Unfit
-from torchmn.experiment.model import load_data
-from torchmn.experiment.parallel import LOST
-from torchmn.experiment.schema import Experiment, Grid, Parallel
-from torchmn.experiment.session import Session, open_session
-from torchmn.experiment.state import global_gradients
+from torchmn.experiment.run import grids
+from torchmn.experiment.run.agreement import on_rank_0
+from torchmn.experiment.run.evaluation import whole
+from torchmn.experiment.run.grids import Shape, Sizes, Unfit
+from torchmn.experiment.run.model import load_data
+from torchmn.experiment.run.parallel import LOST
+from torchmn.experiment.run.session import Session, open_session
+from torchmn.experiment.run.state import global_gradients
+from torchmn.experiment.vocabulary.schema import Experiment, Grid, Parallel
 from torchmn.modes import MODES
 from torchmn.parallel import full_state_dict
 

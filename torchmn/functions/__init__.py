@@ -6,7 +6,7 @@ from torchmn.functions.alltoall import alltoall
 from torchmn.functions.bcast import bcast
 from torchmn.functions.gather import gather
 from torchmn.functions.global_mean import global_mean
-from torchmn.functions.halo_exchange import halo_exchange, halo_scatter_add
+from torchmn.functions.halo.exchange import halo_exchange, halo_scatter_add
 from torchmn.functions.pseudo_connect import pseudo_connect
 from torchmn.functions.recomputation import keep_messages
 from torchmn.functions.recv import recv

@@ -11,10 +11,10 @@ import torch
 from torch import Tensor
 
 from torchmn.communicators.communicator import Communicator
-from torchmn.communicators.uncompiled import uncompiled
+from torchmn.compile_boundary import uncompiled
 from torchmn.functions.allgather import allgather
-from torchmn.functions.anchor import ANCHOR
 from torchmn.functions.collective import OF_ALL_VALUES, Call, needs_gradient
+from torchmn.functions.nodes import ANCHOR
 
 
 @uncompiled

@@ -14,9 +14,9 @@ from typing import Any, NamedTuple, TypeVar
 import torch
 from torch import Tensor
 
-from torchmn.communicators.checks import describe
+from torchmn.communicators.arguments import describe
 from torchmn.communicators.communicator import Communicator
-from torchmn.communicators.watchdog import ranks_text
+from torchmn.communicators.watchdog.waits import ranks_text
 from torchmn.errors import ArgumentError, MismatchError
 from torchmn.functions import recomputation
 

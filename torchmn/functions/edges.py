@@ -23,10 +23,12 @@ import torch
 from torch import Tensor
 
 from torchmn._torch_compat import call_after_backward
-from torchmn.communicators import checks, watchdog, wire
+from torchmn.communicators import arguments
 from torchmn.communicators.communicator import Communicator
-from torchmn.communicators.watchdog import Report, Watch
-from torchmn.communicators.wire import Kind, Message
+from torchmn.communicators.messages import wire
+from torchmn.communicators.messages.wire import Kind, Message
+from torchmn.communicators.watchdog import waits
+from torchmn.communicators.watchdog.waits import Report, Watch
 from torchmn.errors import DelegateError, PeerError
 
 Key = tuple[int, int]  # (peer, number)
@@ -127,7 +129,7 @@ class Edges:
         known = self._lines.get((peer, id(code), instruction))
         if known is None:
             known = self._lines[peer, id(code), instruction] = (len(self._lines) + 1, code)
-            gradients = (*gradients, wire.from_bytes(watchdog.describe_line(code, instruction).encode()))
+            gradients = (*gradients, wire.from_bytes(waits.describe_line(code, instruction).encode()))
             number |= _TEXT_ENCLOSED
             wants_gradient = (*wants_gradient, False) if wants_gradient else ()
         number |= known[0] % (1 << _LINE_BITS) << _NUMBER_BITS
@@ -139,7 +141,7 @@ class Edges:
         if any(x.layout is not torch.strided for x in gradients):  # an embedding's, with sparse=True
             gradients = tuple([x if x.layout is torch.strided else x.to_dense() for x in gradients])
         for x in gradients:
-            problem = checks.tensor_problem(x)
+            problem = arguments.tensor_problem(x)
             if problem:
                 comm = self.comm
                 self.received.pop(key, None)
@@ -270,7 +272,7 @@ class Edges:
             return
         comm = self.comm
         tag = place[0]
-        sent_at = watchdog.describe_line(*place[1:])
+        sent_at = waits.describe_line(*place[1:])
         received_at = self._peers_lines.get((key[0], _line(answer)), "an unknown line")
         if tag in self.chains:
             edge, calls = self.chains[tag], (f"of the chain at {sent_at}", f"call of the chain at {received_at}")
@@ -323,12 +325,12 @@ def _facts(watch: Watch) -> dict[str, Any]:
     wait = watch.longest()
     if wait is not None and isinstance(wait.about, AwaitedEdge):
         (peer, number), (_, code, instruction) = wait.about
-        line = watchdog.describe_line(code, instruction)
+        line = waits.describe_line(code, instruction)
         awaited = [wait.group.name, watch.rank, wait.group.world_ranks[peer], number, line]
     for comm in list(watch.pinned):
         if isinstance(comm.replies.handler, Edges):
             for (source, number), (_, code, instruction) in list(comm.replies.handler.received.items()):
-                line = watchdog.describe_line(code, instruction)
+                line = waits.describe_line(code, instruction)
                 owed.append([comm.name, comm.world_ranks[source], watch.rank, number, line])
     return {"awaited": awaited, "owed": owed[-_SHOWN_EDGES:]}
 
@@ -353,4 +355,4 @@ def _lines(facts: dict[int, dict[str, Any]]) -> list[str]:
     return lines
 
 
-watchdog.reports["gradients"] = Report(_facts, _lines)
+waits.reports["gradients"] = Report(_facts, _lines)

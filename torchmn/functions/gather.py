@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 
 from torchmn.communicators.communicator import Communicator
-from torchmn.communicators.uncompiled import uncompiled
-from torchmn.functions.anchor import ANCHOR
+from torchmn.compile_boundary import uncompiled
 from torchmn.functions.collective import Call, needs_gradient
+from torchmn.functions.nodes import ANCHOR
 
 
 @uncompiled

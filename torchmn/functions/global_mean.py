@@ -7,10 +7,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torchmn.communicators import checks
+from torchmn.communicators import arguments
 from torchmn.communicators.communicator import Communicator
 from torchmn.communicators.process_grid import ProcessGrid
-from torchmn.communicators.uncompiled import uncompiled
+from torchmn.compile_boundary import uncompiled
 from torchmn.errors import ArgumentError
 
 
@@ -26,7 +26,7 @@ def global_mean(values: Tensor, grid: ProcessGrid | Communicator) -> Tensor:
     grid, over which the multi-node optimizer takes the mean).
     """
     if not isinstance(grid, ProcessGrid | Communicator):
-        raise ArgumentError(f"global_mean: expected a ProcessGrid or a communicator, got {checks.describe(grid)}")
+        raise ArgumentError(f"global_mean: expected a ProcessGrid or a communicator, got {arguments.describe(grid)}")
     if not isinstance(grid, ProcessGrid):
         return _GlobalMean.apply(values, grid, 1)  # type: ignore[return-value]
     # The multi-node optimizer takes the mean over data replicas, each of which stands for the loss of its own samples.
@@ -37,7 +37,7 @@ def global_mean(values: Tensor, grid: ProcessGrid | Communicator) -> Tensor:
 class _GlobalMean(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, values: Tensor, comm: Communicator, gradient_counts: int) -> Tensor:
-        problem = checks.tensor_problem(values)
+        problem = arguments.tensor_problem(values)
         if problem is None and not values.is_floating_point():
             problem = f"expected floating-point values, got {values.dtype}"
         with comm.agreed("global_mean", problem, dtype=None if problem else values.dtype):

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor, nn
 
 from torchmn._torch_compat import plain_torch_function
-from torchmn.communicators.checks import describe
-from torchmn.communicators.uncompiled import uncompiled
+from torchmn.communicators.arguments import describe
+from torchmn.compile_boundary import uncompiled
 from torchmn.errors import ArgumentError
 
 

@@ -18,8 +18,8 @@ from typing import Any
 from torch import Tensor
 
 from torchmn.communicators.communicator import Communicator
-from torchmn.communicators.context import here
-from torchmn.communicators.wire import Message
+from torchmn.communicators.messages.wire import Message
+from torchmn.context import here
 from torchmn.errors import RecomputeError
 
 

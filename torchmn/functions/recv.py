@@ -11,15 +11,15 @@ import torch
 from torch import Tensor, is_grad_enabled
 
 from torchmn._torch_compat import current_backward
-from torchmn.communicators.checks import describe
+from torchmn.communicators.arguments import describe
 from torchmn.communicators.communicator import Communicator
-from torchmn.communicators.uncompiled import uncompiled
-from torchmn.communicators.watchdog import user_instruction
-from torchmn.communicators.wire import Kind, Message
+from torchmn.communicators.messages.wire import Kind, Message
+from torchmn.communicators.watchdog.waits import user_instruction
+from torchmn.compile_boundary import uncompiled
 from torchmn.errors import ArgumentError, TorchMNError
 from torchmn.functions import recomputation
 from torchmn.functions.edges import Place, edges_of
-from torchmn.functions.point_to_point import Arrival, no_communicator, received_from
+from torchmn.functions.nodes import Arrival, no_communicator, received_from
 
 
 @uncompiled

@@ -12,10 +12,10 @@ import torch
 from torch import Tensor
 
 from torchmn.communicators.communicator import Communicator
-from torchmn.communicators.uncompiled import uncompiled
-from torchmn.functions.anchor import ANCHOR
+from torchmn.compile_boundary import uncompiled
 from torchmn.functions.collective import Call, as_gradient_of, needs_gradient, parts_of, tensors_in
 from torchmn.functions.gather import gather_in
+from torchmn.functions.nodes import ANCHOR
 
 
 @uncompiled

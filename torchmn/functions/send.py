@@ -12,11 +12,11 @@ from torch import Tensor, is_grad_enabled
 
 from torchmn._torch_compat import current_backward
 from torchmn.communicators.communicator import Communicator
-from torchmn.communicators.uncompiled import uncompiled
-from torchmn.communicators.watchdog import user_instruction
+from torchmn.communicators.watchdog.waits import user_instruction
+from torchmn.compile_boundary import uncompiled
 from torchmn.functions import recomputation
 from torchmn.functions.edges import edges_of
-from torchmn.functions.point_to_point import delegate_of, no_communicator
+from torchmn.functions.nodes import delegate_of, no_communicator
 
 
 @uncompiled

@@ -10,9 +10,9 @@ from typing import Any
 
 from torch import nn
 
-from torchmn.communicators.checks import describe
+from torchmn.communicators.arguments import describe
 from torchmn.communicators.communicator import Communicator
-from torchmn.communicators.uncompiled import uncompiled
+from torchmn.compile_boundary import uncompiled
 from torchmn.errors import ArgumentError
 from torchmn.graph.delegates import attach, blank
 from torchmn.graph.description import Component, Graph

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from torchmn import functions as F
-from torchmn.communicators import wire
 from torchmn.communicators.communicator import Communicator
+from torchmn.communicators.messages import wire
 from torchmn.errors import GraphError, PeerError
 from torchmn.graph.delegates import join
 from torchmn.graph.description import Edge

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from torchmn.communicators.checks import describe
+from torchmn.communicators.arguments import describe
 from torchmn.errors import GraphError
 
 _CONSTANTS = (type(None), bool, int, float, complex, str, bytes, torch.Size, torch.dtype, torch.device)

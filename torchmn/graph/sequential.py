@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from torchmn._torch_compat import own_modules
-from torchmn.communicators.checks import describe
+from torchmn.communicators.arguments import describe
 from torchmn.communicators.communicator import Communicator
 from torchmn.errors import GraphError, nearest
 from torchmn.graph.payload import flatten, restore

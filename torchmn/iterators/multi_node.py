@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 from enum import IntEnum
 from typing import Any
 
-from torchmn.communicators import checks
+from torchmn.communicators import arguments
 from torchmn.communicators.communicator import Communicator
 from torchmn.communicators.objects import pack, unpack
 from torchmn.errors import ArgumentError, PeerError
@@ -36,10 +36,10 @@ def create_multi_node_iterator(
     A batch may be any nested structure that pickles; its tensors travel as tensors, bit by bit, and the master
     gets its own batch back. `len()` is the master's, taken here.
     """
-    problem = checks.rank_problem(rank_master, comm.size, "rank_master")
+    problem = arguments.rank_problem(rank_master, comm.size, "rank_master")
     is_master = problem is None and comm.rank == rank_master
     if is_master and not isinstance(dataloader, Iterable) and not hasattr(dataloader, "__getitem__"):
-        problem = f"expected a DataLoader or another iterable on the master, got {checks.describe(dataloader)}"
+        problem = f"expected a DataLoader or another iterable on the master, got {arguments.describe(dataloader)}"
     comm.agree("create_multi_node_iterator", problem, rank_master=rank_master)
     length = comm.bcast_obj(_length(dataloader) if is_master else None, rank_master)
     return MultiNodeIterator(dataloader if is_master else None, comm, rank_master, length)

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, IterableDataset, SequentialSampler
 
 from torchmn._torch_compat import copied_loader
-from torchmn.communicators.digests import digest_of
+from torchmn.communicators.messages.digest import digest_of
 
 
 class Order:

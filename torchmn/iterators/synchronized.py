@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader
 
 from torchmn.communicators.communicator import Communicator
-from torchmn.communicators.digests import digest_of
+from torchmn.communicators.messages.digest import digest_of
 from torchmn.data.seeds import drawn_seed
 from torchmn.errors import TorchMNError
 from torchmn.iterators import order as orders

@@ -1,13 +1,21 @@
 """Whole networks: the sparse autoencoder of local filters, its training, and looks inside it."""
 
-from torchmn.models.batches import LabelledBatches
-from torchmn.models.best_units import BestUnit, spot_check
-from torchmn.models.configurations import CIFAR10, MNIST, Configuration
-from torchmn.models.distributed import ConvnetDist, GBDist, MLPDist, convnet, mlp
-from torchmn.models.fine_tuning import FineTuningProgress, Momentum, fine_tune
-from torchmn.models.pretraining import PretrainingCost, PretrainingProgress, pretrain
-from torchmn.models.sparse_autoencoder import SparseAutoencoder
-from torchmn.models.visualization import optimal_stimuli, visualize
+from torchmn.models.sparse_autoencoder.batches import LabelledBatches
+from torchmn.models.sparse_autoencoder.best_units import BestUnit, spot_check
+from torchmn.models.sparse_autoencoder.configurations import (
+    CIFAR10,
+    MNIST,
+    Configuration,
+    ConvnetDist,
+    GBDist,
+    MLPDist,
+    convnet,
+    mlp,
+)
+from torchmn.models.sparse_autoencoder.fine_tuning import FineTuningProgress, Momentum, fine_tune
+from torchmn.models.sparse_autoencoder.model import SparseAutoencoder
+from torchmn.models.sparse_autoencoder.pretraining import PretrainingCost, PretrainingProgress, pretrain
+from torchmn.models.sparse_autoencoder.visualization import optimal_stimuli, visualize
 
 __all__ = [
     "CIFAR10",

@@ -1,15 +1,15 @@
 """Layers of images, and layers that compute one rank's part of a layer over all ranks."""
 
-from torchmn.nn.batch_norm import MultiNodeBatchNorm1d, MultiNodeBatchNorm2d, MultiNodeBatchNorm3d
-from torchmn.nn.channel_layers import ChannelConv1d, ChannelConv2d, ChannelConv3d, VectorEmbedding
-from torchmn.nn.contrast_norm import LocalContrastNorm2d
-from torchmn.nn.cross_map import CrossMapPool, CrossMapResponseNorm
-from torchmn.nn.halo_layer import HaloLayer
-from torchmn.nn.l2_pool import L2Pool2d
-from torchmn.nn.local_filter import LocalFilter2d
-from torchmn.nn.mnbn_model import create_mnbn_model
-from torchmn.nn.n_step_rnn import MultiNodeNStepRNN, create_multi_node_n_step_rnn
-from torchmn.nn.vector_linear import VectorLinear
+from torchmn.nn.layers.batch_norm import MultiNodeBatchNorm1d, MultiNodeBatchNorm2d, MultiNodeBatchNorm3d
+from torchmn.nn.layers.channel_layers import ChannelConv1d, ChannelConv2d, ChannelConv3d, VectorEmbedding
+from torchmn.nn.layers.halo_layer import HaloLayer
+from torchmn.nn.layers.mnbn_model import create_mnbn_model
+from torchmn.nn.layers.n_step_rnn import MultiNodeNStepRNN, create_multi_node_n_step_rnn
+from torchmn.nn.layers.vector_linear import VectorLinear
+from torchmn.nn.local_filters.contrast_norm import LocalContrastNorm2d
+from torchmn.nn.local_filters.cross_map import CrossMapPool, CrossMapResponseNorm
+from torchmn.nn.local_filters.l2_pool import L2Pool2d
+from torchmn.nn.local_filters.local_filter import LocalFilter2d
 
 __all__ = [
     "ChannelConv1d",

@@ -14,14 +14,15 @@ from torch.optim import Optimizer
 from torchmn._torch_compat import foreach_mul_
 from torchmn.communicators.communicator import Communicator
 from torchmn.communicators.models import bcast_tensors
-from torchmn.communicators.uncompiled import uncompiled
+from torchmn.communicators.process_grid import ProcessGrid
+from torchmn.compile_boundary import uncompiled
 from torchmn.errors import ArgumentError
 from torchmn.gradient_role import role_of
 from torchmn.optim import gradients
-from torchmn.optim.checks import OPERATION, groups_as_text
+from torchmn.optim.checks import OPERATION, check, groups_as_text
 from torchmn.optim.events import Optimizing, guards_of, overriding
 from torchmn.optim.gradients import Collection, Facts, Gradient
-from torchmn.optim.reducers import Immediate, Reducer
+from torchmn.optim.reducers import Delayed, Immediate, Overlapped, Reducer
 from torchmn.optim.synchronized import SynchronizedGradients
 from torchmn.optim.wrapper import WrappedOptimizer
 
@@ -274,3 +275,37 @@ class MultiNodeOptimizer(WrappedOptimizer):
 def _shared(named: Iterable[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
     """Without the slices that are a rank's own: they were cut from the same tensor, and must not become rank 0's."""
     return ((name, x) for name, x in named if role_of(x).over is None)
+
+
+def create_multi_node_optimizer(
+    actual_optimizer: Optimizer,
+    comm: Communicator | ProcessGrid,
+    *,
+    model: nn.Module | None = None,
+    double_buffering: bool = False,
+    overlap: bool = False,
+    zero_fill: bool = True,
+    grad_dtype: torch.dtype | None = None,
+) -> MultiNodeOptimizer:
+    """`actual_optimizer`, stepping with the mean of all ranks' gradients. Every rank must call it.
+
+    comm: all ranks that train together, or the grid of a parallel model.
+    Rank 0's parameters reach all ranks now, and with `model` its buffers too.
+    double_buffering: step k applies the gradients of step k-1 while those of k travel; `flush()` at the end.
+    overlap: gradients travel while backward computes: worth a try on a network or with GPUs; the numbers are the same.
+    zero_fill: a gradient that only some ranks have counts as zeros on the others; False makes it an error.
+    grad_dtype: torch.float16 or torch.bfloat16 to send gradients compressed; they are summed in float32.
+    """
+    if isinstance(comm, ProcessGrid):
+        comm = comm.comm
+    if not isinstance(comm, Communicator):
+        raise ArgumentError(f"create_multi_node_optimizer: expected a communicator, got {type(comm).__name__}")
+    options = {
+        "double_buffering": bool(double_buffering),
+        "overlap": bool(overlap),
+        "zero_fill": bool(zero_fill),
+        "grad_dtype": comm.settings.grad_dtype if grad_dtype is None else grad_dtype,
+    }
+    check(actual_optimizer, comm, model, options)
+    reducer = Delayed if double_buffering else Overlapped if overlap else Immediate
+    return MultiNodeOptimizer(actual_optimizer, comm, model, zero_fill, grad_dtype, reducer)

@@ -10,11 +10,11 @@ import torch
 from torch import Tensor
 
 from torchmn.communicators.communicator import Communicator
-from torchmn.communicators.uncompiled import uncompiled
+from torchmn.compile_boundary import uncompiled
 from torchmn.errors import ArgumentError
 from torchmn.optim import gradients
+from torchmn.optim.background_reducer import Journey, line_of_its_own
 from torchmn.optim.gradients import Agreement, Collection, Facts, Gradient
-from torchmn.optim.journey import Journey, line_of_its_own
 
 
 class Reducer(Protocol):

@@ -14,8 +14,8 @@ summary.py       which weights are cut, and which every rank has
 """
 
 from torchmn.parallel.clipping import clip_grad_norm_
+from torchmn.parallel.global_state import full_state_dict, load_full_state_dict
 from torchmn.parallel.parallelize import parallelize
-from torchmn.parallel.state import full_state_dict, load_full_state_dict
 from torchmn.parallel.summary import ParallelSummary, SummaryRow, parallel_summary
 
 __all__ = [

@@ -3,32 +3,85 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from copy import deepcopy
 from types import MethodType
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from torchmn._torch_compat import BatchNorm, forward_hooks, forward_pre_hooks, gradient_hooks
 from torchmn.communicators.communicator import Communicator
 from torchmn.communicators.process_grid import ProcessGrid
-from torchmn.communicators.uncompiled import uncompiled
+from torchmn.compile_boundary import uncompiled
 from torchmn.errors import ParallelizeError, nearest
 from torchmn.modes import ALIASES, BASIC_MODES
-from torchmn.nn.slices import SlicedModule
-from torchmn.parallel.channels import swap_channel_layers
-from torchmn.parallel.compiled import compiled_modules
-from torchmn.parallel.computed_weights import copy_with_computed_weights
-from torchmn.parallel.dry_run import dry_run, explained
+from torchmn.nn.layers.slices import SlicedModule
 from torchmn.parallel.events import GUARDS, Model, announce
-from torchmn.parallel.input_shape import candidates, dtype_of
-from torchmn.parallel.replacing import LayersOfTheirOwn, replace_module
-from torchmn.parallel.running import Parallelism
-from torchmn.parallel.splitting import LinearUse, LinearWatch, choose_splits, swap_linears
+from torchmn.parallel.module import Parallelism
+from torchmn.parallel.passes import model_pass
+from torchmn.parallel.splitting import (
+    LayersOfTheirOwn,
+    LinearUse,
+    LinearWatch,
+    choose_splits,
+    replace_module,
+    swap_channel_layers,
+    swap_linears,
+)
 from torchmn.parallel.summary import warn_of_whole_modules
-from torchmn.sharded.passes import model_pass
+from torchmn.parallel.trace import compiled_modules, dry_run, explained
 from torchmn.sharded.sharding import Samples, image_layout
 from torchmn.sharded.tensor import wrap
+
+# Sizes that data sets have come first: the first that fits wins.
+_SIZES = (32, 28, 64, 96, 128, 224, 256, 227, 299, 512, *range(1, 300))
+_IMAGE_LAYERS = {
+    nn.Conv1d: 1,
+    nn.Conv2d: 2,
+    nn.Conv3d: 3,
+    nn.ConvTranspose1d: 1,
+    nn.ConvTranspose2d: 2,
+    nn.ConvTranspose3d: 3,
+}
+
+
+def candidates(model: nn.Module) -> list[tuple[int, ...]]:
+    """Shapes of one sample that the first layer of `model` could take: a vector's, or a square image's in each size."""
+    for module in model.modules():
+        dims = next((dims for kind, dims in _IMAGE_LAYERS.items() if isinstance(module, kind)), None)
+        if dims is not None:
+            sizes = _SIZES if dims < 3 else tuple(size for size in _SIZES if size <= 64)
+            return [(module.in_channels, *[size] * dims) for size in sizes]  # type: ignore[list-item]
+        if isinstance(module, nn.Linear):
+            return [(module.in_features,)]
+        if isinstance(module, nn.Embedding):
+            return [(8,)]
+        takes_image = getattr(module, "in_maps", None), getattr(module, "in_size", None)
+        if None not in takes_image:  # a local filter knows its image
+            maps, size = takes_image
+            return [(maps, *([size] * 2 if isinstance(size, int) else size))]  # type: ignore[list-item, misc]
+    return []
+
+
+def dtype_of(model: nn.Module) -> torch.dtype:
+    """The dtype of the inputs of a model: indices where it begins with an embedding, else what it computes in."""
+    first = next((m for m in model.modules() if list(m.parameters(recurse=False))), None)
+    if isinstance(first, nn.Embedding):
+        return torch.int64
+    return next((p.dtype for p in model.parameters() if p.is_floating_point()), torch.get_default_dtype())
+
+
+def copy_with_computed_weights(model: nn.Module) -> Any:
+    """Returns a deep copy of a model: torch copies no result of a computation, and these will be computed anew."""
+    memo: dict[int, Any] = {}  # of deepcopy: by id, what stands for an object in the copy
+    for module in model.modules():
+        if any(type(hook).__module__.startswith("torch.nn.utils") for hook in forward_pre_hooks(module).values()):
+            for value in vars(module).values():
+                if isinstance(value, Tensor) and value.grad_fn is not None:
+                    memo[id(value)] = deepcopy(value.detach(), memo)
+    return deepcopy(model, memo)
+
 
 OUTPUTS = ("whole", "tile")
 

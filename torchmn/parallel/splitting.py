@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -10,14 +11,76 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
+from torchmn._torch_compat import forward_pre_hooks
 from torchmn.communicators.process_grid import ProcessGrid
-from torchmn.nn.vector_linear import VectorLinear
-from torchmn.parallel.replacing import replace_module
+from torchmn.nn.layers.channel_layers import ChannelConv1d, ChannelConv2d, ChannelConv3d, VectorEmbedding
+from torchmn.nn.layers.vector_linear import VectorLinear
 from torchmn.sharded.registry import functions_named
 from torchmn.sharded.rules import pointwise
 from torchmn.sharded.sharding import Cut, FlatCut
 from torchmn.sharded.tensor import ShardedTensor
 from torchmn.trees import leaves_of
+
+# In eval mode these hand the weights of their Linears to one fused kernel, which takes whole ones only.
+_READ_WEIGHTS_OF_CHILDREN = (nn.TransformerEncoderLayer, nn.TransformerDecoderLayer, nn.MultiheadAttention)
+
+
+def replace_module(model: nn.Module, name: str, module: nn.Module) -> None:
+    """Put `module` in the place of the submodule called `name`."""
+    parent, _, last = name.rpartition(".")
+    model.get_submodule(parent).register_module(last, module)
+
+
+class LayersOfTheirOwn:
+    """The modules that stand in one place, are no other module's business, and share no parameter with another.
+
+    One pass over `model` for all of its layers; they must be those that it had then.
+    """
+
+    def __init__(self, model: nn.Module):
+        self._modules = modules = list(model.modules())  # kept, so that ids stay theirs
+        self._places = Counter(id(m) for _, m in model.named_modules(remove_duplicate=False))
+        self._holders = Counter(id(p) for m in modules for p in m.parameters(recurse=False))
+        readers = [m for m in modules if isinstance(m, _READ_WEIGHTS_OF_CHILDREN)]
+        self._read = {id(child) for reader in readers for child in reader.modules()}
+
+    def __contains__(self, layer: nn.Module) -> bool:
+        mine = [id(p) for p in layer.parameters(recurse=False)]
+        alone = self._places[id(layer)] == 1 and id(layer) not in self._read
+        return alone and bool(mine) and all(self._holders[p] == 1 for p in mine)
+
+
+_CONVOLUTIONS = {nn.Conv1d: ChannelConv1d, nn.Conv2d: ChannelConv2d, nn.Conv3d: ChannelConv3d}
+
+
+def swap_channel_layers(model: nn.Module, grid: ProcessGrid) -> None:
+    """Put this rank's slices in the place of convolutions and embeddings.
+
+    A layer that shares its parameters stays whole on every rank, and so does one with fewer channels than ranks, or
+    with a hook that may compute its weight from the whole of it, as torch.nn.utils.spectral_norm's does.
+    """
+    own = LayersOfTheirOwn(model)
+    for name, module in list(model.named_modules()):
+        if not name or forward_pre_hooks(module) or module not in own:
+            continue
+        if type(module) in _CONVOLUTIONS:
+            if _units(module) >= grid.tiles.size:
+                replace_module(model, name, _CONVOLUTIONS[type(module)].of(module, grid))
+        elif isinstance(module, nn.Embedding) and _can_be_cut(module, grid.tiles.size):
+            replace_module(model, name, VectorEmbedding.of(module, grid))
+
+
+def _units(convolution: Any) -> int:
+    """How many pieces of a convolution's outputs can be on different ranks: groups stay together."""
+    return convolution.groups if convolution.groups > 1 else convolution.out_channels
+
+
+def _can_be_cut(layer: nn.Embedding, ranks: int) -> bool:
+    plain = type(layer) is nn.Embedding and layer.max_norm is None  # max_norm looks at whole rows
+    by_columns = layer.embedding_dim >= ranks
+    # By rows, each rank looks up other ids than were asked for, and would count those.
+    return plain and (by_columns or (layer.num_embeddings >= ranks and not layer.scale_grad_by_freq))
+
 
 _ELEMENT_BY_ELEMENT = {
     function

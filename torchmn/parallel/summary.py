@@ -9,7 +9,7 @@ from math import prod
 from torch import nn
 
 from torchmn.errors import ArgumentError
-from torchmn.nn.slices import SlicedModule
+from torchmn.nn.layers.slices import SlicedModule
 
 _LEAST_SHARE = 0.01  # of the weights: less is not worth a message
 _SHOWN = 5

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-from torchmn.functions.halo_exchange import halo_exchange
+from torchmn.functions.halo.exchange import halo_exchange
 from torchmn.geometry import DimPlan, HaloPlan, Interval
 from torchmn.sharded.refusals import refuse
 from torchmn.sharded.sharding import IMAGE_AXES, AnyCut, Cut, Sharding

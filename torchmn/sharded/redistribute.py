@@ -8,12 +8,12 @@ from typing import TypeVar
 import torch
 from torch import Tensor, nn
 
-from torchmn.communicators.bounded_cache import remembered_tensors
-from torchmn.communicators.context import here
-from torchmn.functions.replicated import enter_parts, part_of_whole, whole_of_parts
+from torchmn.bounded_cache import remembered_tensors
+from torchmn.context import here
 from torchmn.geometry import Interval
 from torchmn.gradient_role import change_role, enters, role_of
 from torchmn.sharded.memory import empty_in_order
+from torchmn.sharded.replicated import enter_parts, part_of_whole, whole_of_parts
 from torchmn.sharded.sharding import FlatCut, Sharding
 from torchmn.sharded.tensor import ShardedTensor, local, wrap
 

@@ -8,8 +8,8 @@ from torch import nn
 from torch.utils import checkpoint
 
 from torchmn._torch_compat import MODULE_CALL
-from torchmn.communicators.context import here
-from torchmn.communicators.watchdog import running_frames
+from torchmn.communicators.watchdog.waits import running_frames
+from torchmn.context import here
 from torchmn.errors import ParallelizeError
 
 

@@ -9,8 +9,8 @@ from typing import Any
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from torchmn.communicators.context import here
-from torchmn.communicators.watchdog import running_frames
+from torchmn.communicators.watchdog.waits import running_frames
+from torchmn.context import here
 from torchmn.errors import ParallelizeError
 from torchmn.trees import leaves_of
 

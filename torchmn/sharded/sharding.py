@@ -9,7 +9,7 @@ from functools import cached_property
 from math import prod
 from typing import TYPE_CHECKING, Any
 
-from torchmn.communicators.context import here
+from torchmn.context import here
 from torchmn.geometry import Interval, owned
 
 if TYPE_CHECKING:

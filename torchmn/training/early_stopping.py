@@ -8,11 +8,10 @@ from typing import Any
 
 from torch import Tensor
 
-from torchmn.communicators.checks import describe
+from torchmn.communicators.arguments import describe
 from torchmn.communicators.communicator import Communicator
 from torchmn.errors import ArgumentError, nearest
-from torchmn.training.agreement import decided_on_rank_0
-from torchmn.training.observation import mean_of_all, plain
+from torchmn.training.observation import decided_on_rank_0, mean_of_all, plain
 
 MODES = ("auto", "max", "min")
 

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from torchmn.communicators import checks
+from torchmn.communicators import arguments
 from torchmn.communicators.communicator import Communicator
 from torchmn.data.scattered import noted_uses
 from torchmn.errors import ArgumentError
@@ -63,7 +63,7 @@ class GenericMultiNodeEvaluator:
     def evaluate(self) -> Any:
         """On `root`, what `aggregate` makes of the results of all batches of all ranks; None on other ranks."""
         comm = self.comm
-        problem = checks.rank_problem(self.root, comm.size, "root")
+        problem = arguments.rank_problem(self.root, comm.size, "root")
         batches, problem = self._batches(problem)
         comm.agree(type(self).__name__, problem, root=self.root)
         results = []

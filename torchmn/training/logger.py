@@ -23,7 +23,7 @@ from rich.progress import (
 )
 from torch import Tensor
 
-from torchmn.communicators.checks import describe
+from torchmn.communicators.arguments import describe
 from torchmn.communicators.communicator import Communicator
 from torchmn.errors import ArgumentError
 

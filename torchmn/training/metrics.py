@@ -12,8 +12,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from torchmn.communicators import checks
-from torchmn.communicators.watchdog import ranks_text
+from torchmn.communicators import arguments
+from torchmn.communicators.watchdog.waits import ranks_text
 from torchmn.errors import MismatchError
 from torchmn.training.torchmetrics_sync import CarriedMetric, is_torchmetrics, value_of_all
 
@@ -109,7 +109,7 @@ def read_one(value: Any, samples: float | None) -> tuple[Metric | None, str | No
         return Metric(value, samples, is_sum), None
     return None, (
         f"expected a number or a tensor, a pair (mean, number of samples) of these, or a torchmn.training.Sum, "
-        f"got {checks.describe(value)}"
+        f"got {arguments.describe(value)}"
     )
 
 
@@ -129,8 +129,8 @@ def _number_of_samples(given: Any) -> tuple[float | None, str | None]:
         return number, None
     # No number of samples, but another metric: (loss, accuracy).
     return None, (
-        f"expected a pair to be (mean, number of samples), got {checks.describe(given)} as the number. Return several "
-        "metrics as a dict, {'loss': loss, 'accuracy': accuracy}"
+        f"expected a pair to be (mean, number of samples), got {arguments.describe(given)} as the number. Return "
+        "several metrics as a dict, {'loss': loss, 'accuracy': accuracy}"
     )
 
 

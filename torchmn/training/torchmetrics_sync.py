@@ -12,7 +12,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from torchmn.communicators.checks import describe
+from torchmn.communicators.arguments import describe
 from torchmn.communicators.communicator import Communicator
 from torchmn.errors import ArgumentError, MismatchError
 

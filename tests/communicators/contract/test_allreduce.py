@@ -4,8 +4,8 @@ import numpy as np
 import torch
 
 import torchmn
-from tests.worlds import every_world, ranks
-from tests.worlds.data import (
+from tests._worlds import every_world, ranks
+from tests._worlds.data import (
     SHAPES,
     assert_close,
     assert_refused,

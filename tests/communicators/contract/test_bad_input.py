@@ -4,8 +4,8 @@ import pytest
 import torch
 
 import torchmn
-from tests.worlds import every_world_of_several, ranks
-from tests.worlds.data import assert_refused
+from tests._worlds import every_world_of_several, ranks
+from tests._worlds.data import assert_refused
 
 ONES = torch.ones(3)
 NESTED = torch.nested.as_nested_tensor([torch.ones(2), torch.ones(3)])

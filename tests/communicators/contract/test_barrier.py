@@ -1,6 +1,6 @@
 """barrier: nobody leaves before everybody has come."""
 
-from tests.worlds import every_world, ranks
+from tests._worlds import every_world, ranks
 
 
 @every_world

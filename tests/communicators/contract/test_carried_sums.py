@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import torchmn
-from tests.worlds.marks import ranks
+from tests._worlds.marks import ranks
 
 # Around 8 KB (beside the comparison), and up to 2 MB (shown in shared memory, once a larger sum has made some).
 COUNTS = (1, 2047, 2048, 2049, 100_000, (1 << 19) - 1, 1 << 19)

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 import torchmn
-from tests.worlds import ranks
+from tests._worlds import ranks
 
 NCCL_NAMES = ("nccl", "pure_nccl", "hierarchical", "two_dimensional", "single_node", "non_cuda_aware")
 

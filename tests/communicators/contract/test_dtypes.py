@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 import torch
 
-from tests.worlds import every_small_world, every_world, ranks
-from tests.worlds.data import (
+from tests._worlds import every_small_world, every_world, ranks
+from tests._worlds.data import (
     COMPLEX,
     EVERY_DTYPE,
     FLOATS,

@@ -4,8 +4,8 @@ import numpy as np
 import torch
 from torch import nn
 
-from tests.worlds import every_small_world, every_world, ranks
-from tests.worlds.data import assert_close, assert_same, assert_same_tuple, bits, filled, numbers, tensor
+from tests._worlds import every_small_world, every_world, ranks
+from tests._worlds.data import assert_close, assert_same, assert_same_tuple, bits, filled, numbers, tensor
 
 # 1001 divides no element size: pieces must still end between elements. 8 is one element of float64.
 LIMITS = (1001, 8)

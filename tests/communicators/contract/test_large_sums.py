@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from tests.worlds.marks import ranks
+from tests._worlds.marks import ranks
 from torchmn.communicators.mean import means
 
 DTYPES = (torch.float32, torch.float64, torch.int64, torch.uint8, torch.uint32, torch.complex64, torch.bfloat16)

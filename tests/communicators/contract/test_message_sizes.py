@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from tests.worlds.marks import ranks
+from tests._worlds.marks import ranks
 
 # Around 64 KB (one message), 512 KB (a copy), 4 MB (a slot of shared memory).
 SIZES = (0, 1, 65_536, 65_537, 524_289, 4 << 20, (4 << 20) + 1)

@@ -6,8 +6,8 @@ import torch
 from torch import nn
 
 import torchmn
-from tests.worlds import every_world, ranks
-from tests.worlds.data import assert_close, assert_refused, assert_same, bits, filled, gradient, numbers, tensor
+from tests._worlds import every_world, ranks
+from tests._worlds.data import assert_close, assert_refused, assert_same, bits, filled, gradient, numbers, tensor
 
 
 class Assorted(nn.Module):

@@ -7,8 +7,8 @@ import numpy as np
 import torch
 
 import torchmn
-from tests.worlds import every_world, every_world_of_several, ranks
-from tests.worlds.data import assert_refused, assert_same, bits, roots
+from tests._worlds import every_world, every_world_of_several, ranks
+from tests._worlds.data import assert_refused, assert_same, bits, roots
 
 
 @dataclass(frozen=True)

@@ -8,9 +8,9 @@ from torch import Tensor, nn
 from torch.autograd import forward_ad
 
 import torchmn
-from tests.worlds import ranks
-from tests.worlds.data import assert_refused
-from torchmn.communicators.checks import has_overlap
+from tests._worlds import ranks
+from tests._worlds.data import assert_refused
+from torchmn.communicators.arguments import has_overlap
 
 VALUES = torch.arange(1.0, 7.0).reshape(2, 3)
 

@@ -2,7 +2,7 @@
 
 import torch
 
-from tests.worlds import ranks
+from tests._worlds import ranks
 
 TURNS = 8
 

@@ -3,8 +3,8 @@
 import numpy as np
 import torch
 
-from tests.worlds import every_world, ranks
-from tests.worlds.data import SHAPES, assert_close, assert_same, numbers, odd_layouts, tensor
+from tests._worlds import every_world, ranks
+from tests._worlds.data import SHAPES, assert_close, assert_same, numbers, odd_layouts, tensor
 
 NUMPY = {"sum": np.sum, "mean": np.mean, "max": np.max, "min": np.min, "prod": np.prod}
 

@@ -2,8 +2,8 @@
 
 import torch
 
-from tests.worlds import every_world, ranks
-from tests.worlds.data import SHAPES, assert_same, bits, odd_layouts, roots
+from tests._worlds import every_world, ranks
+from tests._worlds.data import SHAPES, assert_same, bits, odd_layouts, roots
 
 
 @every_world

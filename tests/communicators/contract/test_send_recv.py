@@ -5,8 +5,8 @@ from concurrent.futures import ThreadPoolExecutor
 
 import torch
 
-from tests.worlds import every_world_of_several, ranks
-from tests.worlds.data import (
+from tests._worlds import every_world_of_several, ranks
+from tests._worlds.data import (
     assert_refused,
     assert_same,
     assert_same_tuple,

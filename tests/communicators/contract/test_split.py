@@ -4,8 +4,8 @@ import pytest
 import torch
 
 import torchmn
-from tests.worlds import every_world, ranks
-from tests.worlds.data import assert_refused, assert_still_works
+from tests._worlds import every_world, ranks
+from tests._worlds.data import assert_refused, assert_still_works
 
 
 @every_world

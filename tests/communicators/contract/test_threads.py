@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 import torchmn
-from tests.worlds import ranks
+from tests._worlds import ranks
 from torchmn import functions as F
 from torchmn.communicators.communicator import Communicator
 from torchmn.errors import PeerError, ThreadError

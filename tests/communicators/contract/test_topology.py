@@ -3,7 +3,7 @@
 import pytest
 
 import torchmn
-from tests.worlds import every_world, ranks
+from tests._worlds import every_world, ranks
 
 HOSTS = [
     ["a"],

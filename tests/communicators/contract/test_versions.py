@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from tests.worlds import ranks
+from tests._worlds import ranks
 
 STALE = "modified by an inplace operation"
 # Small ones go with the comparison of arguments, larger ones through the transport, the largest through shared memory.

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from tests.worlds.data import filled, numbers, plain_bytes, tensor
+from tests._worlds.data import filled, numbers, plain_bytes, tensor
 
 BATCH = 12
 """Divided among 1, 2, 3 or 4 ranks without a rest."""

@@ -8,9 +8,9 @@ from safetensors.torch import load_file
 from torch import nn
 
 import torchmn
+from tests._worlds import ranks
+from tests._worlds.data import filled
 from tests.training.checkpoint.runs import Training, parameters
-from tests.worlds import ranks
-from tests.worlds.data import filled
 from torchmn.training.checkpoint import create_multi_node_checkpointer
 
 

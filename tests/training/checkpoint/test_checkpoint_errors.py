@@ -7,9 +7,9 @@ import torch
 from torch import nn
 
 import torchmn
+from tests._worlds import ranks
+from tests._worlds.data import assert_refused
 from tests.training.checkpoint.runs import Training, parameters
-from tests.worlds import ranks
-from tests.worlds.data import assert_refused
 from torchmn.training.checkpoint import CheckpointError, create_multi_node_checkpointer
 
 

@@ -8,9 +8,9 @@ import torch
 from torch import nn
 
 import torchmn
+from tests._worlds import ranks
+from tests._worlds.data import assert_refused, filled
 from tests.training.checkpoint.runs import Batches, Training, parameters, seed_everything
-from tests.worlds import ranks
-from tests.worlds.data import assert_refused, filled
 from torchmn.training.checkpoint import CheckpointError, create_multi_node_checkpointer
 
 

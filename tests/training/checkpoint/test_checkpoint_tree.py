@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from torch import nn
 from torch.optim import lr_scheduler
 
-from tests.worlds.data import EVERY_DTYPE, SHAPES, assert_same, bits, odd_layouts
+from tests._worlds.data import EVERY_DTYPE, SHAPES, assert_same, bits, odd_layouts
 from torchmn.training.checkpoint import tensor_files
-from torchmn.training.checkpoint.tree import Flattener, Unstorable, specs, unflatten
+from torchmn.training.checkpoint.state_tree import Flattener, Unstorable, specs, unflatten
 
 
 def there_and_back(state, tmp_path):

@@ -12,7 +12,7 @@ from torch.nn.functional import cross_entropy
 from torch.utils.data import DataLoader, TensorDataset
 
 import torchmn
-from tests.worlds import ranks
+from tests._worlds import ranks
 from torchmn.iterators import create_synchronized_iterator
 from torchmn.training.checkpoint import create_multi_node_checkpointer
 

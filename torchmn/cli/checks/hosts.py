@@ -14,8 +14,8 @@ from torchmn.cli.checks.probing import PROBE, SLOW_IN_A_NETWORK, meeting, probed
 from torchmn.cli.launch.job import allow_root
 from torchmn.cli.launch.mpi_installation import LIBRARY_VARIABLE, Installation, library_environment
 from torchmn.cli.launch.other_python import WITHOUT_WORKING_DIRECTORY
-from torchmn.communicators.job import CUT_OFF
-from torchmn.communicators.launchers import cleared
+from torchmn.communicators.launchers.environment import cleared
+from torchmn.communicators.watchdog.process_hooks import CUT_OFF
 
 SSH = ("ssh", "-o", "BatchMode=yes", "-o", "ConnectTimeout=10")
 ASK_VERSIONS = (

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from torchmn.cli.checks.finding import Finding, fail, ok, warn
 from torchmn.cli.launch.job import usable_cores
-from torchmn.communicators.launchers import NO_LAUNCHER, detect
+from torchmn.communicators.launchers.environment import NO_LAUNCHER, detect
 from torchmn.errors import LaunchError
 
 MEGABYTE = 2**20

@@ -21,7 +21,7 @@ from torchmn.cli.launch.mpi_installation import (
     loaded_library,
 )
 from torchmn.cli.launch.other_python import lines_printed_by
-from torchmn.communicators.launchers import cleared
+from torchmn.communicators.launchers.environment import cleared
 from torchmn.errors import LaunchError
 
 OLDEST_PYTHON = (3, 10)

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from torchmn.cli.launch import rank_process
 from torchmn.cli.launch.mpi_installation import Installation, library_environment
-from torchmn.communicators.launchers import RUN_MARKER, STORE_VARIABLE, cleared
+from torchmn.communicators.launchers.environment import RUN_MARKER, STORE_VARIABLE, cleared
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from torchmn.cli.launch.other_python import lines_printed_by
-from torchmn.communicators.launchers import cleared
+from torchmn.communicators.launchers.environment import cleared
 from torchmn.errors import LaunchError
 
 MPIEXEC_VARIABLE = "TORCHMN_MPIEXEC"

@@ -16,7 +16,7 @@ from mpi4py import MPI
 from torch import Tensor
 
 from torchmn.communicators.fastpath.shared_memory import share
-from torchmn.communicators.reductions import scale_
+from torchmn.communicators.messages.reductions import scale_
 
 CHUNK_BYTES = 1 << 20
 """The size of a stage. Half as much costs a large sum a fifth of its speed; the stages count in every rank's memory."""

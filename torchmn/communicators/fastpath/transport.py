@@ -10,15 +10,15 @@ from time import sleep
 from mpi4py import MPI
 from torch import Tensor
 
-from torchmn.communicators import reductions, staging
 from torchmn.communicators.fastpath import shared_sum
 from torchmn.communicators.fastpath.direct_comparison import CARRIED_BYTES, MOST_RANKS, DirectComparison
 from torchmn.communicators.fastpath.shared_sum import SharedSum
 from torchmn.communicators.fastpath.slots import SLOT_BYTES, STEP_BYTES, Slots
-from torchmn.communicators.group import Group
+from torchmn.communicators.messages import reductions, staging
+from torchmn.communicators.messages.wire import Header, Message
+from torchmn.communicators.transports.group import Group
 from torchmn.communicators.transports.mpi import MPITransport
 from torchmn.communicators.transports.transport import Pending
-from torchmn.communicators.wire import Header, Message
 
 _LEAST_SLOT_BYTES = 64 << 10  # smaller messages travel whole
 _IN_SLOTS = 1 << 40  # numbers of headers from here on are those of slots

@@ -13,9 +13,9 @@ from typing import Any
 import torch.distributed as dist
 
 from torchmn._torch_compat import gloo_options
-from torchmn.communicators import wire
-from torchmn.communicators.addresses import LOOPBACK, facing, is_loopback, named, network
-from torchmn.communicators.launchers import STORE_VARIABLE, Launch
+from torchmn.communicators.launchers.addresses import LOOPBACK, facing, is_loopback, named, network
+from torchmn.communicators.launchers.environment import STORE_VARIABLE, Launch
+from torchmn.communicators.messages import wire
 from torchmn.errors import LaunchError
 
 _PROOF = 4  # gloo's tag of the messages by which ranks prove who they are

@@ -20,11 +20,11 @@ import torch
 from mpi4py import MPI
 from torch import Tensor
 
-from torchmn.communicators import plain, reductions, wire
-from torchmn.communicators.group import Group
+from torchmn.communicators.messages import plain_values, reductions, wire
+from torchmn.communicators.messages.wire import Header, Kind, Layout, Message, TensorSpec
+from torchmn.communicators.transports.group import Group
 from torchmn.communicators.transports.mpi_library import reads_gpu_memory
 from torchmn.communicators.transports.transport import Buffers, Carrier, Exchange, Pending, Traits
-from torchmn.communicators.wire import Header, Kind, Layout, Message, TensorSpec
 
 INLINE_BYTES = 68 << 10  # 64 KB and its header
 _COPIED_BYTES = 512 << 10  # up to this a copy is cheaper than asking whether the receiver is ready
@@ -55,13 +55,13 @@ def memory(x: Tensor) -> Any:
 
 def allgather_plain(comm: MPI.Comm, value: Any) -> list[Any]:
     """Returns every rank's plain value, in rank order. mpi4py's own `allgather` would pickle it."""
-    data = plain.encode(value)
+    data = plain_values.encode(value)
     counts = array("q", [0] * comm.size)
     comm.Allgather([array("q", [len(data)]), MPI.INT64_T], [counts, MPI.INT64_T])
     whole = bytearray(sum(counts))
     comm.Allgatherv([data, MPI.BYTE], [whole, list(counts), MPI.BYTE])
     starts = [sum(counts[:rank]) for rank in range(comm.size)]
-    return [plain.decode(bytes(whole[start : start + n])) for start, n in zip(starts, counts, strict=True)]
+    return [plain_values.decode(bytes(whole[start : start + n])) for start, n in zip(starts, counts, strict=True)]
 
 
 @dataclass

@@ -22,16 +22,15 @@ import torch.distributed as dist
 from torch import Tensor
 
 from torchmn._torch_compat import end_coalescing, start_coalescing
-from torchmn.communicators import reductions, wire
-from torchmn.communicators.group import Group
-from torchmn.communicators.job import limited
-from torchmn.communicators.launchers import Launch
-from torchmn.communicators.settings import Settings
-from torchmn.communicators.topology import Machine, names_of_hosts
+from torchmn.communicators.launchers.environment import Launch
+from torchmn.communicators.launchers.topology import Machine, names_of_hosts
+from torchmn.communicators.messages import reductions, wire
+from torchmn.communicators.messages.wire import Header, Kind, Layout, Message, TensorSpec
 from torchmn.communicators.transports import gloo
+from torchmn.communicators.transports.group import Group, Settings
 from torchmn.communicators.transports.transport import Buffers, Carrier, Exchange, Pending, Traits
-from torchmn.communicators.watchdog import Watch
-from torchmn.communicators.wire import Header, Kind, Layout, Message, TensorSpec
+from torchmn.communicators.watchdog.process_hooks import limited
+from torchmn.communicators.watchdog.waits import Watch
 from torchmn.errors import LaunchError, PeerError
 
 HEADER_BYTES = 4096

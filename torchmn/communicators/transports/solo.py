@@ -7,12 +7,11 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from torch import Tensor
 
-from torchmn.communicators import reductions
-from torchmn.communicators.group import Group
-from torchmn.communicators.settings import Settings
+from torchmn.communicators.messages import reductions
+from torchmn.communicators.messages.wire import Message
+from torchmn.communicators.transports.group import Group, Settings
 from torchmn.communicators.transports.transport import DONE, Buffers, Carrier, Exchange, Pending, Traits
-from torchmn.communicators.watchdog import Watch
-from torchmn.communicators.wire import Message
+from torchmn.communicators.watchdog.waits import Watch
 
 
 class SoloTransport:

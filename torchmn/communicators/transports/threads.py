@@ -14,11 +14,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torchmn.communicators import reductions, watchdog
-from torchmn.communicators.group import Group
+from torchmn.communicators.messages import reductions
+from torchmn.communicators.messages.wire import Message
+from torchmn.communicators.transports.group import Group
 from torchmn.communicators.transports.transport import Buffers, Carrier, Exchange, Pending, Traits
-from torchmn.communicators.watchdog import RankState, Watch
-from torchmn.communicators.wire import Message
+from torchmn.communicators.watchdog import waits
+from torchmn.communicators.watchdog.waits import RankState, Watch
 from torchmn.errors import PeerError, ThreadError, WaitTimeout
 
 
@@ -66,8 +67,8 @@ class ThreadWorld:
                 raise (WaitTimeout if self.timed_out else PeerError)(self.failure)
             gone = self.left.intersection(needed())
             if gone:
-                reason = f"rank {watchdog.ranks_text(sorted(gone))} ended while rank {rank} waits for it"
-                raise PeerError(watchdog.table(self.states(), reason))
+                reason = f"rank {waits.ranks_text(sorted(gone))} ended while rank {rank} waits for it"
+                raise PeerError(waits.table(self.states(), reason))
             self.changed.wait()
 
     def states(self) -> list[RankState]:
@@ -82,9 +83,9 @@ class ThreadWorld:
                 if wait is None:
                     continue
                 limit = wait.group.settings.timeout
-                if watchdog.monotonic() - wait.since > limit:
+                if waits.monotonic() - wait.since > limit:
                     reason = f"rank {watch.rank} has waited for {limit:g} s in {wait.operation}; the job is ended"
-                    self.fail(watchdog.table(self.states(), reason), timed_out=True)
+                    self.fail(waits.table(self.states(), reason), timed_out=True)
                     return
 
 

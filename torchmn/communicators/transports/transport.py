@@ -12,8 +12,8 @@ from typing import Protocol
 
 from torch import Tensor
 
-from torchmn.communicators.group import Group
-from torchmn.communicators.wire import Message
+from torchmn.communicators.messages.wire import Message
+from torchmn.communicators.transports.group import Group
 
 Buffers = Mapping[int, Tensor]
 """Flat, contiguous tensors by peer."""

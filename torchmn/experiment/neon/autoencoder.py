@@ -6,8 +6,8 @@ from typing import Any
 
 from torchmn.errors import ExperimentError
 from torchmn.experiment.neon.layers import Chain, convert_layers, rule_of
-from torchmn.experiment.neon.said import Said, at, number_of, plain
 from torchmn.experiment.neon.shapes import Shape
+from torchmn.experiment.neon.tagged_value import Said, at, number_of, plain
 from torchmn.experiment.neon.values import COSTS, one_of
 
 STACK = ("LocalFilteringLayer", "L2PoolingLayer", "LCNLayer")

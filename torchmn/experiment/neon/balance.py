@@ -10,7 +10,7 @@ from typing import Any
 
 from torchmn.errors import ExperimentError
 from torchmn.experiment.neon.layers import Chain, convert_layers, cost_target
-from torchmn.experiment.neon.said import Said, at
+from torchmn.experiment.neon.tagged_value import Said, at
 from torchmn.experiment.neon.values import cost_of
 
 PATHS = ("layers", "classlayers", "stylelayers")

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from torchmn.errors import ExperimentError
-from torchmn.experiment.neon.said import Range, Said, at
+from torchmn.experiment.neon.tagged_value import Range, Said, at
 from torchmn.experiment.neon.values import one_of
 
 DATASETS = {

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from torchmn.errors import ExperimentError, nearest
-from torchmn.experiment.neon.said import Said, plain
+from torchmn.experiment.neon.tagged_value import Said, plain
 
 
 @dataclass(frozen=True)

@@ -11,8 +11,8 @@ from torchmn.errors import ExperimentError, nearest
 from torchmn.experiment.neon import shapes
 from torchmn.experiment.neon.keys import rule_type
 from torchmn.experiment.neon.rules import DEFAULT, learning_rule
-from torchmn.experiment.neon.said import Said, at, number_of, plain
 from torchmn.experiment.neon.shapes import Shape, check_inputs, check_outputs, whole
+from torchmn.experiment.neon.tagged_value import Said, at, number_of, plain
 from torchmn.experiment.neon.values import DEFAULT_INITIALIZER, activation, cost_of, initializer, one_of
 
 RULE_KEYS = ("learning_rule", "lrule_init")

@@ -6,8 +6,8 @@ from typing import Any
 
 from torchmn.errors import ExperimentError, nearest
 from torchmn.experiment.neon.keys import rule_type
-from torchmn.experiment.neon.said import Said, at, number_of
 from torchmn.experiment.neon.tables import MOMENTA, RULES
+from torchmn.experiment.neon.tagged_value import Said, at, number_of
 
 RENAMED = {"learning_rate": "lr", "weight_decay": "weight_decay", "rho": "rho", "epsilon": "eps", "gamma": "alpha"}
 # What neon took where a file says nothing.

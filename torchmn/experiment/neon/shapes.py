@@ -6,7 +6,7 @@ import math
 from typing import Any
 
 from torchmn.errors import ExperimentError
-from torchmn.experiment.neon.said import Said, at, plain
+from torchmn.experiment.neon.tagged_value import Said, at, plain
 
 Shape = tuple[int, ...]
 DATA = {

@@ -6,8 +6,8 @@ import math
 from typing import Any
 
 from torchmn.errors import ExperimentError, nearest
-from torchmn.experiment.neon.said import Said, at, number_of
 from torchmn.experiment.neon.tables import PLAIN_INITIALIZERS
+from torchmn.experiment.neon.tagged_value import Said, at, number_of
 
 ACTIVATIONS = {
     "Logistic": "logistic", "RectLin": "relu", "RectLeaky": "leaky_relu", "Tanh": "tanh", "Softmax": "softmax",

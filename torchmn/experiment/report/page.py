@@ -3,26 +3,59 @@
 from __future__ import annotations
 
 import json
+import os
+import platform
+import shlex
+import sys
 from collections.abc import Mapping, Sequence
+from datetime import datetime, timezone
 from math import nan
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import torch
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
-from torchmn.experiment.clock import RankTime
-from torchmn.experiment.evaluation import predict
-from torchmn.experiment.load import plain
-from torchmn.experiment.model import build_model
-from torchmn.experiment.objective import chosen
+import torchmn
+from torchmn.communicators.communicator import Communicator
+from torchmn.experiment.file.writing import as_yaml
 from torchmn.experiment.report.charts import Chart, Curve, line_chart
-from torchmn.experiment.report.environment import environment
-from torchmn.experiment.report.mistakes import mistakes
+from torchmn.experiment.report.confusion import mistakes
 from torchmn.experiment.report.parts import LayerRow, model_rows
-from torchmn.experiment.run_directory import RunDirectory
-from torchmn.experiment.session import Session
-from torchmn.experiment.writing import as_yaml
+from torchmn.experiment.run.clock import RankTime
+from torchmn.experiment.run.evaluation import predict
+from torchmn.experiment.run.model import build_model
+from torchmn.experiment.run.objective import chosen
+from torchmn.experiment.run.run_directory import RunDirectory
+from torchmn.experiment.run.session import Session
+from torchmn.experiment.vocabulary.load import plain
 from torchmn.modes import mode_of
+
+
+def environment(comm: Communicator) -> dict[str, str]:
+    """Names and values; every rank must call it."""
+    hosts = comm.allgather_obj(platform.node())
+    return {
+        "finished": datetime.now(timezone.utc).strftime("%Y-%m-%d %H:%M UTC"),
+        "command": shlex.join([_program(sys.argv[0]), *sys.argv[1:]]),
+        "ranks": f"{comm.size} over {comm.traits.name}",
+        "hosts": ", ".join(f"{host} ({hosts.count(host)})" for host in dict.fromkeys(hosts)),
+        "device": str(comm.device),
+        "threads per rank": str(torch.get_num_threads()),
+        "cores of this machine": str(os.cpu_count()),
+        "torchmn": torchmn.__version__,
+        "torch": torch.__version__,
+        "numpy": np.__version__,
+        "python": platform.python_version(),
+        "system": platform.platform(),
+    }
+
+
+def _program(path: str) -> str:
+    """What a user would type: ranks that `torchmn train -n` started run the command's module."""
+    return "torchmn" if path.endswith(os.path.join("torchmn", "cli", "main.py")) else Path(path).name
+
 
 TEMPLATES = Environment(
     loader=PackageLoader("torchmn.experiment.report"),

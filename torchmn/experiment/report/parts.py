@@ -8,11 +8,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from torchmn.experiment.parallel import Placed
-from torchmn.experiment.weighted import Shape, text
+from torchmn.experiment.run.parallel import Placed
+from torchmn.experiment.vocabulary.layers.options import Shape, text
 from torchmn.geometry import Interval, Window, owned
 from torchmn.modes import mode_of
-from torchmn.nn.slices import SlicedModule
+from torchmn.nn.layers.slices import SlicedModule
 
 SIDE = 104
 """Of a drawing, in pixels."""

@@ -3,8 +3,4 @@
 `events.GUARDS` loads this package by name; no file imports it.
 """
 
-from torchmn.optim.guards import (  # noqa: F401  (importing a guard registers it)
-    clipping,
-    settings,
-    values,
-)
+from torchmn.optim.guards import clipping, settings, values  # noqa: F401

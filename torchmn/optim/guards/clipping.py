@@ -21,7 +21,7 @@ from torch.nn.utils import clip_grad
 
 from torchmn._torch_compat import version_of, wrap_clip_grads_with_norm
 from torchmn.communicators.communicator import Communicator
-from torchmn.communicators.context import process
+from torchmn.context import process
 from torchmn.errors import MismatchError, ParallelizeError
 from torchmn.optim.events import Optimizing, StepGuard, guard
 from torchmn.optim.gradients import Gradient

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from torchmn._torch_compat import version_of
 from torchmn.communicators.communicator import Communicator
-from torchmn.communicators.digests import digest_of
+from torchmn.communicators.messages.digest import digest_of
 from torchmn.errors import MismatchError
 from torchmn.gradient_role import role_of
 from torchmn.optim.events import Optimizing, StepGuard, guard

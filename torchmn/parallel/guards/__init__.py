@@ -4,14 +4,14 @@ Each guard is an entry of the table `events.GUARDS`, registered by importing its
 package by name; no file imports it.
 """
 
-from torchmn.parallel.guards import (  # noqa: F401  (importing a guard registers it)
-    changed_views,
+from torchmn.parallel.guards import (  # noqa: F401
+    buffer_averages,
     compiled_modules,
+    custom_autograd,
     embeddings,
     hidden_images,
+    inplace_views,
     outside_calls,
-    own_averages,
-    own_functions,
     plain_optimizer,
     same_loss,
     scripts,

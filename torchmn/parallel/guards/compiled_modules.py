@@ -6,8 +6,8 @@ from torch import nn
 
 from torchmn._torch_compat import is_compiled_in_place
 from torchmn.errors import ParallelizeError
-from torchmn.parallel.compiled import compiled_modules
 from torchmn.parallel.events import TraceGuard, guard
+from torchmn.parallel.trace import compiled_modules
 
 
 @guard(

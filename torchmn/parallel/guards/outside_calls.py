@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
-from torchmn.communicators.context import here
+from torchmn.context import here
 from torchmn.errors import ParallelizeError
 from torchmn.parallel.events import Model, guard
 from torchmn.sharded.tensor import ShardedTensor

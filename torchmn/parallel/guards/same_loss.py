@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from torchmn.communicators.communicator import Communicator
-from torchmn.communicators.uncompiled import uncompiled
+from torchmn.compile_boundary import uncompiled
 from torchmn.errors import MismatchError
 from torchmn.parallel.events import Output, guard
 from torchmn.trees import leaves_of

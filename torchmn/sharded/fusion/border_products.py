@@ -18,8 +18,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from torchmn.communicators.communicator import Communicator
-from torchmn.communicators.uncompiled import uncompiled
-from torchmn.functions.halo_exchange import (
+from torchmn.compile_boundary import uncompiled
+from torchmn.functions.halo.exchange import (
     HaloGathering,
     HaloGradients,
     HaloScattering,
@@ -27,7 +27,7 @@ from torchmn.functions.halo_exchange import (
     halo_exchange,
     put_halos,
 )
-from torchmn.functions.halo_messages import check_part
+from torchmn.functions.halo.messages import check_part
 from torchmn.geometry import HaloPlan
 from torchmn.sharded.fusion.borders import Borders, Reach, borders_of
 

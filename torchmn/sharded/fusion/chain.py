@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from torchmn.communicators.uncompiled import uncompiled
-from torchmn.functions.halo_exchange import empty_like_layout
+from torchmn.compile_boundary import uncompiled
+from torchmn.functions.halo.exchange import empty_like_layout
 from torchmn.sharded.fusion.blocks import blocks, relu_in_blocks_, room
 
 _convolution_backward = torch.ops.aten.convolution_backward.default

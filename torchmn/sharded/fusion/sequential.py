@@ -26,12 +26,12 @@ from torchmn._torch_compat import (
     is_transforming,
     own_parameters,
 )
-from torchmn.communicators.context import here
+from torchmn.context import here
 from torchmn.geometry import Interval
 from torchmn.sharded.fusion.blocks import may_stay_in_blocks
 from torchmn.sharded.fusion.chain import Box, Kept, Link, convolve_in_chain
-from torchmn.sharded.fusion.convolution import Prepared, prepared, wide_enough
 from torchmn.sharded.fusion.wide import Reach, Wide, wide_part
+from torchmn.sharded.fusion.wide_convolution import Prepared, prepared, wide_enough
 from torchmn.sharded.redistribute import entering
 from torchmn.sharded.saved_buffers import outside
 from torchmn.sharded.sharding import Sharding

@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 
 from torchmn._torch_compat import version_of
-from torchmn.communicators.context import here
+from torchmn.context import here
 from torchmn.geometry import DimPlan, Interval
 from torchmn.sharded.exchange import Fetching, fetch
 from torchmn.sharded.sharding import Cut, Sharding

@@ -6,7 +6,7 @@ without a rule is refused by name where an image is cut; where only a vector is,
 
 from __future__ import annotations
 
-from torchmn.sharded.rules import (  # noqa: F401  (importing a family registers its rules)
+from torchmn.sharded.rules import (  # noqa: F401
     adaptive,
     convolution,
     dropout,

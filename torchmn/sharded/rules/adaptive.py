@@ -8,11 +8,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torchmn.functions.replicated import sum_of_parts
 from torchmn.geometry import Interval
 from torchmn.sharded.images import image_rule
 from torchmn.sharded.memory import in_memory_as
 from torchmn.sharded.refusals import refuse
+from torchmn.sharded.replicated import sum_of_parts
 from torchmn.sharded.sharding import Sharding
 from torchmn.sharded.tensor import ShardedTensor, local
 from torchmn.sharded.windows import plan_needs, windowed

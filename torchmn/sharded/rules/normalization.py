@@ -10,8 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from torchmn.communicators.communicator import Communicator
-from torchmn.functions.moments import Moments, local_moments, union
-from torchmn.functions.normalization import normalize_over_ranks, track_statistics
+from torchmn.functions.moments import Moments, local_moments, normalize_over_ranks, track_statistics, union
 from torchmn.sharded.memory import in_memory_as
 from torchmn.sharded.redistribute import cut_like, entering, gathered, whole
 from torchmn.sharded.refusals import refuse

@@ -10,10 +10,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from torchmn.functions.replicated import sum_of_parts
 from torchmn.sharded.redistribute import whole
 from torchmn.sharded.refusals import refuse
 from torchmn.sharded.registry import composed, functions_named, rule
+from torchmn.sharded.replicated import sum_of_parts
 from torchmn.sharded.rules.pointwise import pointwise
 from torchmn.sharded.sharding import Sharding
 from torchmn.sharded.tensor import RULES, ShardedTensor, local, wrap

@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torchmn.functions.replicated import enter_parts, sum_of_parts
 from torchmn.sharded.registry import functions_named
+from torchmn.sharded.replicated import enter_parts, sum_of_parts
 from torchmn.sharded.rules.reductions import along, crosses
 from torchmn.sharded.tensor import RULES, ShardedTensor, local, wrap
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import torch.nn.functional as F
 from torch import Tensor
 
-from torchmn.functions.replicated import sum_of_parts
 from torchmn.sharded.redistribute import cut_like, entering, gathered
 from torchmn.sharded.refusals import refuse
 from torchmn.sharded.registry import rule
+from torchmn.sharded.replicated import sum_of_parts
 from torchmn.sharded.tensor import ShardedTensor, local, wrap
 
 

@@ -12,8 +12,8 @@ from torch.optim import Optimizer
 
 from torchmn.errors import nearest
 from torchmn.training.checkpoint import random_states
-from torchmn.training.checkpoint.errors import CheckpointError
-from torchmn.training.checkpoint.tree import Flattener
+from torchmn.training.checkpoint.manifest import CheckpointError
+from torchmn.training.checkpoint.state_tree import Flattener
 
 EXTRA = "extra"
 ITERATOR = "iterator"

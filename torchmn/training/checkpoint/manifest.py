@@ -10,14 +10,87 @@ A checkpoint on one disk (disks.py says which ranks share one) holds the state o
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
-from torchmn.training.checkpoint import disk
-from torchmn.training.checkpoint.errors import Broken
+from torchmn.errors import TorchMNError
+from torchmn.training.checkpoint import durable_files
+
+
+class CheckpointError(TorchMNError):
+    """State that can not be stored, written, read or loaded; raised on every rank."""
+
+
+class DamagedCheckpoint(Exception):
+    """A checkpoint that can not be read as it was written. The loader catches it, says so and looks further."""
+
+
+_PATTERN = re.compile(r"(?P<name>.+)\.step-(?P<step>\d{10,})\.save-(?P<number>\d{6,})")
+_PARTIAL = ".partial"
+LONGEST = 150
+"""Bytes of an escaped name: file systems allow 255 for the whole."""
+
+
+@dataclass(frozen=True, order=True)
+class Place:
+    """One save of a checkpointer. Later saves compare greater, whatever their step."""
+
+    number: int
+    step: int
+
+    def directory(self, name: str) -> str:
+        return f"{escaped(name)}.step-{self.step:010}.save-{self.number:06}"
+
+    def partial_directory(self, name: str) -> str:
+        return f".{self.directory(name)}{_PARTIAL}"
+
+
+def name_problem(name: object) -> str | None:
+    """Why `name` can not name checkpoints, or None."""
+    if not isinstance(name, str) or not name:
+        return f"expected name to be a string that is not empty, got {name!r}"
+    try:
+        length = len(escaped(name).encode())
+    except UnicodeEncodeError:
+        return f"expected name to be valid Unicode, got {name!r}"
+    if length > LONGEST:
+        return f"expected a name of at most {LONGEST} bytes (as a file name), got {length}: {name!r}"
+    return None
+
+
+def escaped(name: str) -> str:
+    """`name` as a file name: letters and digits of all scripts, spaces, dots, - and _ stay; the rest becomes %XX.
+
+    Different names stay different. A dot in front is escaped too: the file would be hidden.
+    """
+    result = "".join(_escaped_character(character) for character in name)
+    return "%2E" + result[1:] if result.startswith(".") else result
+
+
+def _escaped_character(character: str) -> str:
+    data = character.encode()  # lone surrogates are no characters: UnicodeEncodeError
+    return character if character.isalnum() or character in " ._-" else "".join(f"%{byte:02X}" for byte in data)
+
+
+def place_of(directory: str, name: str) -> Place | None:
+    """The save that lies in `directory`, or None if that is no checkpoint called `name`."""
+    match = _PATTERN.fullmatch(directory)
+    if match is None or match["name"] != escaped(name):
+        return None
+    place = Place(int(match["number"]), int(match["step"]))
+    return place if place.directory(name) == directory else None
+
+
+def partial_place_of(directory: str, name: str) -> Place | None:
+    """The save that was being written to `directory`, or None if that is something else."""
+    if not directory.startswith(".") or not directory.endswith(_PARTIAL):
+        return None
+    return place_of(directory[1 : -len(_PARTIAL)], name)
+
 
 FORMAT = "torchmn checkpoint 1"
 COMMON = "common.safetensors"
@@ -103,46 +176,54 @@ def file_of(rank: int) -> str:
     return f"rank-{rank}.safetensors"
 
 
-def read(directory: Path) -> Manifest:
-    """The manifest of a checkpoint whose files are all there, with their sizes; raises `Broken`."""
+def read_manifest(directory: Path) -> Manifest:
+    """The manifest of a checkpoint whose files are all there, with their sizes; raises `DamagedCheckpoint`."""
     try:
-        content = json.loads(disk.own_file(directory, disk.MANIFEST).read_bytes())
+        content = json.loads(durable_files.own_file(directory, durable_files.MANIFEST).read_bytes())
         digest = content.pop("digest")
         if content["format"] != FORMAT:
-            raise Broken(f"expected format {FORMAT!r}, got {content['format']!r}: written by another version")
+            raise DamagedCheckpoint(
+                f"expected format {FORMAT!r}, got {content['format']!r}: written by another version"
+            )
         if digest != _digest(content):
-            raise Broken(f"the checksum of {disk.MANIFEST} is wrong")
+            raise DamagedCheckpoint(f"the checksum of {durable_files.MANIFEST} is wrong")
         manifest = Manifest(**content)
         _check(manifest)
         for file, size in manifest.files.items():
-            found = disk.own_file(directory, file).stat().st_size
+            found = durable_files.own_file(directory, file).stat().st_size
             if found != size:
-                raise Broken(f"{file}: expected {size} bytes, got {found}")
+                raise DamagedCheckpoint(f"{file}: expected {size} bytes, got {found}")
     except FileNotFoundError as error:
-        raise Broken(f"{Path(error.filename).name} is missing: half written, half copied or half removed") from error
+        raise DamagedCheckpoint(
+            f"{Path(error.filename).name} is missing: half written, half copied or half removed"
+        ) from error
     except OSError as error:
-        raise Broken(str(error)) from error
+        raise DamagedCheckpoint(str(error)) from error
     except (ValueError, KeyError, TypeError, AttributeError, RuntimeError) as error:
-        raise Broken(f"{disk.MANIFEST} is damaged: {error!r}") from error
+        raise DamagedCheckpoint(f"{durable_files.MANIFEST} is damaged: {error!r}") from error
     return manifest
 
 
 def _check(manifest: Manifest) -> None:
-    """Raises `Broken` if a manifest names other files than `save` writes: with a path it could name any file."""
+    """Raises `DamagedCheckpoint` if a manifest names files that `save` does not write."""
     whole = (manifest.step, manifest.number, manifest.size, *manifest.ranks)
     parts = (manifest.entries, manifest.tensors, manifest.files)
     if {type(value) for value in whole} != {int} or {type(part) for part in parts} != {dict}:
-        raise Broken(f"{disk.MANIFEST} is damaged: it has values of other kinds than `save` writes")
+        raise DamagedCheckpoint(f"{durable_files.MANIFEST} is damaged: it has values of other kinds than `save` writes")
     if not isinstance(manifest.identity, str):
-        raise Broken(f"{disk.MANIFEST} is damaged: its identity is {manifest.identity!r}")
+        raise DamagedCheckpoint(f"{durable_files.MANIFEST} is damaged: its identity is {manifest.identity!r}")
     known = {COMMON, *(file_of(rank) for rank in manifest.ranks)}
     for file in manifest.files:
         if file not in known:
-            raise Broken(f"{disk.MANIFEST} names the file {file!r}: expected only names such as {COMMON}, {file_of(0)}")
+            raise DamagedCheckpoint(
+                f"{durable_files.MANIFEST} names the file {file!r}: expected only names such as {COMMON}, {file_of(0)}"
+            )
     for path, place in manifest.tensors.items():
         for _, file in [place["same"]] if "same" in place else place["of_rank"].values():
             if file not in manifest.files:
-                raise Broken(f"{disk.MANIFEST}: the tensor {path!r} is in {file!r}, which is not among its files")
+                raise DamagedCheckpoint(
+                    f"{durable_files.MANIFEST}: the tensor {path!r} is in {file!r}, which is not among its files"
+                )
 
 
 def _tensors_of(name: str, contribution: Contribution) -> list[tuple[str, str]]:

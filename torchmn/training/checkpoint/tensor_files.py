@@ -13,7 +13,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from torchmn.training.checkpoint.errors import Broken
+from torchmn.training.checkpoint.manifest import DamagedCheckpoint
 
 # What every release of safetensors can store. The others lie there as bytes, and the manifest knows what they are.
 _PLAIN = {
@@ -44,7 +44,7 @@ def write(path: Path, tensors: Mapping[str, Tensor]) -> None:
 def read(path: Path, wanted: Sequence[tuple[dict[str, Any], str]]) -> dict[str, Tensor]:
     """The tensors with these specs and digests, by path, in memory of their own.
 
-    Raises `Broken` where the file is not what was written, other errors where the specs are not.
+    Raises `DamagedCheckpoint` where the file is not what was written, other errors where the specs are not.
     """
     result: dict[str, Tensor] = {}
     try:
@@ -54,10 +54,10 @@ def read(path: Path, wanted: Sequence[tuple[dict[str, Any], str]]) -> dict[str, 
                 # A copy, because the library maps the file into memory: the tensor must outlive the file.
                 x = _restored(file.get_tensor(name).clone(), spec)
                 if x is None or digest(x) != expected:
-                    raise Broken(f"{path.name}: the checksum of {name!r} is wrong")
+                    raise DamagedCheckpoint(f"{path.name}: the checksum of {name!r} is wrong")
                 result[name] = _with_layout(x, spec)
     except (OSError, SafetensorError) as error:
-        raise Broken(f"{path.name}: {error}") from error
+        raise DamagedCheckpoint(f"{path.name}: {error}") from error
     return result
 
 

@@ -1,0 +1,1 @@
+"""The commands of torchmn, one file each."""

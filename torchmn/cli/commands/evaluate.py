@@ -1,0 +1,57 @@
+"""`torchmn evaluate`: loss and metrics of a trained experiment."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Sequence
+from math import isfinite
+from typing import TYPE_CHECKING
+
+from torchmn.cli.commands.experiment_command import run_command
+from torchmn.cli.commands.experiment_options import add_file, add_modes, add_ranks, add_trained, add_values
+from torchmn.cli.parser import Parser
+
+if TYPE_CHECKING:
+    from torchmn import Communicator
+    from torchmn.experiment import Experiment
+
+EXPLANATION = """\
+The metrics are those of the whole data, at any number of ranks and in any mode: the same as on one.
+--json prints them as one line of JSON, for scripts.
+
+FILE is the file that was trained, or DIR/experiment.yaml. Its `imports:` and `module:` run the Python code that they
+name; those of a file in DIR are not run, unless it is FILE.
+"""
+
+
+def main(arguments: Sequence[str]) -> int:
+    """The exit status of an evaluation."""
+    parser = Parser("torchmn evaluate", "Loss and metrics of FILE's experiment, trained.", EXPLANATION)
+    parser.usage = "torchmn evaluate FILE --checkpoint DIR [--split SPLIT] [--data DIR] [-n N] [--json]"
+    add_file(parser)
+    add_trained(parser)
+    add_ranks(parser)
+    add_modes(parser)
+    add_values(parser)
+    parser.add_argument("--json", action="store_true", help="print one line of JSON")
+    return run_command(parser, "evaluate", arguments, _evaluate)
+
+
+def _evaluate(options: argparse.Namespace, experiment: Experiment, comm: Communicator) -> int:
+    from torchmn.experiment.run.evaluation import evaluate
+    from torchmn.experiment.train import open_trained
+
+    session, step = open_trained(experiment, comm, options.checkpoint, options.split, options.data)
+    values = evaluate(session, options.split)
+    if comm.rank == 0:
+        if options.json:
+            # JSON has no NaN: as in log.jsonl it is text.
+            numbers = {name: value if isfinite(value) else str(value) for name, value in values.items()}
+            print(json.dumps({"split": options.split, "step": step, **numbers}))
+        else:
+            print(f"{session.splits[options.split].name}, after step {step}")
+            for name, value in values.items():
+                measure = session.measures.get(name)
+                print(f"  {name:20} {value:{'.2%' if measure is not None and measure.percent else '.6g'}}")
+    return 0

@@ -1,0 +1,1 @@
+"""Messages as bytes: their layout, digests, plain values, and sums of them."""

@@ -1,0 +1,162 @@
+"""Group: one rank's membership in a group of ranks.
+
+The communicator, its transport, the watchdog and the job share this one record.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import NoReturn
+from weakref import ref
+
+import torch
+
+from torchmn._torch_compat import current_backward
+from torchmn.communicators.messages import wire
+from torchmn.communicators.watchdog import waits
+from torchmn.communicators.watchdog.waits import Broken, Watch
+from torchmn.context import Token, here
+from torchmn.errors import PeerError, ThreadError, TorchMNError
+from torchmn.optional import FUSION
+
+DEFAULT_TIMEOUT = 300.0
+
+
+def default_timeout() -> float:
+    """Returns the seconds that a wait may last: `TORCHMN_TIMEOUT`, or 300."""
+    return float(os.environ.get("TORCHMN_TIMEOUT") or DEFAULT_TIMEOUT)
+
+
+def checks_by_default() -> bool:
+    """Returns whether ranks compare their arguments before they communicate: yes, unless `TORCHMN_CHECKS=0`."""
+    return os.environ.get("TORCHMN_CHECKS", "1") != "0"
+
+
+@dataclass
+class Settings:
+    """Options of a communicator; `split` inherits them all."""
+
+    device: torch.device = field(default_factory=lambda: torch.device("cpu"))
+    grad_dtype: torch.dtype | None = None
+    timeout: float = field(default_factory=default_timeout)
+    checks: bool = field(default_factory=checks_by_default)
+    max_message_bytes: int = wire.DEFAULT_MAX_MESSAGE_BYTES
+
+    def switches(self) -> dict[str, bool]:
+        """Returns what must be switched alike on all ranks, by environment variable."""
+        return {"TORCHMN_CHECKS": self.checks, "TORCHMN_FUSION": FUSION}
+
+
+@dataclass(eq=False)
+class Group:
+    """Rank `rank` of the group called `name`; rank i of it is `world_ranks[i]` of the job and runs on `hosts[i]`.
+
+    Attributes:
+        watch: the waits of this rank, in all of its groups.
+        collectives: how many collective operations this rank has entered; the watchdog finds by it who is behind.
+        splits: how many groups were split off.
+        closed: whether the communicator was given back, or must not be used in this process.
+        closed_because: why.
+        owner: the thread to which collective operations belong.
+    """
+
+    name: str
+    rank: int
+    hosts: tuple[str, ...]
+    world_ranks: tuple[int, ...]
+    watch: Watch
+    settings: Settings
+    collectives: int = 0
+    splits: int = 0
+    closed: bool = False
+    closed_because: str = "on a communicator that was finalized"
+    owner: ref[Token] | None = None
+    size: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.size = len(self.hosts)
+
+    @staticmethod
+    def of_world(name: str, hosts: Sequence[str], watch: Watch, settings: Settings) -> Group:
+        """Returns the group of all ranks that were started together, for the rank that `watch` belongs to."""
+        return Group(name, watch.rank, tuple(hosts), tuple(range(len(hosts))), watch, settings)
+
+    def among(self, members: Sequence[int], name: str) -> Group:
+        """Returns a new group of `members`, which are ranks of this one, with a copy of its settings."""
+        hosts = tuple(self.hosts[member] for member in members)
+        world_ranks = tuple(self.world_ranks[member] for member in members)
+        return Group(name, members.index(self.rank), hosts, world_ranks, self.watch, replace(self.settings))
+
+    def check_open(self, operation: str) -> None:
+        """Raises if the communicator of this group is closed."""
+        if self.closed:
+            raise TorchMNError(f"rank {self.rank} of {self.size}: {operation} {self.closed_because}")
+
+    def claim(self, operation: str) -> None:
+        """Makes this thread the owner of the group's collective operations.
+
+        They belong to the thread that made the first one, until that thread ends: ranks match them by their order, and
+        two threads of a rank would come in another order on each rank and get each other's numbers. So the second one
+        raises, and the communicator is broken on all ranks. Messages from rank to rank have tags to tell them apart,
+        and any thread may send them.
+
+        Raises:
+            ThreadError: they belong to another thread, or the communicator was broken by this rank.
+            PeerError: another rank has broken it.
+        """
+        watch = self.watch
+        if self.closed or self.size == 1 or operation == waits.FINALIZE:
+            return  # `check_open` raises for the first; the others do not meet anybody
+        here.watch = watch
+        with watch.claiming:
+            broken = watch.broken.get(self.name)
+            owner = None if self.owner is None else self.owner()
+            if broken is None:
+                if _is_autograds():
+                    return
+                if owner is None or _has_ended(owner):
+                    self.owner = here.mark
+                    watch.claimed[self.name] = self
+                    return
+        if broken is not None:
+            self._raise_broken(operation, broken)
+        assert owner is not None
+        reason = self._second_thread(operation, owner)
+        watch.mark_broken(self.name, watch.rank, reason)
+        if watch.announce is not None:
+            watch.announce(self.name, reason)
+        raise ThreadError(reason)
+
+    def _second_thread(self, operation: str, owner: Token) -> str:
+        where = waits.user_line()
+        return (
+            f"rank {self.rank} of {self.size}: {operation} of communicator {self.name!r} in thread "
+            f"{threading.current_thread().name!r}, at {where}: expected thread {owner.thread.name!r}, which made the "
+            "first collective operation of this communicator and has not ended. Collective operations of two threads "
+            "meet those of other ranks in any order, and mix up their numbers. Give each thread a communicator of its "
+            "own, made on all ranks before the threads start: own = comm.split(0, comm.rank)"
+        )
+
+    def _raise_broken(self, operation: str, broken: Broken) -> NoReturn:
+        kind = ThreadError if broken.rank == self.watch.rank else PeerError
+        raise kind(
+            f"rank {self.rank} of {self.size}: {operation}: communicator {self.name!r} can not be used for collective "
+            f"operations any more, because two threads of a rank used it: {broken.reason}"
+        )
+
+
+def _is_autograds() -> bool:
+    """Whether autograd started this thread, as it does for GPUs: whoever called backward waits for it meanwhile.
+
+    A backward on the CPU runs in the thread that called it, and must be the owner as in forward.
+    """
+    in_backward = current_backward() != -1
+    return in_backward and isinstance(threading.current_thread(), threading._DummyThread)
+
+
+def _has_ended(owner: Token) -> bool:
+    # Threads that Python did not start have a stand-in without `is_alive`: their tokens end with them.
+    return not isinstance(owner.thread, threading._DummyThread) and not owner.thread.is_alive()

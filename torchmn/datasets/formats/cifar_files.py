@@ -1,0 +1,131 @@
+"""The files of CIFAR-10 in its two official formats, as bytes: labels (count,), pixels (count, 3072).
+
+binary: records of one label and 3072 pixels, one after the other
+python: a pickled dict with "labels", a list, and "data", an array; written by Python 2
+"""
+
+from __future__ import annotations
+
+import io
+import math
+import pickle
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from torchmn.errors import DatasetError
+
+PIXELS = 3 * 32 * 32
+RECORD = 1 + PIXELS
+
+
+def read_binary(path: Path) -> tuple[np.ndarray, np.ndarray]:
+    """Labels and pixels of a file of records."""
+    content = _content(path)
+    if not content or len(content) % RECORD:
+        raise DatasetError(
+            f"{path}: expected records of {RECORD} bytes (a label and {PIXELS} pixels), got {len(content)} bytes, "
+            f"{len(content) / RECORD:.3f} records. Get the file again."
+        )
+    records = np.frombuffer(content, dtype=np.uint8).reshape(-1, RECORD)
+    return records[:, 0], records[:, 1:]
+
+
+def read_pickled(path: Path, labels_name: str = "labels") -> tuple[np.ndarray, np.ndarray]:
+    """Labels and pixels of a pickled batch. Nothing in the file is run, whatever it holds."""
+    try:
+        batch = _Unpickler(io.BytesIO(_content(path)), encoding="bytes").load()
+        labels, data = (_entry(batch, name) for name in (labels_name, "data"))
+        pixels = data.array() if isinstance(data, _PickledArray) else None
+        labels = np.array([_label(label) for label in labels], dtype=np.uint8)
+    except DatasetError as error:
+        raise DatasetError(f"{path}: {error}") from None
+    except Exception as error:  # a damaged pickle may fail in any way
+        raise DatasetError(
+            f"{path}: not a pickled batch of CIFAR-10, or a damaged one ({type(error).__name__}: {error}). Get the "
+            "file again."
+        ) from error
+    if pixels is None or pixels.ndim != 2 or pixels.shape[1] != PIXELS or len(pixels) != len(labels):
+        shape = "no array" if pixels is None else " x ".join(map(str, pixels.shape))
+        raise DatasetError(f"{path}: expected {len(labels)} x {PIXELS} pixels for {len(labels)} labels, got {shape}.")
+    return labels, pixels
+
+
+def _content(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise DatasetError(f"{path}: can not be read ({error.strerror}).") from error
+
+
+def _entry(batch: Any, name: str) -> Any:
+    """An entry of the dict in a batch; Python 2's names are bytes here, Python 3's are strings."""
+    if isinstance(batch, Mapping):
+        for key in (name.encode(), name):
+            if key in batch:
+                return batch[key]
+    raise DatasetError(f"expected a dict with {name!r}, got {type(batch).__name__}. Is this CIFAR-10?")
+
+
+def _label(label: Any) -> int:
+    if isinstance(label, int) and 0 <= label <= 255:
+        return label
+    raise DatasetError(f"expected labels from 0 to 9, got {label!r}")
+
+
+class _Dtype:
+    """Stands where the pickle says numpy.dtype: keeps its name and does nothing."""
+
+    def __init__(self, name: str | bytes, *_: object) -> None:
+        self.name = name.decode() if isinstance(name, bytes) else name
+
+    def __setstate__(self, state: object) -> None:
+        pass
+
+
+class _PickledArray:
+    """Stands where the pickle says numpy.ndarray: keeps the array's state, to be looked at before it is used."""
+
+    def __init__(self, *_: object) -> None:
+        self.state: tuple = ()
+
+    def __setstate__(self, state: tuple) -> None:
+        self.state = state
+
+    def array(self) -> np.ndarray:
+        """The array, if it is one of bytes, and whole."""
+        _, shape, dtype, is_fortran, content = self.state
+        if not isinstance(dtype, _Dtype) or dtype.name not in ("u1", "|u1"):
+            raise DatasetError(f"expected an array of unsigned bytes, got {getattr(dtype, 'name', dtype)!r}")
+        if not isinstance(content, bytes) or len(content) != math.prod(shape):
+            raise DatasetError(f"expected {math.prod(shape)} bytes in an array of shape {shape}")
+        return np.frombuffer(content, dtype=np.uint8).reshape(shape, order="F" if is_fortran else "C")
+
+
+def _encoded(text: str, encoding: str) -> bytes:
+    """How Python 3 writes bytes into a pickle that Python 2 can read."""
+    if encoding != "latin1":
+        raise DatasetError(f"expected bytes written as latin1, got {encoding!r}")
+    return text.encode("latin1")
+
+
+class _Unpickler(pickle.Unpickler):
+    """Reads plain values and arrays of bytes. A pickle may name any function to be called; these are all it gets."""
+
+    MEANINGS: Mapping[tuple[str, str], Any] = {
+        ("numpy.core.multiarray", "_reconstruct"): _PickledArray,
+        ("numpy._core.multiarray", "_reconstruct"): _PickledArray,
+        ("numpy", "ndarray"): _PickledArray,
+        ("numpy", "dtype"): _Dtype,
+        ("_codecs", "encode"): _encoded,
+    }
+
+    def find_class(self, module: str, name: str) -> Any:
+        if (module, name) not in self.MEANINGS:
+            raise DatasetError(
+                f"the pickle asks for {module}.{name}, which no file of CIFAR-10 does; nothing was run. Do not trust "
+                "this file."
+            )
+        return self.MEANINGS[module, name]

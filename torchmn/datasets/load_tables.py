@@ -1,0 +1,54 @@
+"""Iris: four measurements of 150 flowers of three species (R. A. Fisher, 1936)."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import numpy as np
+
+from torchmn.datasets.arrays import Arrays
+from torchmn.errors import ArgumentError, DatasetError, nearest
+
+FILE = "housing.data"
+SUBURBS, NUMBERS = 506, 14
+
+
+def housing(root: str | os.PathLike[str]) -> Arrays:
+    """Inputs (506, 13) and prices (506, 1), as they stand in the file housing.data, which is `root` or lies in it."""
+    path = Path(root).expanduser()
+    path = path / FILE if path.is_dir() else path
+    try:
+        words = path.read_text(encoding="ascii").split()
+        values = np.array(words, dtype=np.float64)
+    except OSError as error:
+        raise DatasetError(f"housing: {path} can not be read ({error.strerror}). It is UCI's file {FILE}.") from error
+    except ValueError as error:
+        raise DatasetError(f"housing: {path} holds something else than numbers ({str(error)[:60]}).") from error
+    if values.size != SUBURBS * NUMBERS:
+        raise DatasetError(
+            f"housing: expected {SUBURBS} x {NUMBERS} numbers in {path}, got {values.size}. Get UCI's file again."
+        )
+    table = values.reshape(SUBURBS, NUMBERS).astype(np.float32)
+    return Arrays("housing train", table[:, :-1], table[:, -1:])
+
+
+CLASSES = ("setosa", "versicolor", "virginica")
+FEATURES = ("sepal_length", "sepal_width", "petal_length", "petal_width")
+SPLITS = ("train", "test", "all")
+_FILE = Path(__file__).with_name("iris.csv")
+_TEST_EVERY = 5
+
+
+def iris(split: str = "all") -> Arrays:
+    """The flowers of `split`: "all" 150, or "test" every fifth of them (30) and "train" the others.
+
+    inputs: (count, 4), the `FEATURES`, float32, in centimetres; targets: 0 to 2, places in `CLASSES`. It comes with
+    TorchMN.
+    """
+    if split not in SPLITS:
+        raise ArgumentError(f"iris: split {split!r} does not exist. {nearest(split, SPLITS)}")
+    table = np.loadtxt(_FILE, delimiter=",", skiprows=1)
+    is_test = np.arange(len(table)) % _TEST_EVERY == _TEST_EVERY - 1
+    table = table[{"all": np.full(len(table), True), "test": is_test, "train": ~is_test}[split]]
+    return Arrays(f"iris {split}", table[:, :4].astype(np.float32), table[:, 4].astype(np.int64), classes=CLASSES)

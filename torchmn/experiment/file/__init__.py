@@ -1,0 +1,1 @@
+"""YAML documents, their fields and places; no vocabulary."""

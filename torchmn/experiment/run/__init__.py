@@ -1,0 +1,1 @@
+"""An experiment on the ranks of a communicator: session, trainer, evaluation."""

@@ -1,0 +1,1 @@
+"""The words of an experiment file: schema, layers, costs, optimizers, data sets, metrics."""

@@ -1,0 +1,1 @@
+"""A stack of sparse autoencoders with local filters (GB), its pretraining and fine-tuning."""

@@ -1,0 +1,92 @@
+"""Which single unit at the top of a network tells a class best from the others: the test for a "cat neuron"."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from torchmn.models.sparse_autoencoder.batches import Batches
+from torchmn.models.sparse_autoencoder.model import SparseAutoencoder
+from torchmn.models.sparse_autoencoder.placement import Placement
+from torchmn.sharded.tensor import ShardedTensor, local
+
+Unit = tuple[int, int, int]  # map, row, column
+
+UNITS_AT_ONCE = 512  # bounds the memory of the sorted copies
+
+
+@dataclass(frozen=True)
+class BestUnit:
+    """The top unit (map, row, column) whose value alone separates `label` from all other labels best.
+
+    auc: the probability that an image of the class excites the unit more than an image of another class
+    """
+
+    label: int
+    unit: Unit
+    auc: float
+
+
+@torch.no_grad()
+def spot_check(model: SparseAutoencoder, batches: Batches) -> list[BestUnit]:
+    """The best single top unit of each class, by the area under its ROC curve; labels in ascending order.
+
+    batches: of (images, labels). A class of which there are no images, or no others, is left out. Of a parallel model
+    each rank looks at the units of its own tile; all ranks must call it, and get the best of all.
+    """
+    placement = Placement(model, model.in_shape)
+    found = [(model.features(placement.part(x, y)), y) for x, y in batches]
+    placement.agree("spot_check", None if found else "expected at least one batch of (images, labels), got none")
+    parts, labels = zip(*found, strict=True)
+    corner, extents = _tile(parts[0])
+    features = placement.of_all_copies(torch.cat([local(part).flatten(1) for part in parts]))
+    areas = areas_under_curve(features, placement.of_all_copies(torch.cat(labels)))
+    mine = [_best(label, area, corner, extents) for label, area in areas.items() if area.numel()]
+    units = sorted(placement.of_all_tiles(mine), key=lambda best: (best.label, -best.auc, best.unit))
+    return [best for at, best in enumerate(units) if at == 0 or best.label != units[at - 1].label]
+
+
+def _tile(features: Tensor) -> tuple[Unit, Unit]:
+    """The first unit that this rank holds, and how many it holds in each dim."""
+    if not isinstance(features, ShardedTensor):
+        maps, rows, columns = features.shape[1:]
+        return (0, 0, 0), (maps, rows, columns)
+    layout = features.spec
+    maps, rows, columns = (layout.interval(dim) for dim in (1, 2, 3))
+    return (maps.start, rows.start, columns.start), (len(maps), len(rows), len(columns))
+
+
+def _best(label: int, areas: Tensor, corner: Unit, extents: Unit) -> BestUnit:
+    number = int(areas.argmax())
+    _, rows, columns = extents
+    unit = number // (rows * columns), number // columns % rows, number % columns
+    at = corner[0] + unit[0], corner[1] + unit[1], corner[2] + unit[2]
+    return BestUnit(label, at, areas[number].item())
+
+
+def areas_under_curve(values: Tensor, labels: Tensor) -> dict[int, Tensor]:
+    """Of each label, every unit's area under the ROC curve: (units,), float64. Equal values count half.
+
+    values: (images, units); labels: (images,)
+    """
+    present = [label for label in labels.unique().tolist() if not (labels == label).all()]
+    if not present:
+        return {}
+    members = torch.stack([labels == label for label in present]).double()
+    inside = members.sum(1, keepdim=True)
+    rank_sums = torch.cat([members @ _ranks(some) for some in values.split(UNITS_AT_ONCE, dim=1)], dim=1)
+    # Mann and Whitney: what the ranks of a class exceed the smallest possible ones by is the number of its pairs with
+    # other images that are in the right order.
+    right_order = rank_sums - inside * (inside + 1) / 2
+    return dict(zip(present, right_order / (inside * (len(labels) - inside)), strict=True))
+
+
+def _ranks(values: Tensor) -> Tensor:
+    """The rank of each image among all, from 1, per unit: (images, units). Equal values share their mean rank."""
+    columns = values.t().contiguous()
+    order = columns.sort(dim=1).values
+    below = torch.searchsorted(order, columns)
+    up_to = torch.searchsorted(order, columns, right=True)
+    return ((below + up_to + 1).double() / 2).t()
