@@ -1,4 +1,4 @@
-"""What a halo exchange must give, worked out index by index: slow, and too simple to be wrong."""
+"""A brute-force oracle for halo plans, index by index."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ PADDING = None
 
 
 def global_index(index: int, extent: int, mode: str) -> int | None:
-    """The index of the image that stands at `index`, which may lie beyond its ends; None for constant padding."""
+    """Returns the index of the image that fills `index`, which may be outside; None for constant padding."""
     if 0 <= index < extent:
         return index
     if mode == "zeros":
@@ -26,7 +26,7 @@ def global_index(index: int, extent: int, mode: str) -> int | None:
 
 
 def expected_buffer(plan: HaloPlan) -> dict[tuple[int, ...], tuple[int, ...] | None]:
-    """For every place of the buffer, the global indices that must stand there; None for constant padding."""
+    """Returns, for every index of the buffer, the global indices that must fill it; None for constant padding."""
     needed = [dim.needed[at] for dim, at in zip(plan.dims, plan.place, strict=True)]
     buffer = {}
     for index in product(*(range(interval.start, interval.stop) for interval in needed)):
@@ -37,7 +37,7 @@ def expected_buffer(plan: HaloPlan) -> dict[tuple[int, ...], tuple[int, ...] | N
 
 
 def element_copies(box: BoxCopy) -> Iterator[tuple[tuple[int, ...], tuple[int, ...]]]:
-    """Every (index in the buffer, index in the owner's part) of a box, as its steps say."""
+    """Yields every (index in the buffer, index in the owner's tile) of a box."""
     dims = []
     for target, source, step in zip(box.target, box.source, box.steps, strict=True):
         first = source.start if step >= 0 else source.stop - 1
@@ -49,7 +49,7 @@ def element_copies(box: BoxCopy) -> Iterator[tuple[tuple[int, ...], tuple[int, .
 
 
 def executed_buffer(plan: HaloPlan) -> dict[tuple[int, ...], tuple[int, ...] | None]:
-    """What the plan's boxes fill the buffer with; fails where two boxes fill the same place."""
+    """Returns what the plan's boxes fill the buffer with; fails if two boxes overlap."""
     buffer: dict[tuple[int, ...], tuple[int, ...] | None] = {}
     for owner, boxes in {plan.rank: plan.local, **plan.receives}.items():
         starts = [interval.start for interval in owned_box(plan.dims, place_of(plan, owner))]

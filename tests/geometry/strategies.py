@@ -35,7 +35,7 @@ def window_dims(draw: st.DrawFn, largest: int = 16, most_parts: int = 5) -> DimP
 
 @st.composite
 def any_dims(draw: st.DrawFn, largest: int = 9, most_parts: int = 4) -> DimPlan:
-    """A dim whose places need anything at all."""
+    """A dim whose parts need arbitrary intervals."""
     mode = draw(st.sampled_from(MODES))
     extent, parts = draw(st.integers(1, largest)), draw(st.integers(1, most_parts))
     reach = {"reflect": extent - 1, "circular": extent}.get(mode, 3)

@@ -37,7 +37,7 @@ def test_every_window_gets_exactly_the_indices_it_needs(dim):
 
 @settings(max_examples=1500, deadline=None)
 @given(any_dims())
-def test_any_needs_at_all_are_met(dim):
+def test_arbitrary_needs_are_met(dim):
     assert_right([dim])
 
 
@@ -112,7 +112,7 @@ def test_a_wrong_plan_is_refused():
         DimPlan(4, all_owned(4, 2), all_owned(4, 2), "zeroes")
     with pytest.raises(HaloError, match=r"cover 0\.\.4 in order, got 0\.\.1, 2\.\.3"):
         DimPlan(5, all_owned(4, 2), all_owned(4, 2))
-    with pytest.raises(HaloError, match="what 2 places need, got 3"):
+    with pytest.raises(HaloError, match="needed indices for 2 parts, got 3"):
         DimPlan(4, all_owned(4, 2), all_owned(4, 3))
     with pytest.raises(HaloError, match=r"place in a grid of \(2,\), got \(2,\)"):
         HaloPlan((DimPlan(4, all_owned(4, 2), all_owned(4, 2)),), (2,))

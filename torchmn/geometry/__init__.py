@@ -1,4 +1,9 @@
-"""Who owns which part of an image, and what a window needs from whom: integers only, no torch, no ranks to ask."""
+"""Halo plans: which rank owns which indices of an image, and which ones a layer's window needs from which rank.
+
+Integers only: no torch and no communication, so that every rank computes all plans itself. Reading order: `interval`,
+`window`, `dim_plan` (one dim), `halo_plan` (all dims, as one rank sees them). `torchmn.functions.halo_exchange`
+executes a plan.
+"""
 
 from torchmn.geometry.dim_plan import DimPlan, Segment
 from torchmn.geometry.halo_plan import BoxCopy, HaloPlan

@@ -1,4 +1,4 @@
-"""One dim of a halo exchange: for every place along it, where each needed index comes from."""
+"""DimPlan: the halo exchange along one dim. For each part of the dim: the owner of each index that it needs."""
 
 from __future__ import annotations
 
@@ -15,12 +15,13 @@ PADDING_MODES = ("zeros", "reflect", "replicate", "circular")
 
 @dataclass(frozen=True)
 class Segment:
-    """A run of a place's buffer that is filled in one go.
+    """Consecutive indices of a buffer that are copied from one owner.
 
-    target: in the buffer
-    owner: the place that it comes from; None for a constant
-    source: in the owner's part; as long as the target, or one index where `step` is 0
-    step: 1 as it lies, -1 in reverse order, 0 the same index again and again
+    Attributes:
+        target: indices in the buffer.
+        owner: number of the part that they are copied from; None for constant padding.
+        source: indices in the owner's part; as many as in `target`, or one if `step` is 0.
+        step: 1 for the same order, -1 for the reverse order, 0 for one index that is repeated.
     """
 
     target: Interval
@@ -31,11 +32,16 @@ class Segment:
 
 @dataclass(frozen=True)
 class DimPlan:
-    """What every place along one dim owns, and what it needs, in global indices.
+    """The indices that each part of one dim owns and needs.
 
-    extent: of the whole dim
-    owned: of each place; together exactly the dim, in order
-    needed: of each place, also beyond the ends: that is padding, filled as `padding_mode` says
+    Attributes:
+        extent: length of the whole dim.
+        owned: global indices that each part owns; together exactly 0..extent-1, in order.
+        needed: global indices that each part needs. Indices outside of 0..extent-1 are padding.
+        padding_mode: "zeros" (a constant), "reflect", "replicate" or "circular".
+
+    Raises:
+        HaloError: if the parts do not cover the dim, or the padding mode does not exist.
     """
 
     extent: int
@@ -52,19 +58,27 @@ class DimPlan:
         if [interval.start for interval in self.owned] != stops[:-1] or stops[-1] != self.extent:
             raise HaloError(f"expected parts that cover 0..{self.extent - 1} in order, got {_listed(self.owned)}")
         if len(self.needed) != len(self.owned):
-            raise HaloError(f"expected what {len(self.owned)} places need, got {len(self.needed)} intervals")
+            raise HaloError(f"expected needed indices for {len(self.owned)} parts, got {len(self.needed)} intervals")
 
     @staticmethod
     @lru_cache(maxsize=4096)
     def of_window(
         extent: int, parts: int, window: Window, padding_mode: str = "zeros", name: str | None = None
     ) -> DimPlan:
-        """The plan of a dim in `parts` balanced parts for a window whose outputs are in balanced parts too.
+        """Returns the plan for a window. Inputs and outputs are cut into `parts` balanced parts.
 
-        An image that is smaller than the window is a HaloError with the module's `name`.
+        Args:
+            extent: length of the input.
+            parts: number of parts.
+            window: of the layer, along this dim.
+            padding_mode: see the class.
+            name: of the module, for error messages.
+
+        Raises:
+            HaloError: if the image is smaller than the window, or than its padding needs.
         """
         outputs = all_owned(window.output_extent(extent, name), parts)
-        needed = tuple(window.needed(mine, extent) for mine in outputs)
+        needed = tuple(window.needed(interval, extent) for interval in outputs)
         plan = DimPlan(extent, all_owned(extent, parts), needed, padding_mode)
         plan.check(name)
         return plan
@@ -74,7 +88,7 @@ class DimPlan:
         return len(self.owned)
 
     def check(self, name: str | None = None) -> None:
-        """HaloError, with the module's `name`, if the padding reaches further than its mode can fill."""
+        """Raises a HaloError, with the module's `name`, if the padding is wider than its mode allows."""
         limits = {"reflect": self.extent - 1, "circular": self.extent, "replicate": None if self.extent else 0}
         limit = limits.get(self.padding_mode)
         reach = max((max(-n.start, n.stop - self.extent) for n in self.needed if n), default=0)
@@ -87,17 +101,17 @@ class DimPlan:
 
     @cached_property
     def segments(self) -> tuple[tuple[Segment, ...], ...]:
-        """For each place, its buffer from the first index to the last."""
+        """For each part, the segments that fill its buffer, in order."""
         self.check()
         return tuple(tuple(self._segments(needed)) for needed in self.needed)
 
     def inside(self, place: int) -> Interval:
-        """The part of a place's buffer that is not constant padding."""
+        """Returns the indices of a part's buffer that are not constant padding."""
         filled = [segment.target for segment in self.segments[place] if segment.owner is not None]
         return Interval(filled[0].start, filled[-1].stop) if filled else Interval(0, 0)
 
     def _segments(self, needed: Interval) -> Iterator[Segment]:
-        """What fills `needed`: its runs below, inside and above the image, each cut at the borders of the owners."""
+        """Yields the segments of `needed`: below, inside and above the image, each cut at the borders of the owners."""
         if not needed:
             return
         for run in (Interval(needed.start, min(needed.stop, 0)), _clipped(needed, self.extent)):
@@ -122,22 +136,22 @@ class DimPlan:
             yield from self._owners(target, Interval(turn - run.stop + 1, turn - run.start + 1), -1)
 
     def _owners(self, target: Interval, source: Interval, step: int) -> Iterator[Segment]:
-        """The segments of a run that takes the global indices `source`, in the order of the target."""
+        """Yields the segments that copy the global indices `source` to `target`, in the order of the target."""
         places = range(self.parts) if step >= 0 else range(self.parts - 1, -1, -1)
         at = target.start
         for place in places:
-            mine = self.owned[place]
-            common = mine.intersection(source)
+            owned = self.owned[place]
+            common = owned.intersection(source)
             if not common:
                 continue
             length = len(target) if step == 0 else len(common)
-            yield Segment(Interval(at, at + length), place, common.shift(-mine.start), step)
+            yield Segment(Interval(at, at + length), place, common.shift(-owned.start), step)
             at += length
 
     def __str__(self) -> str:
         mode = "" if self.padding_mode == "zeros" else f", {self.padding_mode}"
         places = zip(self.owned, self.needed, strict=True)
-        return f"{self.extent}{mode}: " + "; ".join(f"owns {mine}, needs {needed}" for mine, needed in places)
+        return f"{self.extent}{mode}: " + "; ".join(f"owns {owned}, needs {needed}" for owned, needed in places)
 
 
 def _clipped(needed: Interval, extent: int) -> Interval:

@@ -1,4 +1,4 @@
-"""Half-open ranges of indices, and who owns which."""
+"""Half-open ranges of indices, and the balanced division of a dim into them."""
 
 from __future__ import annotations
 
@@ -7,7 +7,12 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, order=True)
 class Interval:
-    """The indices from `start` up to, and without, `stop`; empty, and false, where `stop` is not beyond `start`."""
+    """The indices `start <= index < stop`. Empty, and false, if `stop <= start`.
+
+    Attributes:
+        start: first index; may be negative, for padding.
+        stop: one after the last index.
+    """
 
     start: int
     stop: int
@@ -19,16 +24,16 @@ class Interval:
         return self.start <= index < self.stop
 
     def intersection(self, other: Interval) -> Interval:
-        """The indices that are in both; where there are none, Interval(0, 0)."""
+        """Returns the indices that are in both; `Interval(0, 0)` if there are none."""
         start, stop = max(self.start, other.start), min(self.stop, other.stop)
         return Interval(start, stop) if start < stop else Interval(0, 0)
 
     def shift(self, distance: int) -> Interval:
-        """The interval that begins and ends `distance` later."""
+        """Returns the interval with `distance` added to both ends."""
         return Interval(self.start + distance, self.stop + distance)
 
     def as_slice(self) -> slice:
-        """This interval as an index of a sequence or a tensor; it must not be negative."""
+        """Returns the slice of these indices; `start` must not be negative."""
         return slice(self.start, max(self.start, self.stop))
 
     def __str__(self) -> str:
@@ -36,12 +41,23 @@ class Interval:
 
 
 def owned(extent: int, parts: int, place: int) -> Interval:
-    """The indices of a dim of `extent` that part `place` of `parts` owns: balanced, larger parts first."""
+    """Returns the indices of a dim that one part owns: balanced, larger parts first.
+
+    Args:
+        extent: length of the dim.
+        parts: into how many parts it is cut.
+        place: number of the part, from 0.
+    """
     size, larger = divmod(extent, parts)
     start = place * size + min(place, larger)
     return Interval(start, start + size + (place < larger))
 
 
 def all_owned(extent: int, parts: int) -> tuple[Interval, ...]:
-    """What each of `parts` parts owns of a dim of `extent`, in order."""
+    """Returns the indices that each part of a dim owns, in order.
+
+    Args:
+        extent: length of the dim.
+        parts: into how many balanced parts it is cut.
+    """
     return tuple(owned(extent, parts, place) for place in range(parts))

@@ -1,8 +1,9 @@
-"""A layer's window along one dim: how many outputs it makes, and which inputs an output needs."""
+"""Window: the kernel, stride, padding and dilation of a layer along one dim, and the inputs that its outputs need."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any, cast
 
 from torchmn.errors import HaloError
 from torchmn.geometry.interval import Interval
@@ -10,16 +11,24 @@ from torchmn.geometry.interval import Interval
 
 @dataclass(frozen=True)
 class Window:
-    """Kernel, stride, padding (low, high), dilation of a convolution or a pool along one dim.
+    """Kernel, stride, padding and dilation of a convolution or a pooling layer along one dim.
 
-    padding: an int stands for both ends; below zero, that much of the image is left out
-    ceil_mode: a last window that is not full counts too, as in torch's pools
-    transposed: of a transposed convolution; `output_padding` is only for these
+    Attributes:
+        kernel: number of taps, at least 1.
+        stride: at least 1.
+        padding: (low, high); an int is used for both ends. A negative number crops the image.
+        dilation: distance of two taps, at least 1.
+        ceil_mode: whether a last window that is not full has an output, as in torch's pooling layers.
+        transposed: whether this is a transposed convolution.
+        output_padding: of a transposed convolution only.
+
+    Raises:
+        HaloError: for numbers that are not integers or too small.
     """
 
     kernel: int
     stride: int = 1
-    padding: tuple[int, int] = (0, 0)  # made of an int where one is given
+    padding: tuple[int, int] = (0, 0)
     dilation: int = 1
     ceil_mode: bool = False
     transposed: bool = False
@@ -28,13 +37,7 @@ class Window:
     def __post_init__(self) -> None:
         if isinstance(self.padding, int):
             object.__setattr__(self, "padding", (self.padding, self.padding))
-        at_least_one = (self.kernel, self.stride, self.dilation)
-        if not (
-            all(isinstance(number, int) and number >= 1 for number in at_least_one)
-            and isinstance(self.padding, tuple)
-            and len(self.padding) == 2
-            and all(isinstance(number, int) for number in (*self.padding, self.output_padding))
-        ):
+        if not _is_valid([self.kernel, self.stride, self.dilation], self.padding, self.output_padding):
             raise HaloError(
                 "expected a window of whole numbers, kernel, stride and dilation at least 1, padding (low, high), got "
                 f"kernel {self.kernel!r}, stride {self.stride!r}, padding {self.padding!r}, "
@@ -43,18 +46,26 @@ class Window:
 
     @property
     def span(self) -> int:
-        """How many indices lie between the first and the last that the kernel touches, both included."""
+        """How many indices the kernel covers, from its first tap to its last."""
         return self.dilation * (self.kernel - 1) + 1
 
     def output_extent(self, extent: int, name: str | None = None) -> int:
-        """How many outputs a dim of `extent` gives, by torch's formulas; HaloError, with `name`, if there are none."""
+        """Returns the number of outputs, by torch's formulas.
+
+        Args:
+            extent: length of the input along this dim.
+            name: of the module, for the error message.
+
+        Raises:
+            HaloError: if there are no outputs.
+        """
         low, high = self.padding
         if self.transposed:
             outputs = (extent - 1) * self.stride - low - high + self.span + self.output_padding if extent else 0
         else:
             room = extent + low + high - self.span
             outputs = (-(-room // self.stride) if self.ceil_mode else room // self.stride) + 1
-            # A window that would begin behind the image and its lower padding sees nothing but padding.
+            # As torch: a window that starts behind the image and its lower padding has no output.
             if self.ceil_mode and (outputs - 1) * self.stride >= extent + low:
                 outputs -= 1
         if outputs < 1:
@@ -65,9 +76,11 @@ class Window:
         return outputs
 
     def needed(self, outputs: Interval, extent: int) -> Interval:
-        """The inputs that `outputs` are made of: padding where they are below 0 or not below `extent`.
+        """Returns the inputs that `outputs` depend on; those outside of 0..extent-1 are padding.
 
-        Nothing is needed for no outputs.
+        Args:
+            outputs: indices of outputs. If empty, the result is empty.
+            extent: length of the input along this dim.
         """
         if not outputs:
             return Interval(0, 0)
@@ -86,6 +99,13 @@ class Window:
         return ("transposed " if self.transposed else "") + ", ".join(words)
 
 
+def _is_valid(positive: list[Any], padding: Any, output_padding: Any) -> bool:
+    if not all(isinstance(number, int) and number >= 1 for number in positive):
+        return False
+    numbers = [*cast("tuple[Any, ...]", padding), output_padding] if isinstance(padding, tuple) else []
+    return len(numbers) == 3 and all(isinstance(number, int) for number in numbers)
+
+
 def named(name: str | None) -> str:
-    """`name` and a blank, as an error message begins; "window " where a module has no name."""
+    """Returns the beginning of an error message: `name`, or "window" for a module without one, and a space."""
     return f"{name} " if name else "window "
