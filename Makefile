@@ -1,6 +1,7 @@
 # Everything a developer runs. The first `make demo`, `make test` or `make check` also does the set-up, in .venv.
 
 PYTHON ?= python3
+PYTHON_OLDEST ?= python3.10
 # Two processes: tests that start jobs in one, all others beside it. `PYTEST_ARGS=` runs one after the other.
 PYTEST_ARGS ?= -n 2 --dist loadscope --no-loadscope-reorder
 RANKS ?= 2
@@ -20,7 +21,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-core test-busy check format bench neon-results clean
+.PHONY: help demo test test-core test-busy test-oldest check format bench bench-all neon-results clean
 .DELETE_ON_ERROR:
 
 help: ## this list
@@ -46,6 +47,9 @@ test-busy: $(INSTALLED) $(OPENMPI) ## tests that start processes, TIMES=10 times
 	    echo "$$time of $(TIMES)"; $(BIN)/python -m pytest -q $(BUSY_TESTS) || exit 1; \
 	done
 
+test-oldest: .venv-oldest/.installed ## the test suite with Python 3.10, torch 2.6 and the oldest packages (PYTHON_OLDEST=path; downloads gigabytes)
+	.venv-oldest/bin/python -m pytest $(PYTEST_ARGS)
+
 check: $(INSTALLED) ## lint, format, types, direction of imports
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -59,11 +63,14 @@ format: $(INSTALLED) ## apply the formatter and the linter's safe fixes
 bench: $(INSTALLED) ## our communicators beside raw mpi4py and gloo, on 2 ranks
 	$(BIN)/mpiexec -n 2 $(BIN)/python benchmarks/communicators.py
 
+bench-all: $(INSTALLED) ## all benchmarks on 2 ranks, in about 15 minutes: writes benchmarks/RESULTS.md, results.json and pictures
+	$(BIN)/python benchmarks/run_all.py
+
 neon-results: $(INSTALLED) ## neon's MLP 784-512-10 on the full MNIST, on 1 and 2 ranks: its test error (MNIST=dir of the files)
 	$(BIN)/python benchmarks/neon_results.py $(if $(MNIST),--data '$(MNIST)')
 
 clean: ## remove everything that was built, .venv too
-	rm -rf .venv .openmpi demo-report build dist .pytest_cache .ruff_cache .hypothesis .import_linter_cache
+	rm -rf .venv .venv-oldest .openmpi demo-report build dist .pytest_cache .ruff_cache .hypothesis .import_linter_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # The stamp: once it stands, nothing here needs the network.
@@ -80,6 +87,13 @@ $(INSTALLED): pyproject.toml constraints.txt
 	    'from urllib.request import urlopen; urlopen("$(TORCH_CPU_INDEX)/torch/", timeout=5)' 2>/dev/null; \
 	then cpu_build="--extra-index-url $(TORCH_CPU_INDEX)"; fi; \
 	set -x; $(BIN)/python -m pip install $$cpu_build -c constraints.txt -e '.[mpich,dev]'
+	@touch $@
+
+# Only its own versions: `constraints.txt` pins newer ones. Linters are not run with it.
+.venv-oldest/.installed: pyproject.toml constraints-oldest.txt
+	$(PYTHON_OLDEST) -m venv --clear .venv-oldest
+	.venv-oldest/bin/python -m pip install -c constraints-oldest.txt -e '.[mpich]' \
+	    hypothesis psutil pytest pytest-timeout pytest-xdist torchmetrics
 	@touch $@
 
 # The second MPI of the tests stands apart, because both install bin/mpiexec. Its tests are skipped without it.
