@@ -26,7 +26,7 @@ def test_a_wrong_name_is_answered_with_the_nearest() -> None:
 
 
 @pytest.mark.parametrize(
-    ("call", "said"),
+    ("call", "message"),
     [
         (lambda comm: torchmn.create_mnbn_model(comm, nn.Linear(1, 1)), "create_mnbn_model: .* of type Linear"),  # type: ignore[type-var]
         (lambda comm: torchmn.scatter_dataset(comm, [1, 2]), "scatter_dataset: .* a list of 2"),  # type: ignore[arg-type]
@@ -34,8 +34,10 @@ def test_a_wrong_name_is_answered_with_the_nearest() -> None:
         (lambda comm: torchmn.training.Logger("log.jsonl"), "Logger: .* 'log.jsonl'$"),  # type: ignore[arg-type]
     ],
 )
-def test_arguments_in_the_wrong_order_are_told_apart(call: Callable[[Any], Any], said: str) -> None:
-    with pytest.raises(torchmn.ArgumentError, match=rf"^{said}".replace(".*", "expected comm to be a communicator.*")):
+def test_arguments_in_the_wrong_order_are_recognised(call: Callable[[Any], Any], message: str) -> None:
+    with pytest.raises(
+        torchmn.ArgumentError, match=rf"^{message}".replace(".*", "expected comm to be a communicator.*")
+    ):
         call(torchmn.create_communicator("solo"))
 
 

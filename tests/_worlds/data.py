@@ -27,7 +27,7 @@ SHAPES: tuple[tuple[int, ...], ...] = ((), (0,), (5,), (2, 0, 3), (3, 4))
 
 
 def roots(comm) -> list[int]:
-    """The first rank, the second and the last: enough to tell a root that is ignored or confused."""
+    """The first rank, the second and the last: enough to find a root that is ignored or mixed up."""
     return sorted({0, 1 % comm.size, comm.size - 1})
 
 
@@ -147,7 +147,7 @@ def assert_close(got: object, expected: np.ndarray, relative: float = 1e-12) -> 
 
 
 def assert_still_works(comm) -> None:
-    """Fails unless the communicator gives right numbers: after an error, say."""
+    """Fails unless the communicator computes correct results, for example after an error."""
     total = comm.allreduce(torch.tensor([float(comm.rank + 1), 1.0]))
     assert total.tolist() == [comm.size * (comm.size + 1) / 2, comm.size]
     assert comm.allgather_obj(comm.rank) == list(range(comm.size))

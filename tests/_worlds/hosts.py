@@ -25,11 +25,11 @@ ETC_HOSTS = "127.0.0.1 localhost\n127.0.1.1 {own}\n"
 
 
 class NoHosts(Exception):
-    """Hosts can not be made here; the message says why."""
+    """Hosts cannot be created here; the message gives the reason."""
 
 
 class Hosts:
-    """Two hosts that are joined by a cable. `ranks` says how many ranks each of them gets: {"north": 2, "south": 1}.
+    """Two hosts that are connected by a cable. `ranks` is the number of ranks on each: {"north": 2, "south": 1}.
 
     With `called` both have that name, as containers may.
     """
@@ -54,7 +54,7 @@ class Hosts:
             self._join()
         except (OSError, subprocess.SubprocessError) as error:
             self._end()
-            raise NoHosts(f"network namespaces can not be made: {error}") from error
+            raise NoHosts(f"network namespaces cannot be created: {error}") from error
         except BaseException:
             self._end()
             raise

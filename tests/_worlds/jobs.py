@@ -50,7 +50,7 @@ def run_job(
     timeout: float = 60.0,
     hosts: Hosts | None = None,
 ) -> JobResult:
-    """The result of `script` (its text, or the Path of a file) on `n` ranks of a job of its own.
+    """The result of `script` (its text, or the Path of a file) on `n` ranks of a new job.
 
     `transport`: mpi, openmpi, gloo (the environment torchrun gives), or solo. Nothing of the job outlives
     this call: at the time-out every process is killed, and what a finished job left behind is reported and

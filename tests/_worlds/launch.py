@@ -30,7 +30,7 @@ LAUNCHER_NAMES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTE
 
 
 class NoLauncher(Exception):
-    """The launcher that a transport needs is not installed; the message says how to install it."""
+    """The launcher that a transport needs is not installed; the message describes how to install it."""
 
 
 class Launch:
@@ -161,7 +161,7 @@ def environments(transport: str, size: int) -> list[dict[str, str]]:
 
 
 def mpi_flavour(transport: str) -> str | None:
-    """'mpich' or 'openmpi' for the MPI transports, else None. TORCHMN_TEST_MPI says which one `mpi` means."""
+    """'mpich' or 'openmpi' for the MPI transports, else None. TORCHMN_TEST_MPI chooses the one for `mpi`."""
     if transport == "openmpi":
         return "openmpi"
     if transport == "mpi":

@@ -1,4 +1,4 @@
-"""`@ranks`: how a test says in which worlds its body runs."""
+"""`@ranks`: in which worlds the body of a test runs."""
 
 from __future__ import annotations
 

@@ -65,7 +65,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         items.sort(key=lambda item: turn_of(item.nodeid))
     for item in items:
         if world_of(item) is not None and item.get_closest_marker("timeout") is None:
-            # The net below our own time-outs, which tell more.
+            # A last resort behind our timeouts, whose reports are more detailed.
             item.add_marker(pytest.mark.timeout(START_SECONDS + 2 * timeout_of(item)))
 
 

@@ -19,7 +19,7 @@ from tests._worlds.worker import STACK_SIGNAL, Hello, Outcome, Run
 START_SECONDS = 180.0
 # How long the other ranks may take once one has failed; they most likely wait for it.
 GRACE_SECONDS = 3.0
-# A rank that waits too long is ended by the library's own watchdog, whose table says more than we can.
+# A rank that waits too long is ended by the library's watchdog, whose table is more detailed than our report.
 RANK_TIMEOUT = "45"
 
 
@@ -76,10 +76,10 @@ class Pools:
 
 
 class Pool:
-    """The ranks of one world. After `run` raised, `alive` says whether the ranks can serve another test."""
+    """The ranks of one world. After `run` has raised, `alive` is whether the ranks can serve another test."""
 
     def __init__(self, world: World):
-        """Starts the ranks and waits until each has said hello."""
+        """Starts the ranks and waits for the greeting of each."""
         self.world = world
         self.alive = True
         self.channels: dict[int, Connection] = {}
@@ -149,7 +149,7 @@ class Pool:
         waiting: list[Connection] = []
         while len(self.channels) < self.world.size:
             if time.monotonic() > deadline or self.launch.ended():
-                ended = "ended" if self.launch.ended() else f"did not say hello within {START_SECONDS:.0f} s"
+                ended = "ended" if self.launch.ended() else f"did not report within {START_SECONDS:.0f} s"
                 raise WorldFailed(f"{self.world}: the ranks {ended} before any test{self._output_since(0)}")
             with contextlib.suppress(TimeoutError):
                 link, _ = listener.accept()
@@ -197,7 +197,7 @@ class Pool:
                 stories["died"].append(f"{name} ended in the middle of the test")
         if not stories["failed"] and not stories["died"]:
             stories["waiting"].insert(0, f"the test took longer than {timeout:g} s")
-        return "\n\n".join(story for told in stories.values() for story in told)
+        return "\n\n".join(story for of_rank in stories.values() for story in of_rank)
 
     def _stacks(self, ranks: list[int]) -> dict[int, str]:
         """Where in the code each of `ranks` is now, all its threads."""
@@ -217,7 +217,7 @@ class Pool:
 
 
 def settled_stack(path: Path, patience: float = 2.0) -> str:
-    """The stack in a file once its writer has paused (it tells nobody when it is done), less our frames."""
+    """The stack in a file once its writer has paused (its end is not signalled), without our frames."""
     deadline = time.monotonic() + patience
     size = -1
     while time.monotonic() < deadline and (size <= 0 or path.stat().st_size != size):

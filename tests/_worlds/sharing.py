@@ -15,7 +15,7 @@ from xdist.scheduler import LoadScopeScheduling
 
 from tests._worlds.marks import IN_THIS_PROCESS, TRANSPORTS
 
-# Where tests start jobs of their own.
+# Tests that start new jobs.
 _JOBS = ("tests/cli/", "tests/docs/", "tests/examples/", "tests/mpi/", "tests/_worlds/", "tests/test_readme.py/")
 _POOLED = "|".join(transport for transport in TRANSPORTS if transport not in IN_THIS_PROCESS)
 _WORLD_WITH_A_POOL = re.compile(rf"[\[-](?:{_POOLED})-\d+[\]-]")

@@ -1,6 +1,6 @@
 """The harness itself: a hang fails one test and no other, a failing rank is named, jobs leave nothing behind.
 
-Each test runs a pytest session of its own on a file of sample tests, because what it looks at is a failure.
+Each test runs a separate pytest session on a file of sample tests, because it looks at failures.
 """
 
 import subprocess
@@ -19,7 +19,7 @@ pytestmark = pytest.mark.timeout(240)
 
 
 def session(directory: Path, source: str, *options: str) -> dict[str, str]:
-    """For each test in `source`, by its name: 'passed', or what pytest says about its failure or skip."""
+    """For each test in `source`, by its name: 'passed', or pytest's report of its failure or skip."""
     (directory / "test_sample.py").write_text(textwrap.dedent(source))
     report = directory / "report.xml"
     command = [sys.executable, "-m", "pytest", "-q", "-p", "tests._worlds.plugin", "-p", "no:cacheprovider"]
@@ -29,8 +29,7 @@ def session(directory: Path, source: str, *options: str) -> dict[str, str]:
     found = {}
     for case in ElementTree.parse(report).iter("testcase"):
         outcome = next(iter(case), None)
-        told = "passed" if outcome is None else f"{outcome.get('message')}\n{outcome.text}"
-        found[str(case.get("name"))] = told
+        found[str(case.get("name"))] = "passed" if outcome is None else f"{outcome.get('message')}\n{outcome.text}"
     return found
 
 
@@ -96,10 +95,10 @@ def found(tmp_path_factory) -> dict[str, str]:
 
 @pytest.mark.parametrize("transport", ["mpi", "gloo"])
 def test_a_hang_fails_its_test_with_every_stack_and_the_next_test_passes(found, transport):
-    told = found[f"test_a_hanging[{transport}-2]"]
-    assert "longer than 3 s" in told
-    assert "rank 0 of 2" in told and "rank 1 of 2" in told
-    assert told.count("in hang_here") == 2, told
+    report = found[f"test_a_hanging[{transport}-2]"]
+    assert "longer than 3 s" in report
+    assert "rank 0 of 2" in report and "rank 1 of 2" in report
+    assert report.count("in hang_here") == 2, report
     assert found[f"test_b_following[{transport}-2]"] == "passed"
 
 
@@ -125,7 +124,7 @@ def test_a_dying_rank_is_named_and_what_it_wrote_is_shown(found):
 
 def test_skips_and_successes_after_failures_are_what_they_are(found):
     assert "a reason" in found["test_d_skipping[mpi-2]"] and "a reason" in found["test_d_skipping[threads-2]"]
-    passing = {name: told for name, told in found.items() if name.startswith("test_g")}
+    passing = {name: report for name, report in found.items() if name.startswith("test_g")}
     assert passing == {f"test_g_passing[{name}]": "passed" for name in ("mpi-2", "threads-1", "threads-2")}
 
 

@@ -40,7 +40,7 @@ OF_ITS_OWN = ("imported", "order", "drawn")
 
 
 def account(env: dict[str, str], transport: str = "solo", n: int = 1) -> list[dict]:
-    """What the ranks of a job say of themselves."""
+    """Returns what the ranks of a job report about themselves."""
     job = run_job(ACCOUNT, n, transport, args=["-x", "two words", "ünï"], env=env)
     assert job.returncode == 0, job.output
     return [json.loads(line) for line in job.stdout.splitlines()]
@@ -63,8 +63,8 @@ def test_ranks_differ_as_processes_do():
 
 
 def test_a_setting_of_python_that_can_not_be_followed_starts_from_nothing():
-    (told,) = account({"PYTHONHASHSEED": "1"})
-    assert told["imported"] == []
+    (report,) = account({"PYTHONHASHSEED": "1"})
+    assert report["imported"] == []
 
 
 @pytest.mark.parametrize(

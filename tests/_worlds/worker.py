@@ -1,4 +1,4 @@
-"""One rank of a worker pool: waits for test bodies, runs each on a communicator of its own, reports.
+"""One rank of a worker pool: waits for test bodies, runs each on a separate communicator, and reports.
 
 Started as `python -m tests._worlds.worker TRANSPORT DIRECTORY` by pool.py, which listens at DIRECTORY/socket.
 """
@@ -36,7 +36,7 @@ class Run:
 
 @dataclass(frozen=True)
 class Hello:
-    """The first thing a rank says."""
+    """The greeting of a rank."""
 
     rank: int
     pid: int
@@ -88,7 +88,7 @@ def run_body(request: Run, world: Any) -> tuple[Any, Outcome]:
     comm = None
     try:
         body = find_test(load_test_module(request.module, request.path), request.test)
-        # A communicator of its own: messages that a failed test left behind can not reach the next test.
+        # A new communicator for each test: messages that a failed test left behind cannot reach the next one.
         comm = world.split(0, world.rank)
         body(comm=comm, **request.arguments)
     except pytest.skip.Exception as skipped:

@@ -24,7 +24,7 @@ own_path = sys.path[1:]
 
 def become(request: dict[str, Any]) -> None:
     """Runs what the process that asked would run. Its end, also by an exception, is this process's end."""
-    os.setsid()  # nobody else's Ctrl-C
+    os.setsid()  # Ctrl-C in other jobs does not reach it
     os.umask(request["umask"])
     os.sched_setaffinity(0, request["cores"])
     enter_the_host_of(request["process"])
@@ -42,7 +42,7 @@ def become(request: dict[str, Any]) -> None:
 
 
 def enter_the_host_of(process: int) -> None:
-    """Moves to the namespaces of a process, where tests have made a host of its own for it (tests/_worlds/hosts.py)."""
+    """Moves to the namespaces of a process, in which tests have created a host for it (tests/_worlds/hosts.py)."""
     libc = ctypes.CDLL(None, use_errno=True)
     for kind in ("net", "uts", "ipc", "mnt"):
         theirs = f"/proc/{process}/ns/{kind}"

@@ -2,7 +2,7 @@
 
     python server.py LISTENER CONTROL
 
-Both are numbers of open files: the socket that listens, and a pipe that closes when nobody needs us any more.
+Both are numbers of open files: the socket that listens, and a pipe that closes when the server is no longer needed.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ class Server:
             self._hang_up(line)
 
     def _obey(self, pid: int) -> None:
-        """Passes signals on to a fork; ends it when the process that it stands for is gone."""
+        """Passes signals on to a fork; ends it when the process that it replaces is gone."""
         line = self.lines[pid]
         try:
             signals = line.recv(64)
@@ -119,7 +119,7 @@ def kill(pid: int) -> None:
 
 
 def read_request(line: socket.socket) -> Request | None:
-    """What a process says of itself, with its files in `received`; None if it has ended meanwhile."""
+    """Returns the description that a process sent, with its files in `received`; None if it has ended meanwhile."""
     try:
         size, files, _, _ = socket.recv_fds(line, 8, 250)
         text = b""

@@ -18,7 +18,7 @@ VARIABLE = "TORCHMN_TEST_WARM_START"
 IS_POSSIBLE = sys.platform == "linux" and sys.version_info >= (3, 11)
 HERE = Path(__file__).parent
 AT_START = str(HERE / "at_start")
-# A server is nobody's rank, and finds no modules but its own.
+# A server is not a rank, and its import path holds only its own modules.
 FORGOTTEN = ("PYTHONPATH", "PYTHONHASHSEED", VARIABLE)
 
 

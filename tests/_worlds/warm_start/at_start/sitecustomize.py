@@ -12,7 +12,7 @@ import sys
 from contextlib import suppress
 
 SERVERS = os.environ.get("TORCHMN_TEST_WARM_START", "0")  # the directory of their sockets
-# What tells a rank its number, whichever launcher started it.
+# Variables with which launchers number their ranks.
 RANK_VARIABLES = ("PMI_RANK", "OMPI_COMM_WORLD_RANK", "RANK")
 # The settings of Python that a fork can follow.
 FOLLOWED = {"PYTHONPATH", "PYTHONUNBUFFERED", "PYTHONDONTWRITEBYTECODE"}
@@ -78,15 +78,15 @@ def end_as(answer: bytes) -> None:
     if status < 0:
         import resource
 
-        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # this one would tell nothing
-        with suppress(OSError):  # what SIGKILL does can not be set
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # it would not be useful
+        with suppress(OSError):  # the action of SIGKILL cannot be set
             signal.signal(-status, signal.SIG_DFL)
         os.kill(os.getpid(), -status)
     os._exit(status)
 
 
 def can_be_followed(program: list[str]) -> bool:
-    """Whether a fork can be this process: no option or setting of Python, or number of threads, of its own."""
+    """Whether a fork can be this process: no option or setting of Python, or number of threads, differs."""
     settings = {name for name in os.environ if name.startswith("PYTHON")}
     plain = bool(program) and (program[0] == "-m" or not program[0].startswith("-"))
     return plain and settings <= FOLLOWED and os.environ.get("OMP_NUM_THREADS") == "1"
