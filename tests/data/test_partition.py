@@ -3,17 +3,17 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from torchmn.data.partition import Window, permutation
+from torchmn.data.partition import IndexRange, permutation
 
 totals, sizes = st.integers(0, 200), st.integers(1, 40)
 
 
 @given(totals, sizes)
 def test_equal_windows_cover_everything_with_the_fewest_repeats(total, size):
-    windows = [Window.of(total, size, rank, equal=True) for rank in range(size)]
+    windows = [IndexRange.of(total, size, rank, equal=True) for rank in range(size)]
     length = -(-total // size)
     assert [window.end - window.begin for window in windows] == [length] * size
-    everything = [place for window in windows for place in window.places().tolist()]
+    everything = [place for window in windows for place in window.indices().tolist()]
     assert set(everything) == set(range(total))
     repeats = sum(window.repeated for window in windows)
     assert repeats == length * size - total <= size - 1
@@ -24,8 +24,8 @@ def test_equal_windows_cover_everything_with_the_fewest_repeats(total, size):
 def test_each_item_is_the_own_one_of_exactly_one_rank(total, size):
     own = []
     for rank in range(size):
-        window = Window.of(total, size, rank, equal=True)
-        places = window.places().tolist()
+        window = IndexRange.of(total, size, rank, equal=True)
+        places = window.indices().tolist()
         assert sorted(places) == list(range(window.begin, window.end))
         own += places[: len(places) - window.repeated]
     assert sorted(own) == list(range(total))
@@ -35,15 +35,15 @@ def test_each_item_is_the_own_one_of_exactly_one_rank(total, size):
 def test_no_item_is_repeated_much_more_often_than_another(total, size):
     counts = [0] * total
     for rank in range(size):
-        for place in Window.of(total, size, rank, equal=True).places().tolist():
+        for place in IndexRange.of(total, size, rank, equal=True).indices().tolist():
             counts[place] += 1
     assert not counts or max(counts) - min(counts) <= 1
 
 
 @given(totals, sizes)
 def test_exact_windows_follow_each_other_and_differ_by_at_most_one(total, size):
-    windows = [Window.of(total, size, rank, equal=False) for rank in range(size)]
-    assert [place for window in windows for place in window.places().tolist()] == list(range(total))
+    windows = [IndexRange.of(total, size, rank, equal=False) for rank in range(size)]
+    assert [place for window in windows for place in window.indices().tolist()] == list(range(total))
     lengths = [window.end - window.begin for window in windows]
     assert lengths == sorted(lengths, reverse=True) and lengths[0] - lengths[-1] <= 1
     assert all(window.repeated == 0 for window in windows)

@@ -11,11 +11,10 @@ from torch.utils.data import BatchSampler, DataLoader, Dataset, RandomSampler, T
 
 import torchmn
 from tests._worlds import ranks
-from torchmn.communicators.process_grid import ProcessGrid
-from torchmn.communicators.run_threads import run_threads
+from torchmn import ProcessGrid, run_threads
 from torchmn.data.micro_batches import MicroBatches
 from torchmn.data.regions import scatter_regions
-from torchmn.datasets.arrays import ImageSet
+from torchmn.datasets import ImageSet
 from torchmn.errors import ArgumentError, HaloError, MismatchError
 
 
@@ -214,9 +213,9 @@ def test_a_table_of_labels_is_never_cut_along_its_rows(comm):
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"cut": None}, "rank 1 of 2: .*expected cut to be a place or a key, or several of them, got None"),
-        ({"cut": ()}, r"expected cut to be a place .*got \(\)"),
-        ({"cut": (0.5,)}, r"expected cut to be a place .*got \(0.5,\)"),
+        ({"cut": None}, "rank 1 of 2: .*expected cut to be an index or a key of an item, or several of them, got None"),
+        ({"cut": ()}, r"expected cut to be an index .*got \(\)"),
+        ({"cut": (0.5,)}, r"expected cut to be an index .*got \(0.5,\)"),
         ({"dims": "2"}, "expected dims, .*to be an int, got '2'"),
     ],
 )
@@ -327,7 +326,7 @@ def test_what_can_not_be_is_refused_on_every_rank(comm):
         scatter_regions(None if comm.rank == 0 else torch.zeros(2, 1, 8, 8), grid)
     with pytest.raises(ArgumentError, match=r"expected either batch_size, .* or replicated=True, got both"):
         scatter_regions(torch.zeros(8, 1, 8, 8), grid, 4, replicated=True)
-    with pytest.raises(ArgumentError, match=r"places 0\.\.1 of an item, got \(2,\)"):
+    with pytest.raises(ArgumentError, match=r"elements 0\.\.1 of an item, got \(2,\)"):
         scatter_regions((torch.zeros(2, 1, 8, 8), torch.zeros(2)), grid, cut=(2,))
     replicas = ProcessGrid(comm, data=4)
     with pytest.raises(ArgumentError, match=r"an int of at least 4, .*, got 3"):

@@ -6,9 +6,9 @@ import torch
 from torch.utils.data import BatchSampler, DataLoader, RandomSampler, TensorDataset
 
 from tests._worlds import ranks
-from torchmn.communicators.process_grid import ProcessGrid
+from torchmn import ProcessGrid
 from torchmn.data import MicroBatches, scatter_regions
-from torchmn.datasets.arrays import ImageSet
+from torchmn.datasets import ImageSet
 from torchmn.errors import ArgumentError
 from torchmn.training import create_multi_node_evaluator
 

@@ -1,4 +1,4 @@
-"""Ranks whose data sets are not the same, or not in the same order, are refused before items are dealt out."""
+"""Data sets that differ between ranks, in items or order, raise on all ranks before items are sent."""
 
 import random
 import threading
@@ -16,7 +16,7 @@ from tests._worlds.data import assert_refused
 from tests.data.worlds import small_worlds, small_worlds_of_several
 from torchmn.data import scatter_dataset, scatter_regions
 from torchmn.data.digest import digest
-from torchmn.data.same_data import COMPARED, places
+from torchmn.data.same_data import COMPARED, compared_indices
 from torchmn.errors import MismatchError
 
 NAMES = [f"picture {number}.png" for number in range(20)]
@@ -55,7 +55,7 @@ def test_names_in_another_order_on_each_rank_are_refused(comm):
 @ranks(2, on="threads")
 def test_of_names_even_two_that_are_swapped_are_found(comm):
     names = [str(number) for number in range(1000)]
-    here = next(number for number in range(999) if not {number, number + 1} & set(places(1000)))
+    here = next(number for number in range(999) if not {number, number + 1} & set(compared_indices(1000)))
     if comm.rank == 1:
         names[here], names[here + 1] = names[here + 1], names[here]
     assert_refused(comm, lambda: scatter_dataset(names, comm), "All items", kind=MismatchError)
@@ -198,11 +198,15 @@ def test_an_item_that_cannot_be_read_is_a_difference_only_if_others_can_read_it(
 
 
 def test_the_items_that_are_compared_are_the_ends_and_some_between():
-    assert places(0) == [] and places(5) == [0, 1, 2, 3, 4] and len(places(COMPARED)) == COMPARED
+    assert (
+        compared_indices(0) == []
+        and compared_indices(5) == [0, 1, 2, 3, 4]
+        and len(compared_indices(COMPARED)) == COMPARED
+    )
     for length in (9, 10, 1000, 10**9):
-        chosen = places(length)
+        chosen = compared_indices(length)
         assert chosen == sorted(set(chosen)) and len(chosen) == COMPARED
-        assert chosen[0] == 0 and chosen[-1] == length - 1 and chosen == places(length)
+        assert chosen[0] == 0 and chosen[-1] == length - 1 and chosen == compared_indices(length)
 
 
 @ranks(2, on=("threads", "mpi"))

@@ -10,9 +10,9 @@ from tests._worlds import ranks
 from tests._worlds.data import EVERY_DTYPE, assert_refused, assert_same, assert_still_works, bits, roots
 from tests.data.worlds import ACROSS, small_worlds, small_worlds_of_several
 from torchmn.data import scatter_dataset, scatter_items
-from torchmn.data.partition import Window, permutation
-from torchmn.data.same_data import places
-from torchmn.datasets.arrays import ImageSet
+from torchmn.data.partition import IndexRange, permutation
+from torchmn.data.same_data import compared_indices
+from torchmn.datasets import ImageSet
 
 
 class Squares(Dataset):
@@ -36,7 +36,7 @@ def lengths(comm) -> list[int]:
 
 
 def expected_indices(total, comm, equal, seed=None) -> list[int]:
-    return permutation(total, seed)[Window.of(total, comm.size, comm.rank, equal).places()].tolist()
+    return permutation(total, seed)[IndexRange.of(total, comm.size, comm.rank, equal).indices()].tolist()
 
 
 @small_worlds
@@ -66,7 +66,7 @@ def test_ranks_that_have_the_dataset_read_only_their_items_from_it(comm):
     for total in lengths(comm):
         dataset = Squares(total)
         part = scatter_dataset(dataset, comm, shuffle=True, seed=7)
-        assert set(dataset.read) <= set(places(total)), "only what ranks compare"
+        assert set(dataset.read) <= set(compared_indices(total)), "only what ranks compare"
         dataset.read.clear()
         assert [int(x) for x, _ in part] == part.indices.tolist() == expected_indices(total, comm, True, seed=7)
         assert sorted(dataset.read) == sorted(part.indices.tolist())

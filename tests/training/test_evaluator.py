@@ -110,13 +110,18 @@ def test_means_without_numbers_of_samples_are_refused_on_every_rank_unless_said_
     def local():
         return {"loss": float(comm.rank)} if comm.rank == last else {"loss": (float(comm.rank), 5)}
 
-    for words in (f"rank {last} did not say", "'loss'", "number_of_samples", "weights='equal'"):
+    for words in (
+        f"rank {last} did not return its number of samples",
+        "'loss'",
+        "number_of_samples",
+        "weights='equal'",
+    ):
         assert_refused(comm, create_multi_node_evaluator(local, comm), words, kind=torchmn.MismatchError)
     assert create_multi_node_evaluator(local, comm, weights="equal")() == {"loss": last / 2}
     # Two loaders: nobody can say which of them the metric is about.
     two = [DataLoader(whole_set(4 + comm.rank)) for _ in range(2)]
     everywhere = create_multi_node_evaluator(lambda *_: 1.0, comm)
-    assert_refused(comm, lambda: everywhere(*two), "did not say")
+    assert_refused(comm, lambda: everywhere(*two), "did not return its number")
     assert everywhere(two[0]) == 1.0
 
 
@@ -164,7 +169,7 @@ def test_repeats_that_can_not_be_left_out_are_refused_on_every_rank(comm):
     weighted = WeightedRandomSampler([1.0] * 3, 3)
     words = {
         "a Transformed has ScatteredDataset": DataLoader(Transformed(mine)),
-        "sampler of its own": DataLoader(mine, sampler=weighted),
+        "a custom sampler": DataLoader(mine, sampler=weighted),
         "DistributedSampler repeats": DataLoader(whole_set(5), sampler=DistributedSampler(whole_set(5), 2, comm.rank)),
     }
     for word, loader in words.items():
@@ -209,7 +214,9 @@ def test_repeats_are_found_in_dicts_and_data_sets_may_hold_each_other(comm):
 def test_items_of_a_loader_without_batches_may_be_batches_and_are_not_counted(comm):
     batches = Holding()
     everywhere = create_multi_node_evaluator(lambda loader: sum(loader) / 2, comm)
-    assert_refused(comm, lambda: everywhere(DataLoader(batches, batch_size=None)), "did not say over how many samples")
+    assert_refused(
+        comm, lambda: everywhere(DataLoader(batches, batch_size=None)), "did not return its number of samples"
+    )
 
 
 @ranks(2, on="threads")

@@ -86,7 +86,7 @@ def test_a_file_that_can_not_be_written_is_refused_in_words_that_help_before_the
     (tmp_path / "a_file").write_text("not a directory")
     (tmp_path / "a_folder").mkdir()
     wrong = re.escape(repr(str(tmp_path / place)))
-    with pytest.raises(ArgumentError, match=rf"^Logger: expected json to name a file .*got {wrong} \(.*leave json out"):
+    with pytest.raises(ArgumentError, match=rf"^Logger: expected json to name a file .*got {wrong} \(.*or omit json"):
         Logger(json=tmp_path / place)
 
     def training(comm):

@@ -61,7 +61,7 @@ def test_wrong_observations_and_settings_are_refused_on_every_rank(comm):
     added = {"loss": Sum(1.0) if comm.rank else 1.0}
     assert_refused(comm, lambda: aggregate(added), "rank 1", "aggregator that adds up", kind=torchmn.ArgumentError)
     mixed = {"loss": (1.0, 3) if comm.rank else 1.0}
-    assert_refused(comm, lambda: aggregate(mixed), "weigh all or none", kind=torchmn.ArgumentError)
+    assert_refused(comm, lambda: aggregate(mixed), "use pairs for all values or for none", kind=torchmn.ArgumentError)
     assert_refused(comm, lambda: ObservationAggregator(comm, "loss", every=0 if comm.rank else 1), "rank 1", "every")
     assert_refused(comm, lambda: ObservationAggregator(comm, f"{comm.rank}"), "key", kind=torchmn.MismatchError)
 
@@ -129,7 +129,7 @@ def test_a_metric_that_no_rank_has_is_refused_on_every_rank(comm):
 def test_values_that_have_no_common_mean_are_refused_on_every_rank(comm):
     for mine in (torch.ones(2 + comm.rank), torch.ones(2) if comm.rank else 1.0):
         aggregate = ObservationAggregator(comm, "loss")
-        assert_refused(comm, lambda: aggregate({"loss": mine}), "expected values of one shape")  # noqa: B023
+        assert_refused(comm, lambda: aggregate({"loss": mine}), "expected values of the same shape")  # noqa: B023
 
 
 @ranks(2, on="threads")
@@ -146,5 +146,5 @@ def test_a_grid_is_no_communicator(comm):
     grid = torchmn.ProcessGrid(comm, height=comm.size)
     with pytest.raises(torchmn.ArgumentError, match="expected comm to be a communicator, got <ProcessGrid"):
         MultiNodeEarlyStopping(grid)  # type: ignore[arg-type]
-    with pytest.raises(torchmn.ArgumentError, match=r"pass the ranks that evaluate other samples: grid\.replicas"):
+    with pytest.raises(torchmn.ArgumentError, match=r"pass grid\.replicas, the ranks that evaluate different samples"):
         torchmn.create_multi_node_evaluator(dict, grid)  # type: ignore[arg-type]

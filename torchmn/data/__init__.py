@@ -1,4 +1,4 @@
-"""Data sets on many ranks: each rank gets its part, or as many empty items as others have full ones."""
+"""Data sets distributed over ranks: by items (`scatter_dataset`), by image regions (`scatter_regions`), or empty."""
 
 from torchmn.data.empty import EmptyDataset, create_empty_dataset
 from torchmn.data.micro_batches import MicroBatches

@@ -1,4 +1,4 @@
-"""A digest of one item of a data set: equal content has an equal digest in every process."""
+"""Digests of data set items by content: equal items have equal digests in all processes."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ PLAIN = (*_SCALARS, PurePath)
 def digest(item: Any) -> str:
     """Returns a short text that is equal on ranks whose items have equal types and values.
 
-    Tensors, arrays and pictures count by dtype, shape and bytes; dicts and sets without their order, which may differ
-    between processes; other objects by what pickle would save of them. Of what has no value that could be saved (a
-    function, an open file) only the type counts: two such items are never taken for different ones.
+    Tensors, arrays and PIL images are compared by dtype, shape and bytes; dicts and sets regardless of their order,
+    which may differ between processes; other objects by what pickle saves of them. Objects that cannot be pickled (a
+    function, an open file) are compared by type only.
     """
     try:
         return _of(item, ())
-    except Exception:  # reading an item's attributes runs its own code; a structure may be too deep
+    except Exception:  # attributes may run user code that raises; a structure may be too deep
         return _hashed("opaque", _name(type(item)))
 
 
 def _of(x: Any, above: tuple[int, ...]) -> str:
-    """above: the ids of the objects that hold `x`, so that one that holds itself comes to an end."""
+    """Returns the digest of `x`; `above` has the ids of the objects that contain it, to end cycles."""
     if isinstance(x, _SCALARS):
         return _hashed(_name(type(x)), repr(x))
     if isinstance(x, PurePath):
@@ -52,7 +52,7 @@ def _of(x: Any, above: tuple[int, ...]) -> str:
         return _hashed("set", *sorted(_of(member, inside) for member in x))
     if isinstance(x, list | tuple) or (isinstance(x, np.ndarray) and x.ndim > 0):
         return _hashed(_name(type(x)), *(_of(element, inside) for element in x))
-    return _of_picture(x) or _of_object(x, inside)
+    return _of_pil_image(x) or _of_object(x, inside)
 
 
 def _of_tensor(x: Tensor) -> str:
@@ -60,12 +60,12 @@ def _of_tensor(x: Tensor) -> str:
     try:
         plain = x.detach().as_subclass(Tensor).to_dense().resolve_conj().resolve_neg().cpu().contiguous()
         return _hashed("tensor", kind, wire.as_bytes(plain).numpy().tobytes() if plain.numel() else b"")
-    except (RuntimeError, TypeError, NotImplementedError):  # quantized, nested, without values
+    except (RuntimeError, TypeError, NotImplementedError):  # quantized, nested or meta
         return _hashed("tensor", kind)
 
 
-def _of_picture(x: Any) -> str | None:
-    """Of a PIL image, without what its file is called; None for what is no picture."""
+def _of_pil_image(x: Any) -> str | None:
+    """Returns the digest of a PIL image, without its file name; None for other objects."""
     if all(hasattr(x, name) for name in ("mode", "size", "tobytes")):
         return _hashed("picture", f"{x.mode} {x.size}", x.tobytes())
     return None
@@ -75,13 +75,13 @@ def _of_object(x: Any, inside: tuple[int, ...]) -> str:
     name = _name(type(x))
     try:
         saved = x.__reduce_ex__(2)
-    except Exception:  # what does not pickle
+    except Exception:  # cannot be pickled
         return _hashed("opaque", name)
     if not isinstance(saved, tuple):  # the name of a function
         return _hashed("named", saved)
-    # (function, arguments, state, list items, dict items); the last two are iterators
-    held = [list(part) if hasattr(part, "__next__") else part for part in saved[1:5]]
-    return _hashed(name, *(_of(part, inside) for part in held))
+    # (function, arguments, state, list items, dict items); the last two are iterators.
+    contents = [list(part) if hasattr(part, "__next__") else part for part in saved[1:5]]
+    return _hashed(name, *(_of(part, inside) for part in contents))
 
 
 def _name(kind: type) -> str:

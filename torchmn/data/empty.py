@@ -1,4 +1,4 @@
-"""A data set of nothing, for ranks whose input comes from other ranks."""
+"""A data set of empty tuples, for ranks whose model gets its input from other ranks."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torchmn.errors import ArgumentError
 
 
 class EmptyDataset(Dataset[tuple[()]]):
-    """`length` empty tuples."""
+    """A map-style data set of `length` empty tuples."""
 
     def __init__(self, length: int) -> None:
         self.length = length
@@ -20,7 +20,7 @@ class EmptyDataset(Dataset[tuple[()]]):
         return self.length
 
     def __getitem__(self, index: Any) -> Any:
-        """An empty tuple, or a list of those of a slice."""
+        """Returns an empty tuple, or for a slice a list of them."""
         if isinstance(index, slice):
             return [()] * len(range(self.length)[index])
         if not -self.length <= index < self.length:
@@ -35,10 +35,16 @@ class EmptyDataset(Dataset[tuple[()]]):
 
 
 def create_empty_dataset(dataset: Sized) -> EmptyDataset:
-    """A data set as long as `dataset` whose items are empty tuples.
+    """Returns a data set as long as `dataset` whose items are empty tuples.
 
-    It drives a rank that computes on what it receives as often as the others. An ordinary `DataLoader` turns a
-    batch of empty tuples into an empty list, so `model(*batch)` calls the model with no arguments.
+    A rank without input data of its own, such as a later stage of a pipeline, iterates over it and so makes as many
+    steps as the others. A `DataLoader` collates empty tuples to an empty list: `model(*batch)` gets no arguments.
+
+    Args:
+        dataset: anything with a length.
+
+    Raises:
+        ArgumentError: if `dataset` has no length.
     """
     try:
         return EmptyDataset(len(dataset))

@@ -1,9 +1,9 @@
-"""A serial run's batches, dealt out along the data axis of a grid."""
+"""`MicroBatches`: a batch sampler that splits the batches of a serial run along the `data` axis of a grid."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from typing import Any
+from collections.abc import Iterator, Sequence
+from typing import Any, Protocol
 
 from torchmn.communicators.communicator import Communicator
 from torchmn.communicators.messages.digest import digest_of
@@ -12,34 +12,46 @@ from torchmn.data.regions import RegionDataset
 from torchmn.geometry import owned
 
 
+class BatchSource(Protocol):
+    """Batches of indices: a `BatchSampler`, or a list of lists."""
+
+    def __len__(self) -> int: ...
+
+    def __iter__(self) -> Iterator[Sequence[int]]: ...
+
+
 class MicroBatches:
     """This rank's part of each batch of a serial run: a batch sampler for a `DataLoader`.
-
-    batches: the serial run's batch sampler, or a list of lists of indices: the same on every rank, so its generator
-        must have the same seed
-    grid: replica d along `data` gets the d-th part of each batch, balanced, larger parts first; all tiles of an image
-        are then in the same micro-batch
 
         tiles = scatter_regions(images, grid, replicated=True)
         order = RandomSampler(tiles, generator=torch.Generator().manual_seed(0))
         loader = DataLoader(tiles, batch_sampler=MicroBatches(BatchSampler(order, 64, drop_last=True), grid))
 
-    Ranks compare the order at the start of each epoch, so each epoch is begun by all of them. An order that differs,
-    or a batch with fewer items than ranks along `data`, is an error on every rank.
+    All ranks must start each epoch together, because they compare the order at its start.
+
+    Args:
+        batches: the batch sampler of the serial run, or a list of lists of indices; the same on every rank, so its
+            generator must have the same seed.
+        grid: the process grid. Replica d along `data` gets the d-th part of each batch, balanced, larger parts first;
+            all tiles of an image are in the same micro-batch.
+
+    Raises:
+        ArgumentError: on every rank, when iterated, for a batch with fewer items than ranks along `data`.
+        MismatchError: on every rank, when iterated, if the order differs between ranks.
     """
 
-    def __init__(self, batches: Iterable[Sequence[int]], grid: ProcessGrid | Communicator):
+    def __init__(self, batches: BatchSource, grid: ProcessGrid | Communicator):
         self.batches = batches
         self.grid = checked_grid(grid, "MicroBatches")
 
     def __len__(self) -> int:
-        return len(self.batches)  # type: ignore[arg-type]
+        return len(self.batches)
 
     def __iter__(self) -> Iterator[list[int]]:
         replicas, replica = self.grid.sizes["data"], self.grid.place["data"]
         epoch = [[int(index) for index in batch] for batch in self.batches]
         small = [number for number, batch in enumerate(epoch) if len(batch) < replicas]
-        problem = _dealt_problem(self.batches)
+        problem = _sampler_problem(self.batches)
         if small:
             problem = (
                 f"batch {small[0]} has {len(epoch[small[0]])} items, too few for {replicas} ranks along 'data'. Use "
@@ -51,8 +63,8 @@ class MicroBatches:
             yield batch[owned(len(batch), replicas, replica).as_slice()]
 
 
-def _dealt_problem(batches: Any) -> str | None:
-    """Why a sampler's indices are not those of all samples, or None: they would be dealt out a second time."""
+def _sampler_problem(batches: Any) -> str | None:
+    """Returns an error message if the sampler covers one replica's samples only, which would be split again."""
     sampler = batches
     while hasattr(sampler, "sampler"):
         sampler = sampler.sampler

@@ -1,4 +1,4 @@
-"""Which items of a data set belong to which rank: integers only, the same on every rank."""
+"""Which items of a data set belong to which rank: integer arithmetic without communication, equal on all ranks."""
 
 from __future__ import annotations
 
@@ -8,38 +8,42 @@ import torch
 from torch import Tensor
 
 
-class Window(NamedTuple):
-    """The items `begin..end-1` of one rank. If `repeated` is 1, an earlier rank has the first of them, too."""
+class IndexRange(NamedTuple):
+    """The items `begin..end-1` of a rank. If `repeated` is 1, the first of them belongs to an earlier rank as well."""
 
     begin: int
     end: int
     repeated: int
 
     @staticmethod
-    def of(total: int, size: int, rank: int, equal: bool) -> Window:
-        """Rank `rank`'s share of `total` items on `size` ranks.
+    def of(total: int, size: int, rank: int, equal: bool) -> IndexRange:
+        """Returns the range of rank `rank` in `range(total)`, for `size` ranks.
 
-        With `equal` all windows have ceil(total / size) items and neighbours overlap in at most one, spread
-        evenly over the ranks: size - 1 repeated items at most. Without, the windows are disjoint, and the
-        first ones have one item more where the division leaves a rest.
+        Args:
+            total: number of items of all ranks.
+            size: number of ranks.
+            rank: the rank whose range to return.
+            equal: all ranges have ceil(total / size) items, and neighbours overlap in at most one; at most size - 1
+                items are repeated, evenly spread over the ranks. Otherwise ranges are disjoint, and the first
+                total % size of them have one item more.
         """
         if not equal:
             length, larger = divmod(total, size)
             begin = rank * length + min(rank, larger)
-            return Window(begin, begin + length + (rank < larger), 0)
+            return IndexRange(begin, begin + length + (rank < larger), 0)
         length = -(-total // size)
         begin = total * rank // size
         end_before = total * (rank - 1) // size + length if rank > 0 else 0
-        return Window(begin, begin + length, max(0, end_before - begin))
+        return IndexRange(begin, begin + length, max(0, end_before - begin))
 
-    def places(self) -> Tensor:
-        """The items in the order in which the rank gets them: a repeated one comes last."""
+    def indices(self) -> Tensor:
+        """Returns the items in the order of the rank's part, a repeated one last: (end - begin,) int64."""
         begin = self.begin + self.repeated
         return torch.cat([torch.arange(begin, self.end), torch.arange(self.begin, begin)])
 
 
 def permutation(total: int, seed: int | None) -> Tensor:
-    """The order in which items are dealt out: shuffled by `seed`, or as they are."""
+    """Returns `range(total)`, shuffled by `seed` unless that is None: (total,) int64."""
     if seed is None:
         return torch.arange(total)
     return torch.randperm(total, generator=torch.Generator().manual_seed(seed))

@@ -1,21 +1,24 @@
-"""Each rank's share of a data set."""
+"""`scatter_dataset` and `scatter_index`: each rank's part of a data set, or of a range of indices."""
 
 from __future__ import annotations
 
 from operator import index as as_int
 from typing import Any
 
+from torch import Tensor
 from torch.utils.data import IterableDataset
 
 from torchmn.communicators import arguments
 from torchmn.communicators.communicator import Communicator
 from torchmn.data import same_data
-from torchmn.data.partition import Window, permutation
+from torchmn.data.partition import IndexRange, permutation
 from torchmn.data.same_data import compare_facts, has_items, selection
-from torchmn.data.scatter_items import deliver
+from torchmn.data.scatter_items import scatter_items
 from torchmn.data.scattered import ScatteredDataset
-from torchmn.data.seeds import drawn_seed
+from torchmn.data.seeds import draw_seed
 from torchmn.errors import ArgumentError, MismatchError
+
+_DATASET = "scatter_dataset"
 
 
 def scatter_dataset(
@@ -28,103 +31,122 @@ def scatter_dataset(
     *,
     compare_items: bool = True,
 ) -> ScatteredDataset:
-    """Returns this rank's part of root's data set, itself a map-style data set; every rank calls it.
+    """Returns this rank's part of root's data set, a map-style data set; all ranks must call.
 
-    A rank that passes None, or an empty data set, is sent its items, and only those; root then keeps a copy of its own
-    ones, so that the whole can be freed. A rank that passes a data set reads its items from that, and only indices are
-    dealt out: it must be the same data set, in the same order, as root's. Ranks compare its length and eight of its
-    items, which are read with the global generators of torch, NumPy and Python seeded alike, and restored afterwards.
-    A list or tuple of names or numbers is compared as a whole.
+    A rank that passes a data set reads its items from it: the data set must be the same, in the same order, as root's.
+    A rank that passes None or an empty data set receives its items, and no others, from root, which then keeps a copy
+    of its part, so that the whole data set can be freed.
 
     Args:
-        dataset: map-style: anything with `len` and `[]`. Tensors, arrays and `TensorDataset`s travel as they are;
-            the items of others must pickle.
+        dataset: map-style, with `len` and `[]`. Tensors, arrays and `TensorDataset`s are sent as they are; items of
+            other data sets must pickle.
         comm: communicator whose ranks get the parts.
-        root: the rank whose data set is dealt out.
-        shuffle: deal the items out in the order of `seed`. Without a seed, each call draws a new one from root's
-            random state, so that `torch.manual_seed` makes it repeatable; every rank draws, so that random states that
-            were equal stay equal. The order does not depend on the number of ranks.
-        seed: of the order, an int >= 0.
-        force_equal_length: all parts get ceil(n / size) items, as data-parallel training wants, and at most one item
-            of each part, its last, is another rank's too (`ScatteredDataset.repeated`). False: every item is on
-            exactly one rank, and lengths differ by at most one.
-        compare_items: False where ranks have the same data set although its items do not look so: their random
-            numbers come from a generator of their own, or they name files of one host. Then lengths alone are compared.
+        root: the rank whose data set is distributed.
+        shuffle: take the items in the random order of `seed`, which does not depend on the number of ranks.
+        seed: an int >= 0; None draws a new one from root's random state in each call. Every rank draws a number, so
+            that equal random states stay equal.
+        force_equal_length: all parts get ceil(n / size) items, as data-parallel training needs; the last item of a part
+            may belong to another rank as well (`ScatteredDataset.repeated`). False: every item is on exactly one rank,
+            and lengths differ by at most one.
+        compare_items: compare eight items between ranks, read with equally seeded global generators, and lists of
+            names or numbers completely. False compares lengths only, for data sets that are the same although their
+            items look different: random numbers from a private generator, paths that differ between hosts.
 
     Raises:
-        ArgumentError: on every rank, for a wrong argument, or an item that cannot travel.
-        MismatchError: on every rank, if ranks pass other arguments, or data sets that are not the same.
+        ArgumentError: on every rank, for a wrong argument, or an item that cannot be sent.
+        MismatchError: on every rank, if arguments or data sets differ between ranks.
     """
     if not isinstance(comm, Communicator):
-        raise ArgumentError(f"scatter_dataset: expected comm to be a communicator, got {arguments.describe(comm)}")
-    length, problem = None, arguments.rank_problem(root, comm.size, "root")
+        raise ArgumentError(f"{_DATASET}: expected comm to be a communicator, got {arguments.describe(comm)}")
+    seed, problem = _integer(seed, "seed", least=0, below=2**64)
+    same = {"shuffle": bool(shuffle), "seed": seed, "force_equal_length": bool(force_equal_length)}
+    total, owners = _agree(dataset, comm, problem, root, bool(compare_items), same)
+    if shuffle and seed is None:
+        seed = draw_seed(comm, root)
+    return _distribute(dataset, comm, root, permutation(total, seed if shuffle else None), owners, force_equal_length)
+
+
+def _agree(
+    dataset: Any, comm: Communicator, problem: str | None, root: int, compare_items: bool, same: dict[str, Any]
+) -> tuple[int, list[int]]:
+    """Compares arguments and data sets between ranks; returns the length and the ranks that have the data set."""
+    length, problem = None, arguments.rank_problem(root, comm.size, "root") or problem
     if problem is None:
         length, problem = _length(dataset, needed=comm.rank == root)
-    if problem is None:
-        seed, problem = _integer(seed, "seed", least=0, below=2**64)
-    agreed = {
-        "root": root,
-        "shuffle": bool(shuffle),
-        "seed": seed,
-        "force_equal_length": bool(force_equal_length),
-        "compare_items": bool(compare_items),
-    }
-    chosen = None if problem else selection(dataset)
-    told = comm.agree("scatter_dataset", problem, differ=(length, chosen), **agreed)
-    total = told[root][0]
-    owners = [rank for rank, (its_length, _) in enumerate(told) if has_items(its_length, rank, root)]
-    compare_facts(comm, "scatter_dataset", {rank: (f"{told[rank][0]} items",) for rank in owners}, root)
-    _check_selections(comm, {told[rank][1] for rank in owners})
+    selected = None if problem else selection(dataset)
+    same = {"root": root, **same, "compare_items": compare_items}
+    ranks = comm.agree(_DATASET, problem, differ=(length, selected), **same)
+    owners = [rank for rank, (its_length, _) in enumerate(ranks) if has_items(its_length, rank, root)]
+    compare_facts(comm, _DATASET, {rank: (f"{ranks[rank][0]} items",) for rank in owners}, root)
+    if len({ranks[rank][1] for rank in owners}) > 1:
+        raise MismatchError(
+            f"rank {comm.rank} of {comm.size}: {_DATASET}: ranks have data sets of the same length, but with other "
+            "items or in another order (a Subset, or a part that was scattered before); nothing was sent. Give "
+            "random_split the same generator on all ranks, generator=torch.Generator().manual_seed(0); scatter the "
+            "whole data set, once; or pass None on all ranks but the root"
+        )
+    total: int = ranks[root][0]
     if len(owners) > 1:
-        mine = {"": dataset} if comm.rank in owners else None
-        same_data.compare_items(comm, "scatter_dataset", mine, total, root, wanted=compare_items)
-    if shuffle and seed is None:
-        seed = drawn_seed(comm, root)
-    order = permutation(total, seed if shuffle else None)
-    windows = [Window.of(total, comm.size, rank, force_equal_length) for rank in range(comm.size)]
-    window = windows[comm.rank]
-    indices = order[window.places()]
-    if len(owners) == comm.size:
-        return ScatteredDataset(dataset, indices, window.repeated, total, places=indices)
+        probes = {"": dataset} if comm.rank in owners else None
+        same_data.compare_items(comm, _DATASET, probes, total, root, wanted=compare_items)
+    return total, owners
+
+
+def _distribute(
+    dataset: Any, comm: Communicator, root: int, order: Tensor, owners: list[int], equal: bool
+) -> ScatteredDataset:
+    """Returns this rank's part of `order`, after root has sent their items to the ranks that are not in `owners`."""
+    total = len(order)
+    ranges = [IndexRange.of(total, comm.size, rank, equal) for rank in range(comm.size)]
+    indices, repeated = order[ranges[comm.rank].indices()], ranges[comm.rank].repeated
     receives = [rank == root or rank not in owners for rank in range(comm.size)]
-    sent = [order[w.places()] if wanted else order[:0] for w, wanted in zip(windows, receives, strict=True)]
-    part = deliver([dataset] * comm.size, sent, comm, root, "scatter_dataset")
-    if receives[comm.rank]:
-        return ScatteredDataset(part, indices, window.repeated, total)
-    return ScatteredDataset(dataset, indices, window.repeated, total, places=indices)
+    if len(owners) < comm.size:
+        sent = [order[each.indices()] if taken else order[:0] for each, taken in zip(ranges, receives, strict=True)]
+        part = scatter_items([dataset] * comm.size, sent, comm, root, _DATASET)
+        if receives[comm.rank]:
+            return ScatteredDataset(part, indices, repeated, total)
+    return ScatteredDataset(dataset, indices, repeated, total, source_indices=indices)
 
 
 def scatter_index(
     n: int | None, comm: Communicator, root: int = 0, *, force_equal_length: bool = True
 ) -> tuple[int, int]:
-    """`(begin, end)`: this rank's share of `range(n)`, for ranks that load their own data; every rank calls it.
+    """Returns this rank's part of `range(n)` as `(begin, end)`, for ranks that load their data themselves; collective.
 
-    Ranks other than `root` may pass None. With `force_equal_length` all shares have ceil(n / size) numbers, and
-    the first of a share may be the last of the share before it, too: an evaluation that must count every item once
-    wants False. Only numbers are dealt out: that number i is the same item on every rank is up to the caller.
+    Ranks compare `n` only: item i must be the same on every rank.
+
+    Args:
+        n: number of items; ranks other than `root` may pass None.
+        comm: communicator whose ranks get the parts.
+        root: the rank whose `n` counts.
+        force_equal_length: all parts have ceil(n / size) items; the first of a part may also be the last of the
+            previous one. False: parts are disjoint, as an exact evaluation needs.
+
+    Raises:
+        ArgumentError: on every rank, for a wrong argument.
+        MismatchError: on every rank, if arguments differ between ranks.
     """
     problem = arguments.rank_problem(root, comm.size, "root")
     if problem is None:
         n, problem = _integer(n, "n", least=0)
     if problem is None and n is None and comm.rank == root:
         problem = "expected n to be an int, got None on the root"
-    agreed = {"root": root, "force_equal_length": bool(force_equal_length)}
-    told = comm.agree("scatter_index", problem, differ=(n,), **agreed)
-    facts = {rank: (f"{number} n",) for rank, (number,) in enumerate(told) if number is not None}
+    same = {"root": root, "force_equal_length": bool(force_equal_length)}
+    ranks = comm.agree("scatter_index", problem, differ=(n,), **same)
+    facts = {rank: (f"{number} n",) for rank, (number,) in enumerate(ranks) if number is not None}
     compare_facts(comm, "scatter_index", facts, root)
-    total = told[root][0]
-    window = Window.of(total, comm.size, comm.rank, force_equal_length)
-    return window.begin, window.end
+    part = IndexRange.of(ranks[root][0], comm.size, comm.rank, force_equal_length)
+    return part.begin, part.end
 
 
 def _length(dataset: Any, needed: bool) -> tuple[int | None, str | None]:
-    """Length of a map-style data set, and what is wrong with it; None for None."""
+    """Returns the length of a map-style data set (None for None), and the problem with it."""
     if dataset is None:
         return None, "expected a data set on the root, got None" if needed else None
     if not hasattr(dataset, "__getitem__") or isinstance(dataset, IterableDataset):
         return None, (
-            f"expected a map-style data set, with len() and [], got {type(dataset).__name__}. An iterable one can be "
-            "shared batch by batch: torchmn.iterators.create_multi_node_iterator"
+            f"expected a map-style data set, with len() and [], got {type(dataset).__name__}. Iterable data sets "
+            "are sent batch by batch: torchmn.iterators.create_multi_node_iterator"
         )
     try:
         return len(dataset), None
@@ -132,19 +154,8 @@ def _length(dataset: Any, needed: bool) -> tuple[int | None, str | None]:
         return None, f"expected a data set with a length, got {type(dataset).__name__}: {error}"
 
 
-def _check_selections(comm: Communicator, numbers: set[str | None]) -> None:
-    """Raise if ranks have chosen other items, or another order; all of them know all ranks' `numbers`."""
-    if len(numbers) > 1:
-        raise MismatchError(
-            f"rank {comm.rank} of {comm.size}: scatter_dataset: ranks have data sets of one length, but with other "
-            "items or in another order (a Subset, or a part that was scattered before); nothing was sent. Give "
-            "random_split the same generator on all ranks, generator=torch.Generator().manual_seed(0); scatter the "
-            "whole, once; or pass None on all ranks but the root"
-        )
-
-
 def _integer(value: Any, name: str, least: int, below: int | None = None) -> tuple[int | None, str | None]:
-    """`value` as a plain int, NumPy's too, and what is wrong with it; None for None."""
+    """Returns `value` as an int (None for None; NumPy integers too), and the problem with it."""
     if value is None:
         return None, None
     try:

@@ -1,4 +1,4 @@
-"""Seeds that all ranks share."""
+"""A random seed that is the same on all ranks."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ import torch
 from torchmn.communicators.communicator import Communicator
 
 
-def drawn_seed(comm: Communicator, root: int = 0) -> int:
-    """A new seed at every call, the same on all ranks: the next number of root's torch generator.
+def draw_seed(comm: Communicator, root: int = 0) -> int:
+    """Returns a new seed, the same on all ranks: the next number of root's torch generator.
 
-    So `torch.manual_seed` makes a run repeatable. Every rank draws a number from its generator: those that were equal
-    stay equal. Ranks that are threads share one, from which root alone draws.
+    With `torch.manual_seed`, a run is therefore repeatable. Every rank draws a number from its generator, so that
+    generators in the same state stay in the same state; of ranks that are threads of one process, only root draws.
     """
     seed = None
     if comm.rank == root or not comm.traits.shares_process:

@@ -11,7 +11,7 @@ from torch.utils.data import DataLoader
 
 from torchmn.communicators.communicator import Communicator
 from torchmn.communicators.messages.digest import digest_of
-from torchmn.data.seeds import drawn_seed
+from torchmn.data.seeds import draw_seed
 from torchmn.errors import TorchMNError
 from torchmn.iterators import order as orders
 from torchmn.iterators.order import Order
@@ -32,7 +32,7 @@ def create_synchronized_iterator(dataloader: DataLoader, comm: Communicator) -> 
         state = dataloader.generator.get_state()
     state = comm.bcast_obj(state, 0)
     if state is None:
-        generator.manual_seed(drawn_seed(comm))
+        generator.manual_seed(draw_seed(comm))
     else:
         generator.set_state(state)
     loader, order = orders.loader_in_order(dataloader, generator)

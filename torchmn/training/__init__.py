@@ -1,4 +1,4 @@
-"""What stands around a training loop: evaluation, early stopping, statistics, what is shown and written."""
+"""Parts of a distributed training loop: evaluation, early stopping, statistics, logging, checkpoints."""
 
 from torchmn.training.allreduce_persistent import AllreducePersistent
 from torchmn.training.early_stopping import MultiNodeEarlyStopping

@@ -1,4 +1,4 @@
-"""AllreducePersistent: the running statistics of all ranks become one."""
+"""`AllreducePersistent`: combines the running statistics and other buffers of a model over ranks."""
 
 from __future__ import annotations
 
@@ -16,26 +16,33 @@ from torchmn.optim.gradients import number_of_samples
 
 
 class AllreducePersistent:
-    """Makes the buffers of `model` equal on all ranks, by joining what each of them has seen; call it on every rank.
+    """Makes the floating-point buffers of a model equal on all ranks; all ranks must call.
 
         synchronize_buffers = AllreducePersistent(model, comm)
         ...
         synchronize_buffers()    # before an evaluation or a checkpoint
         evaluate(model, loader)
 
-    Ordinary BatchNorm layers track the statistics of their own rank's batches. Joined, with a weight for each rank:
+    BatchNorm layers track the statistics of one rank's batches. They are combined with a weight for each rank:
 
     - running mean: the weighted mean;
-    - running variance: that of the union, so the weighted mean of variances *plus* that of the squared distances
-      of the ranks' means from the common mean;
-    - num_batches_tracked: the largest, which is what one process would have counted.
+    - running variance: the variance of the union, that is the weighted mean of the variances *plus* that of the
+      squared distances of the ranks' means from the common mean;
+    - num_batches_tracked: the maximum, which is what one process would have counted.
 
-    The weights are each layer's num_batches_tracked, so that a rank that saw nothing counts for nothing; where no rank
-    saw anything, or all weights are 0, all count alike. Pass `weight=number of samples` to the call instead where ranks
-    saw batches of different sizes.
+    The weight of a rank is the layer's num_batches_tracked; if all weights are 0, all ranks count equally. If ranks had
+    batches of different sizes, pass their number of samples: `synchronize_buffers(weight=samples)`.
 
-    Other floating-point buffers become their plain mean. Integers and bools stay as they are, and so do buffers that
-    are not in `state_dict`.
+    Other floating-point buffers become their unweighted mean. Integers, bools and non-persistent buffers, which are
+    not in `state_dict`, are not changed.
+
+    Args:
+        model: the same on all ranks.
+        comm: communicator whose ranks have trained the model.
+
+    Raises:
+        ArgumentError: for a wrong argument.
+        MismatchError: when called, on every rank, if the buffers differ in name, dtype or shape.
     """
 
     def __init__(self, model: nn.Module, comm: Communicator):
@@ -50,7 +57,7 @@ class AllreducePersistent:
         statistics = {id(x) for layer in layers for x in (layer.running_mean, layer.running_var)}
         weight, problem = number_of_samples(weight)
         self._check(named, weight, problem)
-        _join_statistics(self.comm, layers, weight)
+        _combine_statistics(self.comm, layers, weight)
         _average(self.comm, [x for x in named.values() if id(x) not in statistics])
 
     def _check(self, named: dict[str, Tensor], weight: float | None, problem: str | None) -> None:
@@ -61,7 +68,7 @@ class AllreducePersistent:
 
 
 def _persistent_floats(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    """The floating-point and complex buffers that `state_dict` has, each once."""
+    """Yields name and tensor of the floating-point and complex buffers in `state_dict`, each once."""
     seen = set()
     for path, module in model.named_modules():
         for name, x in persistent_buffers(module):
@@ -71,35 +78,36 @@ def _persistent_floats(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
                 yield f"{path}.{name}" if path else name, x
 
 
-def _join_statistics(comm: Communicator, layers: list[BatchNorm], weight: float | None) -> None:
-    """Give every layer the running statistics of the union of what the ranks' layers saw; one message."""
-    mine = [torch.cat([_packed(layer, weight), _tracked(layer)]) for layer in layers]
-    if not mine:
+def _combine_statistics(comm: Communicator, layers: list[BatchNorm], weight: float | None) -> None:
+    """Sets the running statistics of every layer to those of the union of all ranks' batches, with one message."""
+    local = [torch.cat([_packed(layer, weight), _tracked(layer)]) for layer in layers]
+    if not local:
         return
-    sizes = [len(part) for part in mine]
-    everyone = [flat.split(sizes) for flat in comm.allgather(torch.cat(mine))]
-    for place, layer in enumerate(layers):
+    sizes = [len(part) for part in local]
+    ranks = [flat.split(sizes) for flat in comm.allgather(torch.cat(local))]
+    for number, layer in enumerate(layers):
         assert layer.running_mean is not None and layer.running_var is not None
-        told = [parts[place] for parts in everyone]
-        whole = union(_weighted([Moments.unpacked(part[:-1]) for part in told]))
+        parts = [rank[number] for rank in ranks]
+        whole = union(_weighted([Moments.unpacked(part[:-1]) for part in parts]))
         layer.running_mean.copy_(whole.mean)
         layer.running_var.copy_(whole.squares / whole.count)
         if layer.num_batches_tracked is not None:
-            layer.num_batches_tracked.fill_(int(max(part[-1] for part in told)))
+            layer.num_batches_tracked.fill_(int(max(part[-1] for part in parts)))
 
 
-def _weighted(seen: list[Moments]) -> list[Moments]:
-    """Moments of as many values as each rank has weight, of one value each where no rank has any.
+def _weighted(ranks: list[Moments]) -> list[Moments]:
+    """Returns moments whose counts are the weights of the ranks, or 1 if all weights are 0.
 
-    seen: weight, mean and variance (in place of the squares) of each rank
+    Args:
+        ranks: weight, mean, and in the field `squares` the variance, of each rank.
     """
-    alike = all(float(part.count) == 0 for part in seen)
-    counts = [1.0 if alike else float(part.count) for part in seen]
-    return [Moments(n, part.mean, part.squares * n) for part, n in zip(seen, counts, strict=True)]
+    unweighted = all(float(part.count) == 0 for part in ranks)
+    counts = [1.0 if unweighted else float(part.count) for part in ranks]
+    return [Moments(n, part.mean, part.squares * n) for part, n in zip(ranks, counts, strict=True)]
 
 
 def _packed(layer: BatchNorm, weight: float | None) -> Tensor:
-    """Weight, mean and variance of what this rank's layer saw; the variance is not lost where the weight is 0."""
+    """Returns weight, mean and variance of this rank's layer; the variance itself, to keep it if the weight is 0."""
     assert layer.running_mean is not None and layer.running_var is not None
     tracked = float(_tracked(layer))
     count = tracked if weight is None or tracked == 0 else float(weight)
@@ -113,7 +121,7 @@ def _tracked(layer: BatchNorm) -> Tensor:
 
 
 def _average(comm: Communicator, tensors: list[Tensor]) -> None:
-    """Replace tensors by their means over ranks; one message."""
+    """Replaces tensors by their means over ranks, with one message."""
     if not tensors:
         return
     wide = [(torch.view_as_real(x) if x.is_complex() else x).double().reshape(-1) for x in tensors]

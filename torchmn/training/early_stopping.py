@@ -1,4 +1,4 @@
-"""MultiNodeEarlyStopping: all ranks stop at the same check, because one of them decides."""
+"""`MultiNodeEarlyStopping`: early stopping at the same check on all ranks, decided by rank 0."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ MODES = ("auto", "max", "min")
 
 
 class MultiNodeEarlyStopping:
-    """Says True, on every rank at the same check, when the monitored metric has stopped to improve.
+    """Returns True, on every rank at the same check, when the monitored metric has stopped improving.
 
         stop = MultiNodeEarlyStopping(comm, monitor="loss", patience=3)
         for epoch in range(100):
@@ -25,16 +25,25 @@ class MultiNodeEarlyStopping:
             if stop(evaluate(model, loader)):
                 break
 
-    monitor: the entry of the metrics to look at. Its mean over ranks counts, so that each rank may pass its own;
-        pairs (mean, number of samples) are weighted. Ranks may lack it, or pass None; not all of them.
-    patience: after so many checks in a row without improvement, it stops.
-    mode: "min" or "max" is better; "auto": "max" if the word "accuracy" is in `monitor`.
-    min_delta: a smaller improvement is none.
-    max_checks: stop at this check in any case.
-    every: only every so-manieth call is a check; the others return False without communication.
+    Args:
+        comm: communicator whose ranks call it.
+        monitor: the metric to monitor, by its mean over ranks; pairs (mean, number of samples) are weighted. Some ranks
+            may lack it, or pass None.
+        patience: number of successive checks without improvement after which to stop.
+        mode: "min" or "max" is better; "auto" means "max" if `monitor` contains "accuracy", otherwise "min".
+        min_delta: an improvement by this or less does not count; neither does nan.
+        max_checks: stop at this check in any case.
+        every: only every `every`-th call is a check; others return False without communication.
 
-    A nan is no improvement. `best`, `checks`, `waited` and `stopped` can be read; `state_dict` saves them, alike
-    on all ranks.
+    Attributes:
+        best: the best value so far, or None.
+        checks: number of checks.
+        waited: number of checks since the last improvement.
+        stopped: the result of the last check.
+
+    Raises:
+        ArgumentError: on every rank, for a wrong argument; when called, if no rank has the metric.
+        MismatchError: on every rank, if arguments differ between ranks.
     """
 
     def __init__(
@@ -70,26 +79,26 @@ class MultiNodeEarlyStopping:
         self._calls = 0
 
     def __call__(self, metrics: Mapping[str, Any] | float | None = None) -> bool:
-        """Whether to stop now; `metrics` may also be the monitored value itself."""
+        """Returns whether to stop; `metrics` may also be the monitored value itself."""
         self._calls += 1
         if self._calls % self.every:
             return False
-        known = metrics if isinstance(metrics, Mapping) else {self.monitor: metrics}
-        value, problem = known.get(self.monitor), None
+        by_name = metrics if isinstance(metrics, Mapping) else {self.monitor: metrics}
+        value, problem = by_name.get(self.monitor), None
         if value is not None:
             value, problem = plain(value)
             problem = problem or _number_problem(value[0] if isinstance(value, tuple) else value)
-        told = (value, sorted(map(str, known)))
+        local = (value, sorted(map(str, by_name)))
         operation = f"{type(self).__name__}({self.monitor!r})"
-        self.best, self.waited, self.stopped = decided_on_rank_0(self.comm, operation, told, self._decide, problem)
+        self.best, self.waited, self.stopped = decided_on_rank_0(self.comm, operation, local, self._decide, problem)
         self.checks += 1
         return self.stopped
 
-    def _decide(self, everyone: list[tuple[Any, list[str]]]) -> tuple[float | None, int, bool]:
-        """(best, waited, stop) after this check."""
-        values = [value for value, _ in everyone if value is not None]
+    def _decide(self, ranks: list[tuple[Any, list[str]]]) -> tuple[float | None, int, bool]:
+        """Returns (best, waited, stop) after this check."""
+        values = [value for value, _ in ranks if value is not None]
         if not values:
-            keys = sorted({key for _, keys in everyone for key in keys} - {self.monitor})
+            keys = sorted({key for _, keys in ranks for key in keys} - {self.monitor})
             raise ArgumentError(f"no rank has a metric {self.monitor!r}. {nearest(self.monitor, keys) if keys else ''}")
         now = float(mean_of_all([values]))
         better = not isnan(now) and (self.best is None or self._gain(now, self.best) > self.min_delta)
@@ -101,7 +110,7 @@ class MultiNodeEarlyStopping:
         return now - best if self.mode == "max" else best - now
 
     def state_dict(self) -> dict[str, Any]:
-        """What a resumed run needs to stop where this one would have."""
+        """Returns the state, the same on all ranks, with which a resumed run stops at the same check."""
         names = ("best", "checks", "waited", "stopped")
         return {name: getattr(self, name) for name in names} | {"calls": self._calls}
 
@@ -112,7 +121,7 @@ class MultiNodeEarlyStopping:
 
 
 def _number_problem(value: Any) -> str | None:
-    """Why there is no better and worse for `value`, or None."""
+    """Returns why `value` cannot be compared, or None."""
     if isinstance(value, Tensor) and (value.numel() != 1 or value.is_complex()):
         return f"expected one real number, got a tensor of shape {tuple(value.shape)}, {value.dtype}"
     return None

@@ -1,9 +1,9 @@
-"""Data for an exact evaluation: every item of the whole data set once, and how many of them are here."""
+"""`without_repeats` for an exact evaluation, which counts every item once, and the number of samples in a loader."""
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sized
 from itertools import chain
 from typing import Any
 
@@ -13,7 +13,7 @@ from torch.utils.data.distributed import DistributedSampler
 from torchmn.data import ScatteredDataset
 from torchmn.errors import ArgumentError
 
-# What a new loader takes over from an old one, beside batches and order.
+# Copied to a new loader, besides batch size and order.
 _LOADER_OPTIONS = (
     "num_workers", "collate_fn", "pin_memory", "timeout", "worker_init_fn", "multiprocessing_context", "generator",
     "prefetch_factor", "persistent_workers",
@@ -21,16 +21,24 @@ _LOADER_OPTIONS = (
 
 
 def is_data(argument: object) -> bool:
-    """Whether `argument` is something whose samples can be counted: a DataLoader or a data set."""
+    """Returns whether `argument` is a DataLoader or a data set, whose samples can be counted."""
     return isinstance(argument, DataLoader | Dataset)
 
 
 def without_repeats(data: Any) -> Any:
-    """A DataLoader or data set like `data`, without the items that `scatter_dataset` repeated to make lengths equal.
+    """Returns `data` without the items that `scatter_dataset` repeated to make lengths equal.
 
-    Over all ranks it then has every item of the whole data set exactly once. What has no repeats is returned as it
-    is. Raises an `ArgumentError` where repeats can not be left out: behind a sampler of the user's own, or inside
-    another data set (a transform around a scattered one).
+    The results of all ranks together have every item of the whole data set exactly once.
+
+    Args:
+        data: a DataLoader or a data set; returned unchanged if it has no repeated items.
+
+    Returns:
+        A DataLoader or data set like `data`.
+
+    Raises:
+        ArgumentError: if repeated items cannot be removed: of a loader with a custom sampler or a
+            `DistributedSampler`, or inside another data set, such as a transform of a scattered one.
     """
     if isinstance(data, ScatteredDataset):
         return data.unique() if data.repeated else data
@@ -48,40 +56,44 @@ def without_repeats(data: Any) -> Any:
 
 
 def samples_in(data: Any) -> int | None:
-    """How many samples one pass over a DataLoader or data set goes through; None if nobody can know before."""
+    """Returns the number of samples of one pass over a DataLoader or data set; None if it is unknown."""
     if isinstance(data, DataLoader):
-        if isinstance(data.dataset, IterableDataset) or not hasattr(data.sampler, "__len__"):
+        sampler = data.sampler
+        if isinstance(data.dataset, IterableDataset) or not isinstance(sampler, Sized):
             return None
         if data.batch_size is None and data.batch_sampler is None:
             return None  # its items may be samples, or batches of any size
         if type(data.batch_sampler) not in (BatchSampler, type(None)):
             return None
-        samples = len(data.sampler)  # type: ignore[arg-type]
+        samples = len(sampler)
         return samples - samples % data.batch_size if data.drop_last and data.batch_size else samples
     return len(data) if hasattr(data, "__len__") else None
 
 
 def _same_loader_over(dataset: ScatteredDataset, loader: DataLoader) -> DataLoader:
-    sampler = loader.sampler
-    shuffle = type(sampler) is RandomSampler
-    known = type(sampler) is SequentialSampler or (
-        shuffle and not sampler.replacement and sampler.num_samples == len(sampler.data_source)  # type: ignore[union-attr, arg-type]
-    )
-    if not known or type(loader.batch_sampler) not in (BatchSampler, type(None)):
+    if not _has_default_order(loader.sampler) or type(loader.batch_sampler) not in (BatchSampler, type(None)):
         raise ArgumentError(
-            f"the DataLoader has {loader.dataset} and a sampler of its own, so that its repeated item can not be left "
-            "out. Scatter what you evaluate with force_equal_length=False, or give the sampler "
+            f"the DataLoader has {loader.dataset} and a custom sampler, so that its repeated item cannot be left out. "
+            "Scatter the data to evaluate with force_equal_length=False, or give the sampler "
             "torchmn.training.without_repeats(dataset)"
         )
     options: dict[str, Any] = {name: getattr(loader, name) for name in _LOADER_OPTIONS}
-    if len(dataset) == 0:
-        shuffle = False  # torch's RandomSampler refuses to shuffle nothing
+    shuffle = isinstance(loader.sampler, RandomSampler) and len(dataset) > 0  # RandomSampler raises for no items
     return DataLoader(dataset, batch_size=loader.batch_size, shuffle=shuffle, drop_last=loader.drop_last, **options)
+
+
+def _has_default_order(sampler: object) -> bool:
+    """Returns whether a loader made `sampler` for shuffle=False or shuffle=True."""
+    if type(sampler) is SequentialSampler:
+        return True
+    if not isinstance(sampler, RandomSampler) or type(sampler) is not RandomSampler:
+        return False
+    return not sampler.replacement and sampler.num_samples == len(sampler.data_source)
 
 
 _SAMPLER_REPEATS = (
     "torch's DistributedSampler repeats items to make lengths equal, which would be counted twice: use "
-    "torchmn.scatter_dataset instead of it, for what you evaluate"
+    "torchmn.scatter_dataset instead for the data to evaluate"
 )
 
 
@@ -92,47 +104,53 @@ def _refuse_distributed_sampler(loader: DataLoader) -> None:
 
 def _has_repeating_sampler(loader: object) -> bool:
     sampler = loader.sampler if isinstance(loader, DataLoader) else None
-    return isinstance(sampler, DistributedSampler) and sampler.total_size > len(sampler.dataset)  # type: ignore[arg-type]
+    if not isinstance(sampler, DistributedSampler):
+        return False
+    return isinstance(sampler.dataset, Sized) and sampler.total_size > len(sampler.dataset)
 
 
 def sampler_problem(evaluator: Any, samples: Iterable[float | None]) -> str | None:
-    """Why an evaluator's own loader repeats items, or None.
+    """Returns an error message if a loader that `evaluator` refers to repeats items, or None.
 
-    It is the loader that it goes through if a metric is said to be the mean over as many samples as its sampler gives.
+    A loader counts as evaluated if a metric is the mean over as many samples as its sampler has.
+
+    Args:
+        evaluator: a function, or an object with a method `evaluate`.
+        samples: the number of samples of each metric that it returned.
     """
     counted = {number for number in samples if number is not None}
-    for held in chain.from_iterable(_parts(value) for value in _held_by(evaluator)):
-        if _has_repeating_sampler(held) and len(held.sampler) in counted:
+    for value in chain.from_iterable(_flatten(value) for value in _reachable(evaluator)):
+        if _has_repeating_sampler(value) and len(value.sampler) in counted:
             return _SAMPLER_REPEATS
     return None
 
 
-def _held_by(evaluator: Any) -> Iterator[Any]:
-    """What an evaluator can reach without arguments: attributes, variables around a function, and global ones."""
+def _reachable(evaluator: Any) -> Iterator[Any]:
+    """Yields what an evaluator can use besides arguments: attributes, closure variables, globals and defaults."""
     function = evaluator if inspect.isroutine(evaluator) else None
     owner = getattr(evaluator, "__self__", evaluator)
     if function is None or owner is not evaluator:
         yield from getattr(owner, "__dict__", {}).values()
     function = getattr(function, "__func__", function)
     if inspect.isfunction(function):
-        around = inspect.getclosurevars(function)
-        yield from (*around.nonlocals.values(), *around.globals.values(), *(function.__defaults__ or ()))
+        closure = inspect.getclosurevars(function)
+        yield from (*closure.nonlocals.values(), *closure.globals.values(), *(function.__defaults__ or ()))
 
 
 def _repeats_inside(dataset: Any) -> Iterator[ScatteredDataset]:
-    """Scattered data sets with repeats that `dataset` is made of."""
-    seen, waiting = {id(dataset)}, [dataset]  # two data sets may hold each other
-    while waiting:
-        held = vars(waiting.pop()).values()
-        for part in chain.from_iterable(_parts(value) for value in held):
-            if isinstance(part, ScatteredDataset) and part.repeated:
-                yield part
-            elif isinstance(part, Dataset) and id(part) not in seen:
-                seen.add(id(part))
-                waiting.append(part)
+    """Yields the scattered data sets with repeated items in the attributes of `dataset`, at any depth."""
+    seen, remaining = {id(dataset)}, [dataset]  # data sets may refer to each other
+    while remaining:
+        attributes = vars(remaining.pop()).values()
+        for inner in chain.from_iterable(_flatten(value) for value in attributes):
+            if isinstance(inner, ScatteredDataset) and inner.repeated:
+                yield inner
+            elif isinstance(inner, Dataset) and id(inner) not in seen:
+                seen.add(id(inner))
+                remaining.append(inner)
 
 
-def _parts(value: Any) -> Iterable[Any]:
+def _flatten(value: Any) -> Iterable[Any]:
     if isinstance(value, Mapping):
         return value.values()
     return value if isinstance(value, list | tuple) else (value,)

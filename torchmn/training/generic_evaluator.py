@@ -1,4 +1,4 @@
-"""GenericMultiNodeEvaluator: for metrics that need all outputs at once, such as the area under a ROC curve."""
+"""`GenericMultiNodeEvaluator`: metrics that need the outputs of all batches, such as the area under a ROC curve."""
 
 from __future__ import annotations
 
@@ -11,25 +11,27 @@ from torch import Tensor, nn
 
 from torchmn.communicators import arguments
 from torchmn.communicators.communicator import Communicator
-from torchmn.data.scattered import noted_uses
+from torchmn.data.scattered import record_uses
 from torchmn.errors import ArgumentError
 from torchmn.training.exact_data import is_data, without_repeats
 from torchmn.trees import map_only
 
 
 class GenericMultiNodeEvaluator:
-    """An evaluation whose results of single batches are all brought to rank `root` and judged there together.
+    """Gathers the results of all batches of all ranks on rank `root`, and aggregates them there.
 
-    comm: every rank calls `evaluate`; ranks may have different numbers of batches, or none.
-    iterator: this rank's batches: a DataLoader, or any iterable that starts again each time it is iterated. Items
-        that `scatter_dataset` repeated to make lengths equal are left out of a DataLoader; an iterable of another kind
-        that gives them is an error on all ranks.
-    target: what `calc_local` calls, usually the model. A module is put in eval mode while evaluating.
-    device: where to move the tensors of a batch; None: they stay.
-    converter: turns what the iterator gives into the batch to evaluate, called as `converter(batch, device)`.
-    progress_hook: called on `root` with the number of batches done, after each of them.
+    Override `calc_local`, the result of one batch, and `aggregate`, the result of all batches.
 
-    Derive from it to change `calc_local`, the result of one batch, and `aggregate`, the result of all.
+    Args:
+        comm: communicator whose ranks all call `evaluate`; their numbers of batches may differ, or be 0.
+        iterator: this rank's batches: a DataLoader, or an iterable that can be iterated once per evaluation. Items
+            that `scatter_dataset` repeated are removed from a DataLoader; reading them from another iterable raises
+            an ArgumentError on all ranks.
+        target: called by `calc_local`, usually the model. Modules are in eval mode during the evaluation.
+        device: the device for the tensors of a batch; None leaves them where they are.
+        converter: called as `converter(batch, device)`; returns the batch to evaluate.
+        root: the rank that aggregates.
+        progress_hook: called on `root` after each batch with the number of batches done.
     """
 
     def __init__(
@@ -46,48 +48,49 @@ class GenericMultiNodeEvaluator:
             raise ArgumentError(f"{type(self).__name__}: expected comm to be a communicator, got {comm!r}")
         self.comm, self.iterator, self.target, self.root = comm, iterator, target, root
         self.device, self.converter, self.progress_hook = device, converter, progress_hook
-        self._used_up: Any = None  # an iterator that can not start again
+        self._exhausted: Any = None  # the last iterator that can be iterated only once
 
     def calc_local(self, *args: Any, **kwargs: Any) -> Any:
-        """The result of one batch, any object that pickles: by default, what `target` returns."""
+        """Returns the result of one batch, an object that pickles; by default, what `target` returns."""
         return self.target(*args, **kwargs)
 
     def aggregate(self, results: list[Any]) -> Any:
-        """The result of the evaluation, on `root`: by default, the list of all batches' results.
+        """Returns the result of the evaluation, on `root`; by default, the list of the results of all batches.
 
-        They are in round-robin order: the first batches of all ranks in rank order, then the second ones, and so
-        on; ranks that have no more batches are left out.
+        Args:
+            results: of all batches, in round-robin order: the first batches of all ranks in rank order, then the
+                second ones, and so on; ranks without further batches are left out.
         """
         return results
 
     def evaluate(self) -> Any:
-        """On `root`, what `aggregate` makes of the results of all batches of all ranks; None on other ranks."""
+        """Returns, on `root`, what `aggregate` returns for all batches of all ranks; None on other ranks."""
         comm = self.comm
         problem = arguments.rank_problem(self.root, comm.size, "root")
         batches, problem = self._batches(problem)
         comm.agree(type(self).__name__, problem, root=self.root)
         results = []
-        with torch.no_grad(), _eval_mode(self.target), noted_uses() as uses:
+        with torch.no_grad(), _eval_mode(self.target), record_uses() as uses:
             for batch in batches:
                 results.append(_on_host(self._result_of(batch)))
                 if comm.rank == self.root and self.progress_hook is not None:
                     self.progress_hook(len(results))
         comm.agree(type(self).__name__, uses.problem())
-        everyone = comm.gather_obj(results, self.root)
-        if everyone is None:
+        ranks = comm.gather_obj(results, self.root)
+        if ranks is None:
             return None
-        rounds = max(len(results) for results in everyone)
-        return self.aggregate([results[turn] for turn in range(rounds) for results in everyone if turn < len(results)])
+        rounds = max(map(len, ranks))
+        return self.aggregate([results[turn] for turn in range(rounds) for results in ranks if turn < len(results)])
 
     __call__ = evaluate
 
     def _batches(self, problem: str | None) -> tuple[Iterable[Any], str | None]:
-        if self.iterator is self._used_up:
+        if self.iterator is self._exhausted:
             problem = (
                 problem or f"the {type(self.iterator).__name__} can be iterated only once: pass a list or a loader"
             )
         elif isinstance(self.iterator, Iterator):
-            self._used_up = self.iterator
+            self._exhausted = self.iterator
         try:
             return (without_repeats(self.iterator) if is_data(self.iterator) else self.iterator), problem
         except ArgumentError as error:
@@ -105,7 +108,7 @@ class GenericMultiNodeEvaluator:
 
 @contextmanager
 def _eval_mode(target: object):
-    """Puts a module into eval mode, and each of its modules back into the mode that it had."""
+    """Context in which a module is in eval mode; restores the mode of each submodule."""
     modes = [(m, m.training) for m in target.modules()] if isinstance(target, nn.Module) else []
     for module, _ in modes:
         module.training = False
@@ -117,5 +120,5 @@ def _eval_mode(target: object):
 
 
 def _on_host(result: Any) -> Any:
-    """The result with its tensors outside any graph and any GPU, so that they can travel."""
+    """Returns the result with its tensors detached and on the CPU, to be sent."""
     return map_only(Tensor, lambda x: x.detach().cpu(), result)

@@ -1,4 +1,4 @@
-"""Logger: what a training shows and writes, once, from rank 0."""
+"""`Logger`: progress bar, table of metrics and JSON lines of a training, written by rank 0 only."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from torchmn.errors import ArgumentError
 
 
 class Logger:
-    """A progress bar, a table with a row per epoch and a file of JSON lines, on rank 0; silent on other ranks.
+    """A progress bar, a table with a row per epoch and a file of JSON lines, on rank 0; does nothing on other ranks.
 
         with Logger(comm, steps=epochs * len(loader), json="log.jsonl", formats={"accuracy": ".1%"}) as log:
             for epoch in range(epochs):
@@ -38,18 +38,21 @@ class Logger:
                     log.step(loss=loss)
                 log.epoch(epoch=epoch, loss=mean_loss, accuracy=accuracy)
 
-    All ranks may call everything; nothing is communicated, so that rank 0 may also call it alone. The values shown
-    are rank 0's: make them those of all ranks first.
+    It does not communicate: all ranks may call its methods, or rank 0 alone. The values shown are those of rank 0;
+    combine the values of all ranks before, for example with `create_multi_node_evaluator`.
 
-    steps: how many steps there will be, for the bar; None: not known.
-    json: the file to write: a line for each `epoch`, and for every `json_steps`-th `step` that has values. It is
-        started anew, or continued with `append=True`. Where it can not be written: an ArgumentError of rank 0, at once,
-        which ends the job as every error of a rank does.
-    formats: format specifications by name, as in `{"accuracy": ".1%"}`; other floats show six digits.
-    line_seconds: where the output is no terminal there is no bar; a line this often says how far the training is.
-    console: where to show; by default the standard output of rank 0.
+    Args:
+        comm: its rank 0 writes; None if there is one process.
+        steps: number of steps, for the bar; None if unknown.
+        json: the file to write: a line for each `epoch`, and for every `json_steps`-th `step` with values.
+        json_steps: 0 writes no steps.
+        append: continue an existing file; otherwise it is overwritten.
+        formats: format specifications by name, such as `{"accuracy": ".1%"}`; other floats have six digits.
+        line_seconds: if the output is not a terminal, a progress line is printed at this interval instead of a bar.
+        console: where to print; by default the standard output.
 
-    An exception inside `with` passes through; the bar is taken down and the file closed before.
+    Raises:
+        ArgumentError: on rank 0, if the file cannot be written.
     """
 
     def __init__(
@@ -68,7 +71,7 @@ class Logger:
             raise ArgumentError(f"Logger: expected comm to be a communicator or None, got {describe(comm)}")
         self.enabled = comm is None or comm.rank == 0
         self.steps, self.json_steps, self.line_seconds = steps, json_steps, line_seconds
-        self._table = _Table(dict(formats or {}))
+        self._table = _MetricTable(dict(formats or {}))
         self._console = console or Console(highlight=False)
         self._step = 0
         self._start = self._last_line = monotonic()
@@ -76,10 +79,10 @@ class Logger:
         self._task = TaskID(0)
         self._file: IO[str] | None = None
         if json is not None and self.enabled:
-            self._file = _opened(json, append, f"rank 0 of {comm.size}: " if comm else "")
+            self._file = _open(json, append, f"rank 0 of {comm.size}: " if comm else "")
 
     def step(self, **values: Any) -> None:
-        """Count one step, and show its values beside the bar."""
+        """Counts one step, and shows its values beside the bar."""
         if not self.enabled:
             return
         self._step += 1
@@ -94,7 +97,7 @@ class Logger:
             self.print("  ".join([f"step {self._step}{of}", f"{rate:.3g} steps/s", *self._table.pairs(values)]))
 
     def epoch(self, **values: Any) -> None:
-        """Add a row to the table, and a line to the JSON file; the names are the columns."""
+        """Adds a row to the table, and a line to the JSON file; names are columns."""
         if not self.enabled:
             return
         for line in self._table.lines(values):
@@ -102,12 +105,12 @@ class Logger:
         self._write({"step": self._step, "elapsed": monotonic() - self._start, **values})
 
     def print(self, text: str = "") -> None:
-        """Print a line, above the bar."""
+        """Prints a line above the bar."""
         if self.enabled:
             self._console.print(text, soft_wrap=True, markup=False, highlight=False)
 
     def close(self) -> None:
-        """Take the bar down and close the file. Twice is fine."""
+        """Removes the bar and closes the file; may be called twice."""
         bar, self._bar = self._bar, None
         file, self._file = self._file, None
         try:
@@ -131,7 +134,7 @@ class Logger:
                 TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(),
                 TimeRemainingColumn(), TextColumn("{task.fields[values]}", markup=False),
             )  # fmt: skip
-            # Transient: what remains on the screen is the table.
+            # Transient, so that only the table remains on the screen.
             self._bar = Progress(*columns, console=self._console, transient=True)
             self._task = self._bar.add_task("steps", total=self.steps, completed=self._step - 1, values="")
             self._bar.start()
@@ -141,26 +144,27 @@ class Logger:
 
     def _write(self, values: Mapping[str, Any]) -> None:
         if self._file is not None:
-            # A line is whole as soon as it is written: a run that is killed leaves all of its lines but the last.
+            # Flushed, so that a run that is killed leaves complete lines.
             self._file.write(json.dumps({name: _for_json(value) for name, value in values.items()}) + "\n")
             self._file.flush()
 
 
-class _Table:
-    """Rows under a header, aligned, printed as they come."""
+class _MetricTable:
+    """Formats rows, one at a time, aligned under a header."""
 
     def __init__(self, formats: dict[str, str]):
         self.formats = formats
         self.widths: dict[str, int] = {}
 
     def lines(self, values: Mapping[str, Any]) -> list[str]:
-        """The row, with a header before it where there is none yet or the columns are others."""
+        """Returns the row, after a header if there is none yet or the columns have changed."""
         cells = {name: self.text(name, value) for name, value in values.items()}
         lines = []
         if list(self.widths) != list(cells):
-            again = bool(self.widths)
+            is_first = not self.widths
             self.widths = {name: max(len(name), len(cell), 8) for name, cell in cells.items()}
-            lines = [""] * again + ["  ".join(f"{name:>{width}}" for name, width in self.widths.items())]
+            lines = [] if is_first else [""]
+            lines += ["  ".join(f"{name:>{width}}" for name, width in self.widths.items())]
         return [*lines, "  ".join(f"{cell:>{self.widths[name]}}" for name, cell in cells.items())]
 
     def pairs(self, values: Mapping[str, Any]) -> list[str]:
@@ -168,33 +172,32 @@ class _Table:
 
     def text(self, name: str, value: Any) -> str:
         value = _number(value)
-        if name in self.formats and isinstance(value, int | float):  # None, where there is no number yet
+        if name in self.formats and isinstance(value, int | float):  # may be None
             return format(value, self.formats[name])
         return f"{value:.6g}" if isinstance(value, float) else str(value)
 
 
-def _opened(path: str | Path, append: bool, who: str) -> IO[str]:
-    """The file to write lines to, and the directories above it."""
-    # Rank 0 does not ask the others to agree: many make a Logger on rank 0 alone, where nobody would answer.
+def _open(path: str | Path, append: bool, where: str) -> IO[str]:
+    # Without agreement between ranks, because a Logger may be created on rank 0 alone.
     try:
         Path(path).parent.mkdir(parents=True, exist_ok=True)
         return open(path, "a" if append else "w", encoding="utf-8")
     except OSError as error:
         raise ArgumentError(
-            f"{who}Logger: expected json to name a file that rank 0 can write, got {str(path)!r} ({error.strerror}: "
-            f"{error.filename!r}). Name one in a directory of yours, or leave json out to keep no file"
-        ) from None  # the message has all of it
+            f"{where}Logger: expected json to name a file that rank 0 can write, got {str(path)!r} ({error.strerror}: "
+            f"{error.filename!r}). Name a file in a writable directory, or omit json"
+        ) from None
 
 
 def _number(value: Any) -> Any:
-    """A tensor or NumPy value of one element as the number that it holds."""
+    """Returns a tensor or NumPy value of one element as a number; other values unchanged."""
     if isinstance(value, Tensor | np.ndarray | np.generic):
         return value.item() if math.prod(value.shape) == 1 else value
     return value
 
 
 def _for_json(value: Any) -> Any:
-    """Something that every JSON reader takes: nan and the infinities, which JSON lacks, as strings."""
+    """Returns a value that is valid JSON: nan and infinities become strings."""
     value = _number(value)
     if isinstance(value, float) and not math.isfinite(value):
         return str(value)

@@ -1,4 +1,4 @@
-"""ObservationAggregator: a value that every rank observes becomes one value of all ranks."""
+"""`ObservationAggregator`: combines a value of a training loop, such as the loss, over ranks and steps."""
 
 from __future__ import annotations
 
@@ -13,30 +13,48 @@ from torchmn.training import metrics
 def decided_on_rank_0(
     comm: Communicator, operation: str, local: Any, decide: Callable[[list[Any]], Any], problem: str | None = None
 ) -> Any:
-    """What `decide` makes of all ranks' `local`, computed once, on rank 0, and sent to all.
+    """Returns `decide([local of rank 0, local of rank 1, ...])`, computed on rank 0 and sent to all ranks.
 
-    Computing it on every rank could give answers that differ in the last digit, and ranks that part ways. What
-    `decide` raises on rank 0 is an `ArgumentError` on every rank, and so is a `problem` with this rank's `local`.
+    Results computed on every rank could differ in the last digit, and ranks would then take different branches.
+
+    Args:
+        comm: communicator whose ranks all call.
+        operation: its name, in messages.
+        local: this rank's value, an object that pickles.
+        decide: computes the result on rank 0.
+        problem: why this rank has no valid `local`, or None.
+
+    Raises:
+        ArgumentError: on every rank, if a rank has a `problem` or `decide` raised.
     """
     comm.agree(operation, problem)
-    everyone = comm.gather_obj(local, 0)
-    return comm.attempt(operation, lambda: decide(everyone or []), root=0)[0]
+    ranks = comm.gather_obj(local, 0)
+    return comm.attempt(operation, lambda: decide(ranks or []), root=0)[0]
 
 
 class ObservationAggregator:
-    """Collects one entry of the observations of all ranks; called in every step, on every rank.
+    """Combines one entry of the observations of all ranks; call it in every step, on every rank.
 
         loss_of_all = ObservationAggregator(comm, "loss", every=10)
         for batch in loader:
             observation = loss_of_all({"loss": (loss.item(), len(batch))})   # or only loss.item()
 
-    In every `every`-th call the values that all ranks observed since the last time are joined, and the call returns
-    the observation with the result under `aggregated_key` (by default `key` itself). In other calls it returns the
-    observation as it is. A rank may lack the entry; if all of them did, the result lacks it too.
+    Every `every`-th call combines the values of all ranks since the previous combination, and returns the observation
+    with the result under `aggregated_key`. Other calls return the observation unchanged. A rank may lack the entry; if
+    all ranks lack it, so does the result.
 
-    aggregator: makes the result from a list with one list of values per rank, in rank order. It runs on rank 0
-        alone, so that all ranks get the same, bit by bit. By default: the mean of all values of all ranks. A value
-        may be a pair (mean, number of samples), and is then weighted by its number.
+    Args:
+        comm: communicator whose ranks call it.
+        key: the entry of the observation to combine.
+        aggregated_key: the entry for the result; by default `key`.
+        every: number of calls per combination.
+        aggregator: computes the result from a list with one list of values per rank, in rank order. It runs on rank 0
+            only, so that the result is bit for bit the same on all ranks. By default the mean of all values; a value
+            may be a pair (mean, number of samples), and is then weighted by its number.
+
+    Raises:
+        ArgumentError: on every rank, for a wrong argument; when called, for a value that is not a number or tensor.
+        MismatchError: on every rank, if arguments differ between ranks.
     """
 
     def __init__(
@@ -59,7 +77,7 @@ class ObservationAggregator:
         self._observed: list[Any] = []
 
     def __call__(self, observation: Mapping[str, Any] | None = None) -> dict[str, Any]:
-        """The observation, with the aggregated value in every `every`-th call; collective in these."""
+        """Returns the observation; every `every`-th call is collective and adds the combined value."""
         result, problem = dict(observation or {}), None
         operation = f"ObservationAggregator({self.key!r})"
         if result.get(self.key) is not None:
@@ -75,11 +93,11 @@ class ObservationAggregator:
         found, value = decided_on_rank_0(self.comm, operation, observed, self._aggregate, problem)
         return {**result, self.aggregated_key: value} if found else result
 
-    def _aggregate(self, everyone: list[list[Any]]) -> tuple[bool, Any]:
-        return (True, self.aggregator(everyone)) if any(everyone) else (False, None)
+    def _aggregate(self, ranks: list[list[Any]]) -> tuple[bool, Any]:
+        return (True, self.aggregator(ranks)) if any(ranks) else (False, None)
 
     def state_dict(self) -> dict[str, Any]:
-        """What is collected and not yet joined on this rank."""
+        """Returns the values of this rank that are not combined yet."""
         return {"calls": self._calls, "observed": list(self._observed)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -87,7 +105,7 @@ class ObservationAggregator:
 
 
 def plain(value: Any) -> tuple[Any, str | None]:
-    """`value` ready to travel, its tensors without graph and off the GPU; and the problem with it, or None."""
+    """Returns `value` with tensors detached and on the CPU, to be sent; and the problem with it, or None."""
     metric, problem = metrics.read_one(value, None)
     if metric is None:
         return None, problem
@@ -96,17 +114,19 @@ def plain(value: Any) -> tuple[Any, str | None]:
     return (metric.value if metric.samples is None else (metric.value, metric.samples)), None
 
 
-def mean_of_all(everyone: list[list[Any]]) -> Any:
-    """The mean of all ranks' values, weighted where they are pairs (mean, number of samples)."""
-    read = [metrics.read_one(value, None)[0] for values in everyone for value in values]
+def mean_of_all(ranks: list[list[Any]]) -> Any:
+    """Returns the mean of all ranks' values, weighted if they are pairs (mean, number of samples)."""
+    read = [metrics.read_one(value, None)[0] for values in ranks for value in values]
     observed = [metric for metric in read if metric is not None and metric.samples != 0]
     weighted = {metric.samples is not None for metric in observed}
     if len(weighted) > 1:
-        raise ArgumentError("some values are pairs (mean, number of samples) and others are not: weigh all or none")
+        raise ArgumentError(
+            "some values are pairs (mean, number of samples) and others are not: use pairs for all values or for none"
+        )
     if not observed:
         return float("nan")
     kinds = sorted({metric.kind[1] for metric in observed})
     if len(kinds) > 1:
-        raise ArgumentError(f"expected values of one shape, got {' and '.join(kinds)}")
+        raise ArgumentError(f"expected values of the same shape, got {' and '.join(kinds)}")
     weights = [1.0 if metric.samples is None else float(metric.samples) for metric in observed]
     return metrics.weighted_mean([metric.value for metric in observed], weights)

@@ -1,7 +1,7 @@
-"""Metrics of torchmetrics over the ranks of a communicator. torchmetrics itself is not needed, nor imported.
+"""Synchronizes metrics of torchmetrics over the ranks of a communicator, without importing torchmetrics.
 
-By itself torchmetrics joins ranks only where torch.distributed has a default process group, which no communicator of
-ours makes: `metric.compute()` would give the value of one rank's data.
+torchmetrics itself synchronizes ranks only through the default process group of torch.distributed, which TorchMN's
+communicators do not create: `metric.compute()` would return the value of one rank's data.
 """
 
 from __future__ import annotations
@@ -18,39 +18,45 @@ from torchmn.errors import ArgumentError, MismatchError
 
 
 def torchmetrics_sync(comm: Communicator) -> dict[str, Any]:
-    """Returns the keywords with which a metric of torchmetrics computes its value from all ranks' data.
+    """Returns keyword arguments for a metric of torchmetrics, with which it computes its value from all ranks' data.
 
         accuracy = torchmetrics.classification.MulticlassAccuracy(10, **torchmn.training.torchmetrics_sync(comm))
         for x, t in loader:                 # this rank's part, of any length
             accuracy.update(model(x), t)
-        accuracy.compute()                  # the same on every rank; every rank calls it
+        accuracy.compute()                  # the same on every rank; all ranks must call
 
     Args:
-        comm: communicator whose ranks update the metric; all of them compute it, in the same order of metrics.
+        comm: communicator whose ranks update the metric; all of them must compute the same metrics, in the same order.
+
+    Returns:
+        The keyword arguments `dist_sync_fn` and `distributed_available_fn`.
+
+    Raises:
+        ArgumentError: if `comm` is not a communicator.
     """
     hook = _hook(comm, "torchmetrics_sync")
     return {"dist_sync_fn": hook, "distributed_available_fn": hook.is_needed}
 
 
 def synchronize_torchmetrics(metrics: Any, comm: Communicator) -> Any:
-    """Makes metrics that exist compute their values from all ranks' data, as `torchmetrics_sync` does for new ones.
+    """Makes existing metrics compute their values from all ranks' data, as `torchmetrics_sync` does for new ones.
 
     Args:
-        metrics: a metric, a `MetricCollection`, or a module that holds some.
+        metrics: a metric, a `MetricCollection`, or a module that contains some.
         comm: communicator whose ranks update them.
 
     Returns:
         `metrics` itself.
 
     Raises:
-        ArgumentError: if there is no metric of torchmetrics in it.
+        ArgumentError: if `metrics` contains no metric of torchmetrics, or `comm` is not a communicator.
     """
     hook = _hook(comm, "synchronize_torchmetrics")
     found = _parts(metrics) if isinstance(metrics, nn.Module) else []
     if not found:
         raise ArgumentError(
-            f"synchronize_torchmetrics: expected a metric of torchmetrics, a collection of them or a module that holds "
-            f"some, got {describe(metrics)}"
+            f"synchronize_torchmetrics: expected a metric of torchmetrics, a collection of them or a module "
+            f"with some, got {describe(metrics)}"
         )
     for metric in found:
         metric.dist_sync_fn, metric.distributed_available_fn = hook, hook.is_needed
@@ -58,49 +64,52 @@ def synchronize_torchmetrics(metrics: Any, comm: Communicator) -> Any:
 
 
 def is_torchmetrics(value: object) -> bool:
-    """Whether `value` is a metric, or a collection of metrics, of torchmetrics."""
+    """Returns whether `value` is a metric, or a collection of metrics, of torchmetrics."""
     kinds = (kind.__module__.partition(".")[0] for kind in type(value).__mro__)
     return isinstance(value, nn.Module) and "torchmetrics" in kinds and callable(getattr(value, "compute", None))
 
 
 @dataclass
-class CarriedMetric:
-    """A copy of one rank's metric, that travels."""
+class MetricCopy:
+    """A copy of one rank's metric on the CPU, to be sent."""
 
     metric: Any
 
     @staticmethod
-    def of(metric: Any) -> CarriedMetric:
-        return CarriedMetric(metric.clone().cpu())
+    def of(metric: Any) -> MetricCopy:
+        return MetricCopy(metric.clone().cpu())
 
 
-def value_of_all(carried: Sequence[CarriedMetric]) -> Any:
-    """What a metric's `compute` gives for the data of all ranks that have it, in rank order; no rank waits for another.
+def compute_from_all(copies: Sequence[MetricCopy]) -> Any:
+    """Returns the result of `compute` for the data of all ranks, without communication.
 
-    torchmetrics reduces the states itself: it is given those of all ranks, as if it had gathered them.
+    torchmetrics reduces the states: the hook that it calls to gather them returns those of `copies`.
+
+    Args:
+        copies: of the ranks that have the metric, in rank order.
     """
-    metrics, states = [one.metric for one in carried], {}
+    metrics, states = [each.metric for each in copies], {}
     for metric in metrics:
         if hasattr(metric, "items"):
-            metric.items(copy_state=False)  # metrics of a collection that share their states have them now
+            metric.items(copy_state=False)  # metrics of a collection may share states: this sets them on each
     updated = (metric for metric in metrics if any(part.update_called for part in _parts(metric)))
     whole = next(updated, metrics[0])
-    for metric, *everyone in zip(_parts(whole), *map(_parts, metrics), strict=True):
+    for metric, *ranks in zip(_parts(whole), *map(_parts, metrics), strict=True):
         for name, state in metric.metric_state.items():
-            theirs = [getattr(each, name) for each in everyone]
-            if isinstance(state, list):  # of any length on each rank
-                setattr(metric, name, [element for elements in theirs for element in elements])
+            rank_states = [getattr(each, name) for each in ranks]
+            if isinstance(state, list):  # lengths may differ between ranks
+                setattr(metric, name, [element for elements in rank_states for element in elements])
             else:
-                states[id(state)] = theirs
+                states[id(state)] = rank_states
         metric.dist_sync_fn = lambda x, group=None: states.get(id(x), [x])
         metric.distributed_available_fn = lambda: True
-        # The value of one rank's data, if it was asked for: torchmetrics has no public way to drop it alone.
+        # The cached value of one rank's data: torchmetrics has no public method that clears the cache alone.
         metric._computed = None
     return _plain(whole.compute())
 
 
 class _Hook:
-    """Gathers the states of metrics. A copy that is pickled belongs to no ranks and gathers nothing."""
+    """Gathers the states of metrics from all ranks. An unpickled copy has no communicator and gathers nothing."""
 
     def __init__(self, comm: Communicator | None):
         self.comm = comm
@@ -109,28 +118,28 @@ class _Hook:
         return self.comm is not None and self.comm.size > 1
 
     def __call__(self, x: Tensor, group: Any = None) -> list[Tensor]:
-        """All ranks' states, in rank order."""
+        """Returns the states of all ranks, in rank order."""
         comm = self.comm
         if comm is None:
             return [x]
-        everyone: list[Tensor] = comm.allgather_obj(x.detach().cpu())
-        # A rank that has seen no data has an empty tensor of torchmetrics' choice in place of a list of states.
-        real = [state for state in everyone if state.numel() or state.dim() != 1]
-        kinds = sorted({f"{state.dtype}, {state.dim()} dims" for state in real})
+        states: list[Tensor] = comm.allgather_obj(x.detach().cpu())
+        # On a rank without data, torchmetrics replaces a list of states by an empty 1-d tensor.
+        filled = [state for state in states if state.numel() or state.dim() != 1]
+        kinds = sorted({f"{state.dtype}, {state.dim()} dims" for state in filled})
         if len(kinds) > 1:
             raise MismatchError(
                 f"rank {comm.rank} of {comm.size}: torchmetrics: ranks gather states of different kinds: "
-                f"{'; '.join(kinds)}. Compute the same metrics in the same order on every rank. One that keeps its "
-                "updates one by one needs equally many on every rank; or return the metric itself from an evaluator of "
-                "create_multi_node_evaluator, which needs neither"
+                f"{'; '.join(kinds)}. Compute the same metrics in the same order on every rank. A metric that keeps a "
+                "list of its updates needs equally many on every rank; or return the metric itself from an evaluator "
+                "of create_multi_node_evaluator, which requires neither"
             )
-        if real:
-            empty = real[0].new_empty((0, *real[0].shape[1:]))
-            everyone = [state if state.numel() or state.dim() != 1 else empty for state in everyone]
-        return [state.to(x.device) for state in everyone]
+        if filled:
+            empty = filled[0].new_empty((0, *filled[0].shape[1:]))
+            states = [state if state.numel() or state.dim() != 1 else empty for state in states]
+        return [state.to(x.device) for state in states]
 
     def __deepcopy__(self, _: Any) -> _Hook:
-        return self  # a clone of a metric belongs to the same ranks
+        return self  # a clone of a metric has the same communicator
 
     def __reduce__(self) -> Any:
         return _Hook, (None,)
@@ -143,12 +152,12 @@ def _hook(comm: Any, name: str) -> _Hook:
 
 
 def _parts(metric: nn.Module) -> list[Any]:
-    """The metrics that a metric, a collection or a module is made of; a collection has no states of its own."""
+    """Returns the metrics in a metric, a collection or a module; without collections, which have no states."""
     return [part for part in metric.modules() if is_torchmetrics(part) and hasattr(part, "update_called")]
 
 
 def _plain(value: Any) -> Any:
-    """A value with numbers in place of tensors of no dims."""
+    """Returns `value` with 0-d tensors replaced by numbers."""
     if isinstance(value, Tensor):
         return value.item() if value.dim() == 0 else value
     if isinstance(value, dict):

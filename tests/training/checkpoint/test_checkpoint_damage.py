@@ -9,7 +9,7 @@ import torch
 
 import torchmn
 from tests.training.checkpoint.runs import Training
-from torchmn.training.checkpoint import create_multi_node_checkpointer
+from torchmn import create_multi_node_checkpointer
 
 
 def two_checkpoints(path: Path, size: int = 2) -> Path:

@@ -11,7 +11,7 @@ import torchmn
 from tests._worlds import ranks
 from tests._worlds.data import filled
 from tests.training.checkpoint.runs import Training, parameters
-from torchmn.training.checkpoint import create_multi_node_checkpointer
+from torchmn import create_multi_node_checkpointer
 
 
 def names(path: Path) -> list[str]:

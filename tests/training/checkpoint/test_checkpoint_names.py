@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 import torchmn
 from tests._worlds import ranks
 from tests._worlds.data import assert_refused
-from torchmn.training.checkpoint import create_multi_node_checkpointer
+from torchmn import create_multi_node_checkpointer
 from torchmn.training.checkpoint.manifest import Place, escaped, name_problem, partial_place_of, place_of
 
 NAMES = [

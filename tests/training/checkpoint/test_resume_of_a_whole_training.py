@@ -13,8 +13,8 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import torchmn
 from tests._worlds import ranks
+from torchmn import create_multi_node_checkpointer
 from torchmn.iterators import create_synchronized_iterator
-from torchmn.training.checkpoint import create_multi_node_checkpointer
 
 
 class DropoutOfItsOwn(nn.Module):

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from torchmn.communicators.communicator import Communicator
 from torchmn.errors import ArgumentError
-from torchmn.parallel.global_state import seen_whole
+from torchmn.parallel.global_state import with_global_state
 from torchmn.training.checkpoint import entries, random_states, tensor_files
 from torchmn.training.checkpoint.directory import Library, Site, ranks_on_my_disk
 from torchmn.training.checkpoint.load import load_newest
@@ -168,7 +168,7 @@ class MultiNodeCheckpointer:
         if isinstance(step, bool) or not isinstance(step, int) or step < 0:
             problem = f"expected step to be an int >= 0, got {step!r}"
         self._agree("save", problem or entries.objects_problem(objects, "state_dict"), step, objects)
-        save_step(self._site, self.keep, step, extra, seen_whole(objects))
+        save_step(self._site, self.keep, step, extra, with_global_state(objects))
 
     def maybe_load(self, *, step: int | None = None, from_rank: int | None = None, **objects: Any) -> int | None:
         """Load the newest checkpoint that is complete on all ranks, and return its step; None if there is none.
@@ -192,7 +192,7 @@ class MultiNodeCheckpointer:
             problem = f"expected from_rank to be a rank, got {from_rank!r}"
         problem = problem or entries.objects_problem(objects, "load_state_dict")
         self._agree("maybe_load", problem, (step, from_rank), objects)
-        loaded = load_newest(self._site, step, from_rank, seen_whole(objects))
+        loaded = load_newest(self._site, step, from_rank, with_global_state(objects))
         if loaded is None:
             return None
         self.extra = loaded.extra
