@@ -10,9 +10,9 @@ from torch import nn
 
 import torchmn
 from tests._worlds import ranks
+from torchmn import Communicator
 from torchmn.bounded_cache import BoundedCache, remembered_tensors
 from torchmn.communicators import arguments
-from torchmn.communicators.communicator import Communicator
 from torchmn.communicators.messages import wire
 
 SHAPES = tuple(((64 + n, 32, 3, 3), torch.float32) for n in range(161))
@@ -105,7 +105,7 @@ def test_layouts_of_messages_of_many_tensors_are_not_remembered() -> None:
 @ranks(2, on=("threads", "gloo"))
 def test_tags_that_never_repeat_leave_nothing_behind(comm: Communicator) -> None:
     transport: Any = comm.transport
-    boxes = transport._boxes if hasattr(transport, "_boxes") else transport._meeting.mail
+    boxes = transport._boxes if hasattr(transport, "_boxes") else transport._shared.mailboxes
     for tag in range(50):
         comm.send(torch.full((3,), float(tag)), 1 - comm.rank, tag)
     for tag in reversed(range(50)):

@@ -21,8 +21,8 @@ from tests._worlds.jobs import run_job
 from tests.cli.commands import run, script
 from torchmn.communicators import communicator
 from torchmn.communicators.transports import gloo
-from torchmn.communicators.transports.process_group import MEETING_SECONDS
-from torchmn.communicators.watchdog.control_channel import Line, Server
+from torchmn.communicators.transports.process_group import RENDEZVOUS_SECONDS
+from torchmn.communicators.watchdog.control_channel import ControlClient, ControlServer
 from torchmn.errors import LaunchError
 
 LISTENS = """
@@ -105,9 +105,9 @@ def connected(secrets: list[bytes]) -> list[object]:
     results: list[object] = [None] * len(secrets)
 
     def connect(rank: int) -> None:
-        meeting = gloo.Meeting(store, "127.0.0.1", secrets[rank])
+        rendezvous = gloo.Rendezvous(store, "127.0.0.1", secrets[rank])
         try:
-            results[rank] = gloo.connect(meeting, "world", rank, len(secrets), timedelta(seconds=MEETING_SECONDS))
+            results[rank] = gloo.connect(rendezvous, "world", rank, len(secrets), timedelta(seconds=RENDEZVOUS_SECONDS))
         except LaunchError as error:
             results[rank] = error
 
@@ -148,13 +148,13 @@ class Command:
 
 def test_a_stranger_at_the_watchdogs_port_runs_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    server = Server(1, to_other_hosts=False)
+    server = ControlServer(1, to_other_hosts=False)
     words = pickle.dumps(Command())
     with socket.create_connection(("127.0.0.1", server.port)) as stranger:
         with contextlib.suppress(ConnectionError):  # the server may have closed the connection already
             for _ in range(3):  # in place of an answer to the challenge, and of what may come after it
                 stranger.sendall(len(words).to_bytes(4, "big") + words)
-        rank = Line(0, ["127.0.0.1"], server.port, server.key)
-        rank.say({"kind": "hello"})
-        assert rank.hear(20.0) == {"kind": "hello"}
+        rank = ControlClient(0, ["127.0.0.1"], server.port, server.key)
+        rank.send({"kind": "hello"})
+        assert rank.receive(20.0) == {"kind": "hello"}
     assert not (tmp_path / "run-by-a-stranger").exists()

@@ -8,8 +8,8 @@ import threading
 import pytest
 
 import torchmn
-from torchmn.communicators.watchdog import waits
-from torchmn.communicators.watchdog.waits import RankState
+from torchmn.communicators.watchdog import report, source_lines
+from torchmn.communicators.watchdog.report import RankState
 
 WORLD = (0, 1, 2)
 
@@ -41,11 +41,11 @@ def computing(rank: int) -> RankState:
     ],
 )
 def test_a_ring_of_waiting_ranks_is_found_and_starts_with_its_smallest(states: list, ring: list[int]) -> None:
-    assert waits.cycle(states) == ring
+    assert report.cycle(states) == ring
 
 
 def test_the_table_shows_every_rank_and_names_those_that_the_others_wait_for() -> None:
-    text = waits.table([meeting(0), RankState(1, "", "", left=True), computing(2)], "the reason")
+    text = report.table([meeting(0), RankState(1, "", "", left=True), computing(2)], "the reason")
     lines = text.splitlines()
     assert lines[0] == "torchmn: the reason"
     assert [line.split()[0] for line in lines[2:5]] == ["0", "1", "2"]
@@ -57,12 +57,12 @@ def test_the_table_shows_every_rank_and_names_those_that_the_others_wait_for() -
 
 
 def test_the_line_of_the_user_is_the_innermost_that_is_not_ours() -> None:
-    assert "test_watchdog.py" in waits.user_line()
+    assert "test_watchdog.py" in source_lines.user_line()
 
 
 @pytest.mark.parametrize(("ranks", "text"), [([0], "0"), ([2, 0, 1], "0-2"), ([0, 1, 3, 5, 6], "0-1, 3, 5-6")])
 def test_ranks_are_written_as_spans(ranks: list[int], text: str) -> None:
-    assert waits.ranks_text(ranks) == text
+    assert report.ranks_text(ranks) == text
 
 
 def test_in_the_thread_world_a_deadlock_is_raised_to_the_caller() -> None:

@@ -85,9 +85,9 @@ def test_a_rank_that_lost_another_waits_for_the_report_of_it_before_it_ends_the_
     script = """
 import os, sys, threading
 import torchmn
-from torchmn.communicators import monitor
+from torchmn.communicators.watchdog import monitor
 from torchmn.communicators.watchdog.monitor import Monitor
-searches, announce, wait = sys.argv[1], Monitor.announce_departure, Monitor.wait_for_the_cause
+searches, announce, wait = sys.argv[1], Monitor.announce_departure, Monitor.wait_for_root_cause
 def announce_late(self):
     def when_searched():
         while not os.path.exists(searches): pass
@@ -96,8 +96,8 @@ def announce_late(self):
 def search(self):
     open(searches, "w").close()
     wait(self)
-monitor._PATIENCE = 50
-Monitor.announce_departure, Monitor.wait_for_the_cause = announce_late, search
+monitor._REPLY_SECONDS = 50
+Monitor.announce_departure, Monitor.wait_for_root_cause = announce_late, search
 comm = torchmn.create_communicator()
 comm.barrier()
 if comm.rank == 0: sys.exit(5)
@@ -185,7 +185,7 @@ def test_a_message_that_was_lost_before_the_end_is_an_error_at_the_end() -> None
     body = "if comm.rank == 0:\n    comm.send(torch.ones(1 << 20), 1, tag=9)\n    time.sleep(2)"
     result = job(body, n=2, transport="gloo", TORCHMN_TIMEOUT="40")
     assert result.returncode != 0
-    assert "rank 1 was gone before it received a message, tag 9" in result.output
+    assert "rank 1 ended before it received a message, tag 9" in result.output
 
 
 def test_a_message_to_a_rank_that_has_left_is_an_error_that_names_it() -> None:
@@ -197,7 +197,7 @@ if comm.rank == 0:
 """
     result = job(body, n=2, transport="gloo", TORCHMN_TIMEOUT="40")
     assert result.returncode != 0
-    assert "PeerError: rank 1 was gone before it received a message, tag 9" in result.output
+    assert "PeerError: rank 1 ended before it received a message, tag 9" in result.output
 
 
 @pytest.mark.parametrize("transport", PROCESSES)
@@ -246,18 +246,18 @@ torchmn.create_communicator()
 
 
 @pytest.mark.parametrize("transport", ["mpi", "gloo"])
-def test_rank_0_may_end_at_once_though_its_switchboard_is_slow_to_answer(transport: str) -> None:
+def test_rank_0_may_end_at_once_though_its_control_server_is_slow(transport: str) -> None:
     script = """
 import time, torchmn
-from torchmn.communicators.watchdog.control_channel import Line, Server
-meet, connect = Server._meet, Line.__init__
-def slow(self, visitor):
+from torchmn.communicators.watchdog.control_channel import ControlClient, ControlServer
+handshake, connect = ControlServer._handshake, ControlClient.__init__
+def slow(self, connection):
     time.sleep(1)
-    meet(self, visitor)
+    handshake(self, connection)
 def rank_0_last(self, rank, *where, **limit):
     time.sleep(1 if rank == 0 else 0)
     connect(self, rank, *where, **limit)
-Server._meet, Line.__init__ = slow, rank_0_last
+ControlServer._handshake, ControlClient.__init__ = slow, rank_0_last
 comm = torchmn.create_communicator()
 print("rank", comm.rank, "was here")
 """

@@ -109,7 +109,7 @@ assert comm.allreduce(torch.ones(1)).item() == 2.0
 """
     result = job("import sys\n" + body, transport)
     assert result.returncode == 0, result.output
-    assert "rank 1 of 2 raised in thread 'second', which has not communicated; the job goes on:" in result.output
+    assert "rank 1 of 2 raised in thread 'second', which has not communicated; the job continues:" in result.output
     assert result.output.count("RuntimeError: the reason") == 1
     assert "SystemExit" not in result.output
 

@@ -19,7 +19,9 @@ from torchmn.communicators.arguments import describe, fingerprint
 from torchmn.communicators.buffers import Buffers
 from torchmn.communicators.messages import plain_values
 from torchmn.communicators.replies import Replies
-from torchmn.communicators.watchdog.waits import Wait, ranks_text, user_line
+from torchmn.communicators.watchdog.report import ranks_text
+from torchmn.communicators.watchdog.source_lines import user_line
+from torchmn.communicators.watchdog.waits import Wait
 from torchmn.context import here
 from torchmn.errors import ArgumentError, MismatchError, TorchMNError
 

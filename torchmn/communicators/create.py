@@ -16,7 +16,8 @@ from torchmn.communicators.transports.group import Group, Settings
 from torchmn.communicators.transports.mpi_library import small_unused_buffers
 from torchmn.communicators.transports.solo import SoloTransport
 from torchmn.communicators.watchdog import process_hooks
-from torchmn.communicators.watchdog.waits import Watch, ranks_text
+from torchmn.communicators.watchdog.report import ranks_text
+from torchmn.communicators.watchdog.waits import Watch
 from torchmn.context import here, process
 from torchmn.errors import ArgumentError, LaunchError, MismatchError, nearest
 from torchmn.optional import optional_module
@@ -149,7 +150,7 @@ def _among_threads(world: Communicator, settings: Settings, options: dict[str, A
 
 def _load_mpi(settings: Settings, launch: environment.Launch) -> Any:
     try:
-        with small_unused_buffers(launch.name), process_hooks.limited(settings.timeout):
+        with small_unused_buffers(launch.name), process_hooks.time_limit(settings.timeout):
             from mpi4py import MPI
 
             return MPI
@@ -171,7 +172,7 @@ def _mpi(settings: Settings, mpi_comm: Any, launch: environment.Launch) -> Commu
             f"rank {launch.rank}: according to {launch.title} there are {launch.size or f'at least {launch.least}'} "
             f"ranks, but the MPI library that mpi4py loaded ({library}) sees {MPI.COMM_WORLD.size}: {problem}"
         )
-    with process_hooks.limited(settings.timeout):
+    with process_hooks.time_limit(settings.timeout):
         point_to_point = (mpi_comm or MPI.COMM_WORLD).Dup()
         fastpath = _fastpath()
         switches = settings.switches() | {"TORCHMN_FASTPATH": fastpath is not None}
@@ -182,7 +183,7 @@ def _mpi(settings: Settings, mpi_comm: Any, launch: environment.Launch) -> Commu
         group = Group.of_world(_next_name(), hosts, Watch(rank, hosts[rank]), settings)
         make = MPITransport if fastpath is None else fastpath.HostTransport.of_world
         world = Communicator(make(group, point_to_point))
-        process_hooks.guard(world, end_job)
+        process_hooks.start_watchdog(world, end_job)
     return world
 
 
@@ -238,7 +239,7 @@ def _process_group(backend: str, settings: Settings, launch: environment.Launch)
             "Use 'auto' for MPI, start the script with torchrun, or set RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT."
         )
     world = Communicator(process_group.create(backend, settings, launch, _next_name()))
-    with process_hooks.limited(settings.timeout):
+    with process_hooks.time_limit(settings.timeout):
         _check_switches(world.buffers.allgather_plain(settings.switches()), world.rank)
-        process_hooks.guard(world, process_group.end_nothing, os.environ["MASTER_ADDR"])
+        process_hooks.start_watchdog(world, process_group.end_nothing, os.environ["MASTER_ADDR"])
     return world

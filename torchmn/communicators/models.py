@@ -11,7 +11,7 @@ from torch.nn.parameter import is_lazy
 
 from torchmn.communicators import arguments
 from torchmn.communicators.mean import LARGE_BYTES, buckets, mean_in_place, unpack
-from torchmn.communicators.watchdog.waits import ranks_text
+from torchmn.communicators.watchdog.report import ranks_text
 from torchmn.errors import MismatchError
 
 if TYPE_CHECKING:

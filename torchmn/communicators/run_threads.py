@@ -1,4 +1,4 @@
-"""run_threads: a function on several ranks inside this process."""
+"""`run_threads`, which runs a function on several ranks that are threads of this process."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch
 
 from torchmn.communicators.communicator import Communicator
 from torchmn.communicators.transports.group import Group, Settings
-from torchmn.communicators.transports.threads import Meeting, ThreadTransport, ThreadWorld
+from torchmn.communicators.transports.threads import ThreadGroup, ThreadTransport, ThreadWorld
 from torchmn.context import here
 from torchmn.errors import ArgumentError, ThreadError, WaitTimeout
 
@@ -26,11 +26,25 @@ def run_threads(
     timeout: float | None = None,
     grad_dtype: torch.dtype | None = None,
 ) -> list[Result]:
-    """Run `fn(comm)` on `size` ranks inside this process; return the results in rank order.
+    """Runs `fn(comm)` on `size` ranks, each a thread of this process, and returns the results in rank order.
 
-    An exception on one rank frees the others and is raised here. `hosts` gives each rank a host name, so that
-    topology can be tried without machines. Threads share torch's random state: `torch.manual_seed` inside of `fn` is a
-    race. Make models before, or draw from a `torch.Generator` of your own.
+    Threads share torch's random state: `torch.manual_seed` inside of `fn` is a race. Create models before, or draw from
+    one `torch.Generator` per rank.
+
+    Args:
+        fn: called on every rank with its communicator.
+        size: number of ranks.
+        hosts: a host name per rank, to try topologies without several machines; by default all are `localhost`.
+        timeout: seconds that a wait may last; by default `TORCHMN_TIMEOUT` or 300.
+        grad_dtype: dtype in which gradients are sent, as in `create_communicator`.
+
+    Returns:
+        What `fn` returned on each rank.
+
+    Raises:
+        ArgumentError: `size` or `hosts` cannot be right.
+        WaitTimeout: a wait exceeded the timeout; the message is the table of all ranks.
+        Exception: the exception of the rank that failed first; the other ranks are ended.
     """
     if isinstance(size, bool) or not isinstance(size, int):
         raise ArgumentError(f"run_threads: expected size to be an int, got {size!r}")
@@ -40,11 +54,11 @@ def run_threads(
             f"run_threads: expected size >= 1 and one host per rank, got size {size}, {len(hosts)} hosts"
         )
     world = ThreadWorld(hosts)
-    meeting = Meeting(world, range(size))
+    shared = ThreadGroup(world, range(size))
     results: list[Any] = [None] * size
     errors: list[tuple[int, BaseException]] = []
 
-    def note(rank: int, error: BaseException) -> None:
+    def record(rank: int, error: BaseException) -> None:
         errors.append((rank, error))
         world.fail(f"rank {rank} of {size} raised {type(error).__name__}: {error}")
 
@@ -54,35 +68,35 @@ def run_threads(
         if timeout is not None:
             settings.timeout = timeout
         group = Group.of_world("world", hosts, world.watches[rank], settings)
-        comm = Communicator(ThreadTransport(group, meeting))
+        comm = Communicator(ThreadTransport(group, shared))
         here.communicator = comm
         try:
             results[rank] = fn(comm)
-            _settle([each for each in world.watches[rank].communicators if not each.group.closed])
+            _drain([each for each in world.watches[rank].communicators if not each.group.closed])
             world.leave(rank)
         except BaseException as error:
-            note(rank, error)
+            record(rank, error)
 
     ranks = [threading.Thread(target=rank_main, args=(rank,), name=f"rank {rank}", daemon=True) for rank in range(size)]
     done = threading.Event()
-    watcher = threading.Thread(target=world.watch, args=(done,), name="torchmn watchdog", daemon=True)
+    watchdog = threading.Thread(target=world.watch, args=(done,), name="torchmn-watchdog", daemon=True)
     try:
-        with _threads_that_fail(world, note):
-            for thread in (*ranks, watcher):
+        with _recorded_thread_exceptions(world, record):
+            for thread in (*ranks, watchdog):
                 thread.start()
             for thread in ranks:
                 while thread.is_alive():
                     thread.join(0.5)
                     if world.timed_out:
-                        thread.join(5.0)  # a rank asleep in user code cannot be woken; it is left behind
+                        thread.join(5.0)  # a rank that blocks in user code cannot be interrupted; its thread remains
                         break
     except KeyboardInterrupt:
-        world.fail("interrupted while ranks were running")  # or they would go on, in a notebook for hours
+        world.fail("interrupted while ranks were running")  # or they would continue, in a notebook for hours
         raise
     finally:
         done.set()
-        if watcher.is_alive():  # a thread that runs while Python ends may abort the process
-            watcher.join()
+        if watchdog.is_alive():  # a thread that runs while Python ends may abort the process
+            watchdog.join()
     if errors:
         _raise_first(errors, size)
     if world.timed_out:
@@ -91,8 +105,8 @@ def run_threads(
 
 
 @contextmanager
-def _threads_that_fail(world: ThreadWorld, note: Callable[[int, BaseException], None]) -> Iterator[None]:
-    """A block in which an exception that ends a thread is noted for the rank for which that thread communicated."""
+def _recorded_thread_exceptions(world: ThreadWorld, record: Callable[[int, BaseException], None]) -> Iterator[None]:
+    """In this block, an exception that ends a user's thread is recorded for the rank for which it communicated."""
     previous = threading.excepthook
 
     def hook(args: threading.ExceptHookArgs) -> None:
@@ -100,29 +114,30 @@ def _threads_that_fail(world: ThreadWorld, note: Callable[[int, BaseException], 
         if rank is None or args.exc_type is SystemExit or args.exc_value is None:
             previous(args)
         else:
-            note(rank, args.exc_value)
+            record(rank, args.exc_value)
 
     threading.excepthook = hook
     try:
         yield
     finally:
-        if threading.excepthook is hook:  # else another world, in another thread, has begun meanwhile
+        if threading.excepthook is hook:  # else another `run_threads`, in another thread, has set its hook
             threading.excepthook = previous
 
 
-def _settle(comms: Sequence[Communicator]) -> None:
-    """What `finalize` does for replies that are still owed: all ranks decline before they wait."""
+def _drain(comms: Sequence[Communicator]) -> None:
+    """Declines the requests that got no reply, on all communicators, and then waits for the replies to this rank's."""
     for comm in comms:
         comm.replies.decline_all()
     for comm in comms:
         if comm.replies.handler is not None:
-            comm.replies.handler.settle()
+            comm.replies.handler.drain()
 
 
 def _raise_first(errors: list[tuple[int, BaseException]], size: int) -> None:
-    """Raise the error that began it, with its rank noted; errors that only follow from it stay silent."""
-    # Ranks that a broken communicator frees may be faster than the thread that broke it.
+    """Raises the first error, with a note of its rank; the others are its consequences."""
+    # Ranks that wait in a broken communicator may raise before the thread that broke it.
     rank, error = next((each for each in errors if isinstance(each[1], ThreadError)), errors[0])
-    if hasattr(error, "add_note"):  # not in Python 3.10
-        error.add_note(f"(raised on rank {rank} of {size})")  # type: ignore[attr-defined]
+    add_note = getattr(error, "add_note", None)  # not in Python 3.10
+    if add_note is not None:
+        add_note(f"(raised on rank {rank} of {size})")
     raise error

@@ -1,32 +1,32 @@
-"""What the differentiable collective operations have in common: ranks agree whether backward will come.
+"""Call: one differentiable collective operation, for which all ranks agree whether a backward follows.
 
-Autograd visits a node only if something on this rank needs its gradient, but the backward of a collective operation
-needs all ranks. So ranks tell each other, in the comparison of arguments that precedes every operation, whether they
-need a gradient; if one does, all put the operation into their graphs. Calls are numbered, and backward says which
-call it belongs to: a rank whose backward skips one gets an error, as all ranks do, and not another call's gradient.
+Autograd visits a node only if this rank needs its gradient, but the backward of a collective operation needs all
+ranks. So each rank sends, with the comparison of arguments that precedes every operation, whether it needs a gradient;
+if one does, all add a node to their graphs. Calls are numbered, and backward operations carry the number of their call:
+if a rank's backward skips one, all ranks raise an error instead of receiving the gradient of another call.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar, cast
 
 import torch
 from torch import Tensor
 
 from torchmn.communicators.arguments import describe
 from torchmn.communicators.communicator import Communicator
-from torchmn.communicators.watchdog.waits import ranks_text
+from torchmn.communicators.watchdog.report import ranks_text
 from torchmn.errors import ArgumentError, MismatchError
 from torchmn.functions import recomputation
 
 Result = TypeVar("Result")
 
 NO_GRAD, NEEDS_NONE, NEEDS_GRADIENT = range(3)
-"""What a rank notes for the others: called under no_grad; needs no gradient here; needs one."""
+"""What a rank sends to the others: called under no_grad; needs no gradient of this call; needs one."""
 
-# Which rank had the largest value, and what the product of the others is, can not be told from the result alone.
-OF_ALL_VALUES: dict[str, Callable[[Tensor], Tensor]] = {
+# The gradient of these needs the values of all ranks: which rank has the maximum, or the product of the other ranks.
+REDUCE_GATHERED: dict[str, Callable[[Tensor], Tensor]] = {
     "max": lambda values: values.amax(0),
     "min": lambda values: values.amin(0),
     "prod": lambda values: values.prod(0),
@@ -34,14 +34,21 @@ OF_ALL_VALUES: dict[str, Callable[[Tensor], Tensor]] = {
 
 
 class Call(NamedTuple):
-    """One differentiable collective operation, or the backward of one."""
+    """One differentiable collective operation, or its backward.
+
+    Attributes:
+        comm: communicator of the operation.
+        number: of the call, the same on all ranks.
+        order: 0 in forward, 1 in its backward, 2 in the backward of that, and so on.
+    """
 
     comm: Communicator
     number: int
     order: int = 0
 
     @staticmethod
-    def new(comm: Communicator) -> Call:
+    def new(comm: Any) -> Call:
+        """Returns the next call of a communicator; raises an ArgumentError if `comm` is not one."""
         if not isinstance(comm, Communicator):
             raise ArgumentError(
                 "expected a communicator as the first argument of a collective function, as in F.allreduce(comm, x), "
@@ -52,28 +59,29 @@ class Call(NamedTuple):
         return Call(comm, comm.noting.calls)
 
     def backward(self) -> Call:
+        """Returns the backward of this call."""
         return self._replace(order=self.order + 1)
 
     def perform(self, needs_gradient: bool, operation: Callable[[], Result]) -> tuple[Result, bool]:
-        """What `operation` returns, and whether it must be part of the graph: the same on all ranks."""
+        """Runs `operation`; returns its result and whether it must be part of the graph: the same on all ranks."""
         if recomputation.replaying():
             return recomputation.replay(self.comm, f"a collective operation of {self.comm.name}")
         comm = self.comm
-        wish = NO_GRAD if not torch.is_grad_enabled() else NEEDS_GRADIENT if needs_gradient else NEEDS_NONE
+        need = NO_GRAD if not torch.is_grad_enabled() else NEEDS_GRADIENT if needs_gradient else NEEDS_NONE
         call = "backward of " * self.order + f"torchmn.functions call {self.number}"
-        with comm.noting(wish, self.number << 8 | self.order, call, optional=wish == NO_GRAD) as noted:
+        with comm.noting(need, self.number << 8 | self.order, call, optional=need == NO_GRAD) as noted:
             result = operation()
-        wishes = noted.notes
-        needed = NEEDS_GRADIENT in wishes
-        if needed and not {NO_GRAD, None}.isdisjoint(wishes):
-            self._refuse(wishes)
-        if recomputation.keeping():
-            recomputation.record(f"a collective operation of {comm.name}", (result, needed))
-        return result, needed
+        needs = noted.notes
+        in_graph = NEEDS_GRADIENT in needs
+        if in_graph and not {NO_GRAD, None}.isdisjoint(needs):
+            self._raise_partly_no_grad(needs)
+        if recomputation.recording():
+            recomputation.record(f"a collective operation of {comm.name}", (result, in_graph))
+        return result, in_graph
 
-    def _refuse(self, wishes: Sequence[int | None]) -> None:
-        needing = [rank for rank, wish in enumerate(wishes) if wish == NEEDS_GRADIENT]
-        without = [rank for rank, wish in enumerate(wishes) if wish in (NO_GRAD, None)]
+    def _raise_partly_no_grad(self, needs: Sequence[int | None]) -> None:
+        needing = [rank for rank, need in enumerate(needs) if need == NEEDS_GRADIENT]
+        without = [rank for rank, need in enumerate(needs) if need in (NO_GRAD, None)]
         raise MismatchError(
             f"rank {self.comm.rank} of {self.comm.size}: a collective operation needs its gradient on rank "
             f"{ranks_text(needing)}, but rank {ranks_text(without)} called it under torch.no_grad, and would not take "
@@ -82,26 +90,26 @@ class Call(NamedTuple):
 
 
 def needs_gradient(x: Any) -> bool:
-    """Whether a gradient of `x` is needed; x may be anything, because wrong arguments are refused later, by all."""
-    if isinstance(x, Tensor):
-        return x.requires_grad
-    return isinstance(x, list | tuple) and any(isinstance(each, Tensor) and each.requires_grad for each in x)
+    """Whether a gradient of `x` is needed. Accepts any `x`: the operation checks arguments, on all ranks together."""
+    return any(each.requires_grad for each in tensors_in(x))
 
 
-def parts_of(xs: Any, size: int) -> Any:
-    """`xs` as a sequence, if it is one tensor whose first dim is the number of ranks."""
+def as_sequence(xs: Any, size: int) -> Any:
+    """Returns `xs`, split along its first dim if it is one tensor with `size` rows."""
     return xs.unbind() if isinstance(xs, Tensor) and xs.dim() and xs.shape[0] == size else xs
 
 
 def tensors_in(xs: Any) -> tuple[Tensor, ...]:
-    """The tensors that a rank which is not the root has passed: their graph stays connected through the operation."""
+    """Returns the tensors in an argument: itself, or the tensors of a list or tuple."""
     if isinstance(xs, Tensor):
         return (xs,)
-    return tuple(x for x in xs if isinstance(x, Tensor)) if isinstance(xs, list | tuple) else ()
+    if not isinstance(xs, list | tuple):
+        return ()
+    return tuple([x for x in cast("Sequence[Any]", xs) if isinstance(x, Tensor)])
 
 
-def as_gradient_of(delegate: Tensor, xs: tuple[Tensor, ...]) -> tuple[Tensor | None, ...]:
-    """Zeros in the shapes of `xs` through which autograd reaches `delegate`; nothing if it needs not."""
+def zero_gradients(delegate: Tensor, xs: Sequence[Tensor]) -> tuple[Tensor | None, ...]:
+    """Returns zeros in the shapes of `xs` whose graph leads to `delegate`; None for each if it needs no gradient."""
     if not delegate.requires_grad:
         return (None,) * len(xs)
     return tuple([delegate.to(x.dtype).expand(x.shape) for x in xs])

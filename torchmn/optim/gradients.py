@@ -14,7 +14,7 @@ from torch.optim import Optimizer
 
 from torchmn.communicators.communicator import Communicator
 from torchmn.communicators.mean import means
-from torchmn.communicators.watchdog.waits import ranks_text
+from torchmn.communicators.watchdog.report import ranks_text
 from torchmn.errors import MismatchError
 from torchmn.gradient_role import role_of
 

@@ -1,4 +1,4 @@
-"""Errors that name the module of the user's model in which they happened."""
+"""Errors about sharded tensors that name the module of the user's model in which they occurred."""
 
 from __future__ import annotations
 
@@ -8,16 +8,13 @@ from torch import nn
 from torch.utils import checkpoint
 
 from torchmn._torch_compat import MODULE_CALL
-from torchmn.communicators.watchdog.waits import running_frames
+from torchmn.communicators.watchdog.source_lines import running_frames
 from torchmn.context import here
 from torchmn.errors import ParallelizeError
 
 
 def where() -> str:
-    """Words for the innermost running module: `conv2 (Conv2d(...))`.
-
-    It is found by walking the stack, which only errors pay for.
-    """
+    """Returns a description of the innermost running module, such as `conv2 (Conv2d(...))`. Walks the stack."""
     owners = [frame.f_locals.get("self") for frame in running_frames() if frame.f_code.co_name != MODULE_CALL]
     running = [owner for owner in owners if isinstance(owner, nn.Module)]
     parallel = (module for module in running if hasattr(module, "parallelism"))
@@ -31,18 +28,21 @@ def where() -> str:
 
 
 def refuse(problem: str) -> NoReturn:
-    """Raise, naming the running module."""
+    """Raises a ParallelizeError that names the running module."""
     raise ParallelizeError(f"{where()}: {problem}")
 
 
 def refuse_in_checkpoint(function: str) -> None:
-    """Raise if this runs in a part of the model that `torch.utils.checkpoint` will compute again.
+    """Raises a ParallelizeError inside a function that `torch.utils.checkpoint` will recompute in backward.
 
-    That happens during backward, outside of the model's forward: what depends on which samples this rank has, or on
-    random numbers that ranks share, would be computed in another way than the first time.
+    The recomputation runs outside of the model's forward: results that depend on which samples this rank has, or on
+    random numbers that ranks share, would differ from those of the first time.
+
+    Args:
+        function: its name, for the error.
     """
     if any(frame.f_code.co_filename == checkpoint.__file__ for frame in running_frames()):
         refuse(
-            f"{function} in a part that torch.utils.checkpoint computes again would not give the same again on this "
-            "grid. Leave it out of the checkpointed part"
+            f"{function} inside torch.utils.checkpoint would give other values when it is recomputed on this grid. "
+            "Leave it out of the checkpointed part"
         )

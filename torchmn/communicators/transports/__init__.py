@@ -1,1 +1,1 @@
-"""Transports: how flat buffers and small messages get from one rank to another."""
+"""Transports: implementations that move flat buffers and messages between ranks (MPI, gloo, nccl, threads, solo)."""

@@ -1,4 +1,4 @@
-"""How gloo connects ranks: where they meet, at which addresses they listen, and who the others are."""
+"""Connects the ranks of a gloo process group: the store, the address of each rank, and their authentication."""
 
 from __future__ import annotations
 
@@ -18,16 +18,18 @@ from torchmn.communicators.launchers.environment import STORE_VARIABLE, Launch
 from torchmn.communicators.messages import wire
 from torchmn.errors import LaunchError
 
-_PROOF = 4  # gloo's tag of the messages by which ranks prove who they are
+_PROOF = 4  # gloo's tag of the messages by which ranks prove their identity
 _PROOF_BYTES = 32
 
 
 @dataclass(frozen=True)
-class Meeting:
-    """Where ranks find each other.
+class Rendezvous:
+    """Where the ranks of a job find each other.
 
-    `address`: where this rank listens; None: gloo finds one. `secret`: what only ranks of this job can read; None where
-    everybody can read what the store holds.
+    Attributes:
+        store: torch's key-value store that all ranks use.
+        address: at which this rank listens; None: gloo chooses one.
+        secret: known only to ranks of this job; None if other users can read the store.
     """
 
     store: dist.Store
@@ -35,79 +37,79 @@ class Meeting:
     secret: bytes | None = None
 
 
-def open_store(launch: Launch, patience: timedelta) -> tuple[dist.Store, bool]:
-    """The store where the ranks of a job meet, and whether it is closed to other users.
+def open_store(launch: Launch, timeout: timedelta) -> tuple[dist.Store, bool]:
+    """Returns the store of the job, and whether other users cannot read it.
 
-    Ranks of `torchmn run` meet in a file in a directory that only their user may enter. Otherwise it is torch's store
-    at MASTER_ADDR and MASTER_PORT, which answers everybody who reaches it.
+    Ranks of `torchmn run` use a file in a directory that only their user may enter. Other ranks use torch's store at
+    MASTER_ADDR and MASTER_PORT, which any process that reaches it can read.
     """
     path = os.environ.get(STORE_VARIABLE) if launch.name == "torchmn" else None
     if path is None:
-        return next(dist.rendezvous("env://", launch.rank, launch.size or 1, timeout=patience))[0], False
-    if not Path(path).parent.is_dir():  # torch would wait for it
-        raise FileNotFoundError(f"{STORE_VARIABLE}={path}: its directory is gone, and so is the job that made it")
+        return next(dist.rendezvous("env://", launch.rank, launch.size or 1, timeout=timeout))[0], False
+    if not Path(path).parent.is_dir():  # torch would wait for it until the timeout
+        raise FileNotFoundError(f"{STORE_VARIABLE}={path}: its directory was removed when the job that made it ended")
     store = dist.FileStore(path)
-    store.set_timeout(patience)
+    store.set_timeout(timeout)
     return store, True
 
 
-def told_to_all(store: dist.Store, what: str, value: Any, rank: int, size: int) -> list[Any]:
-    """What every rank tells, in rank order: an allgather_obj for ranks that are not connected yet."""
-    store.set(f"{what}/{rank}", json.dumps(value))
-    return [json.loads(store.get(f"{what}/{peer}")) for peer in range(size)]
+def allgather_by_store(store: dist.Store, key: str, value: Any, rank: int, size: int) -> list[Any]:
+    """Returns every rank's `value`, which JSON can represent, in rank order: for ranks that are not connected yet."""
+    store.set(f"{key}/{rank}", json.dumps(value))
+    return [json.loads(store.get(f"{key}/{peer}")) for peer in range(size)]
 
 
-def secret_of_all(store: dist.Store, rank: int) -> bytes:
-    """A number that rank 0 draws and every rank reads: for a store that others can not read."""
+def shared_secret(store: dist.Store, rank: int) -> bytes:
+    """Returns random bytes that rank 0 draws and every rank reads: for a store that other users cannot read."""
     if rank == 0:
         store.set("secret", os.urandom(32).hex())
     return bytes.fromhex(store.get("secret").decode())
 
 
-def address_to_offer(store: dist.Store, rank: int, size: int, meeting_place: str) -> str | None:
-    """The address at which the other ranks are to find this one; None where gloo's own choice will do.
+def listen_address(store: dist.Store, rank: int, size: int, master: str) -> str | None:
+    """Returns the address at which this rank should listen; None if gloo's choice works.
 
-    Ranks that share one network (of one host, or one container) listen on its loopback interface alone. Else gloo takes
-    the address that the host's name leads to. On a Debian that is 127.0.1.1, and where the name has none, 127.0.0.1:
-    ranks of other hosts would connect to themselves. But they have reached `meeting_place`, which is MASTER_ADDR: the
-    address that faces it will do.
+    Ranks that share one network namespace (of a host, or a container) listen on the loopback interface only. Otherwise
+    gloo takes the address of the host's name. On Debian that is 127.0.1.1, and for a name without an address 127.0.0.1:
+    ranks of other hosts would connect to themselves. All ranks have reached `master`, which is MASTER_ADDR, so the
+    address of the interface that leads there works.
     """
-    own = facing(meeting_place)
-    told = told_to_all(store, "address", (own, network()), rank, size)
+    own = facing(master)
+    gathered = allgather_by_store(store, "address", (own, network()), rank, size)
     if os.environ.get("GLOO_SOCKET_IFNAME"):
         return None
-    networks = {where for _, where in told}
+    networks = {name for _, name in gathered}
     if len(networks) == 1 and None not in networks:
         return LOOPBACK
-    outside = [address for address, _ in told if address and not is_loopback(address)]
+    outside = [address for address, _ in gathered if address and not is_loopback(address)]
     by_name = named()
     if not outside or (by_name and not is_loopback(by_name)):
         return None
-    # On the host of MASTER_ADDR that name may lead to a loopback address, too: there, face another host.
+    # On the host of MASTER_ADDR that name may be a loopback address, too: there, take the way to another host.
     return own if own in outside else facing(outside[0])
 
 
-def connect(meeting: Meeting, name: str, rank: int, size: int, patience: timedelta) -> Any:
-    """gloo's process group of the communicator `name`, when all ranks are connected.
+def connect(rendezvous: Rendezvous, name: str, rank: int, size: int, timeout: timedelta) -> Any:
+    """Returns gloo's process group of the communicator `name`, when all ranks are connected.
 
     Raises:
-        LaunchError: somebody who does not have the secret of this job has connected in a rank's place.
+        LaunchError: a process without the secret of this job has connected as one of its ranks.
     """
-    store = dist.PrefixStore(f"{name}/gloo", meeting.store)
-    if meeting.address is None:
-        group = dist.ProcessGroupGloo(store, rank, size, patience)
+    store = dist.PrefixStore(f"{name}/gloo", rendezvous.store)
+    if rendezvous.address is None:
+        group = dist.ProcessGroupGloo(store, rank, size, timeout)
     else:
-        group = dist.ProcessGroupGloo(store, rank, size, gloo_options(patience, meeting.address))
-    if meeting.secret is not None:
-        _prove(group, meeting.secret, name, rank, size)
+        group = dist.ProcessGroupGloo(store, rank, size, gloo_options(timeout, rendezvous.address))
+    if rendezvous.secret is not None:
+        _authenticate(group, rendezvous.secret, name, rank, size)
     return group
 
 
-def _prove(group: Any, secret: bytes, name: str, rank: int, size: int) -> None:
-    """Let each two ranks prove to each other that they have the secret.
+def _authenticate(group: Any, secret: bytes, name: str, rank: int, size: int) -> None:
+    """Makes each two ranks prove to each other that they have the secret.
 
-    gloo listens on a port to which every user of the host can connect, and takes whoever comes first, with a number
-    that is easily guessed, for the rank that it waits for.
+    gloo listens on a port to which every user of the host can connect, and accepts the first process that sends an
+    easily guessed number as the rank that it waits for.
     """
 
     def proof(source: int, dest: int) -> bytes:
@@ -123,6 +125,6 @@ def _prove(group: Any, secret: bytes, name: str, rank: int, size: int) -> None:
     for peer in others:
         if not hmac.compare_digest(wire.to_bytes(received[peer]), proof(peer, rank)):
             raise LaunchError(
-                f"rank {rank} of {size}: {name}: whoever connected as rank {peer} does not have the secret of this "
-                "job. Another user of this host interferes: see docs/security.md"
+                f"rank {rank} of {size}: {name}: the process that connected as rank {peer} does not have the secret "
+                "of this job. Another user of this host interferes: see docs/security.md"
             )

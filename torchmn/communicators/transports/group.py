@@ -1,6 +1,6 @@
-"""Group: one rank's membership in a group of ranks.
+"""`Group`, one rank's membership in a group of ranks, and `Settings`, the options of a communicator.
 
-The communicator, its transport, the watchdog and the job share this one record.
+A communicator, its transport and the watchdog share one `Group`.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ import torch
 
 from torchmn._torch_compat import current_backward
 from torchmn.communicators.messages import wire
-from torchmn.communicators.watchdog import waits
-from torchmn.communicators.watchdog.waits import Broken, Watch
+from torchmn.communicators.watchdog.source_lines import user_line
+from torchmn.communicators.watchdog.waits import FINALIZE, Broken, Watch
 from torchmn.context import Token, here
 from torchmn.errors import PeerError, ThreadError, TorchMNError
 from torchmn.optional import FUSION
@@ -37,7 +37,7 @@ def checks_by_default() -> bool:
 
 @dataclass
 class Settings:
-    """Options of a communicator; `split` inherits them all."""
+    """Options of a communicator; `split` copies them to the new one."""
 
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
     grad_dtype: torch.dtype | None = None
@@ -46,7 +46,7 @@ class Settings:
     max_message_bytes: int = wire.DEFAULT_MAX_MESSAGE_BYTES
 
     def switches(self) -> dict[str, bool]:
-        """Returns what must be switched alike on all ranks, by environment variable."""
+        """Returns the switches that must be equal on all ranks, by environment variable."""
         return {"TORCHMN_CHECKS": self.checks, "TORCHMN_FUSION": FUSION}
 
 
@@ -56,11 +56,12 @@ class Group:
 
     Attributes:
         watch: the waits of this rank, in all of its groups.
-        collectives: how many collective operations this rank has entered; the watchdog finds by it who is behind.
-        splits: how many groups were split off.
-        closed: whether the communicator was given back, or must not be used in this process.
-        closed_because: why.
-        owner: the thread to which collective operations belong.
+        collectives: number of collective operations that this rank has entered; by it the watchdog finds ranks that are
+            behind.
+        splits: number of groups that were split off.
+        closed: whether the communicator was finalized, or must not be used in this process.
+        closed_because: the reason, for error messages.
+        owner: token of the thread to which collective operations belong; see `claim`.
     """
 
     name: str
@@ -98,24 +99,24 @@ class Group:
     def claim(self, operation: str) -> None:
         """Makes this thread the owner of the group's collective operations.
 
-        They belong to the thread that made the first one, until that thread ends: ranks match them by their order, and
-        two threads of a rank would come in another order on each rank and get each other's numbers. So the second one
-        raises, and the communicator is broken on all ranks. Messages from rank to rank have tags to tell them apart,
-        and any thread may send them.
+        They belong to the thread that made the first one, until that thread ends. Ranks match collective operations by
+        their order, and the order of two threads may differ between ranks, which would mix up their results. So a
+        second thread raises, and the communicator is broken on all ranks. Any thread may send point-to-point messages,
+        which are matched by tag.
 
         Raises:
-            ThreadError: they belong to another thread, or the communicator was broken by this rank.
-            PeerError: another rank has broken it.
+            ThreadError: they belong to another thread, or two threads of this rank have broken the communicator.
+            PeerError: two threads of another rank have broken it.
         """
         watch = self.watch
-        if self.closed or self.size == 1 or operation == waits.FINALIZE:
-            return  # `check_open` raises for the first; the others do not meet anybody
+        if self.closed or self.size == 1 or operation == FINALIZE:
+            return  # `check_open` raises for the first; the others need no other rank
         here.watch = watch
         with watch.claiming:
             broken = watch.broken.get(self.name)
             owner = None if self.owner is None else self.owner()
             if broken is None:
-                if _is_autograds():
+                if _is_autograd_thread():
                     return
                 if owner is None or _has_ended(owner):
                     self.owner = here.mark
@@ -124,39 +125,38 @@ class Group:
         if broken is not None:
             self._raise_broken(operation, broken)
         assert owner is not None
-        reason = self._second_thread(operation, owner)
+        reason = self._second_thread_text(operation, owner)
         watch.mark_broken(self.name, watch.rank, reason)
         if watch.announce is not None:
             watch.announce(self.name, reason)
         raise ThreadError(reason)
 
-    def _second_thread(self, operation: str, owner: Token) -> str:
-        where = waits.user_line()
+    def _second_thread_text(self, operation: str, owner: Token) -> str:
         return (
             f"rank {self.rank} of {self.size}: {operation} of communicator {self.name!r} in thread "
-            f"{threading.current_thread().name!r}, at {where}: expected thread {owner.thread.name!r}, which made the "
-            "first collective operation of this communicator and has not ended. Collective operations of two threads "
-            "meet those of other ranks in any order, and mix up their numbers. Give each thread a communicator of its "
-            "own, made on all ranks before the threads start: own = comm.split(0, comm.rank)"
+            f"{threading.current_thread().name!r}, at {user_line()}: expected thread {owner.thread.name!r}, which made "
+            "the first collective operation of this communicator and has not ended. Collective operations of two "
+            "threads are matched with those of other ranks in any order, which mixes up their results. Give each thread "
+            "its own communicator, made on all ranks before the threads start: own = comm.split(0, comm.rank)"
         )
 
     def _raise_broken(self, operation: str, broken: Broken) -> NoReturn:
         kind = ThreadError if broken.rank == self.watch.rank else PeerError
         raise kind(
-            f"rank {self.rank} of {self.size}: {operation}: communicator {self.name!r} can not be used for collective "
+            f"rank {self.rank} of {self.size}: {operation}: communicator {self.name!r} cannot be used for collective "
             f"operations any more, because two threads of a rank used it: {broken.reason}"
         )
 
 
-def _is_autograds() -> bool:
-    """Whether autograd started this thread, as it does for GPUs: whoever called backward waits for it meanwhile.
+def _is_autograd_thread() -> bool:
+    """Returns whether autograd started this thread, as it does for GPUs, while the caller of backward waits for it.
 
-    A backward on the CPU runs in the thread that called it, and must be the owner as in forward.
+    A backward on the CPU runs in the thread that called it, which must be the owner, as in forward.
     """
     in_backward = current_backward() != -1
     return in_backward and isinstance(threading.current_thread(), threading._DummyThread)
 
 
 def _has_ended(owner: Token) -> bool:
-    # Threads that Python did not start have a stand-in without `is_alive`: their tokens end with them.
+    # `_DummyThread`, of threads that Python did not start, has no usable `is_alive`; their tokens end with them.
     return not isinstance(owner.thread, threading._DummyThread) and not owner.thread.is_alive()

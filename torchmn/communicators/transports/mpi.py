@@ -1,9 +1,9 @@
 """The MPI transport: mpi4py on MPICH, Open MPI, Intel MPI, ...
 
-A small message is one MPI message: header and payload together, received into a buffer that is always large enough. A
-larger payload follows its header, straight into the receiver's tensors. `post` must not wait, and its caller may change
-the tensor afterwards: so a payload is copied, unless it is large and the receiver says at once, with an empty "ready"
-message, that it is waiting.
+A small message is one MPI message: header and payload together, received into a buffer that is always large enough. The
+payload of a larger one follows its header and is received into the tensors themselves. `post` must not wait, and its
+caller may change the tensor afterwards. So a payload is copied, unless it is large and the receiver, already waiting,
+replies to the header at once with an empty "ready" message.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ from torchmn.communicators.transports.mpi_library import reads_gpu_memory
 from torchmn.communicators.transports.transport import Buffers, Carrier, Exchange, Pending, Traits
 
 INLINE_BYTES = 68 << 10  # 64 KB and its header
-_COPIED_BYTES = 512 << 10  # up to this a copy is cheaper than asking whether the receiver is ready
-_COPY_BYTES_PER_SECOND = 10e9  # how long to look for a "ready": about as long as the copy would take
+_COPIED_BYTES = 512 << 10  # up to this size a copy is cheaper than a "ready" message
+_COPY_BYTES_PER_SECOND = 10e9  # bounds the wait for a "ready" message to about the time of the copy
 _OPERATIONS = {"sum": MPI.SUM, "max": MPI.MAX, "min": MPI.MIN, "prod": MPI.PROD}
 _DATATYPES = {
     torch.float32: MPI.FLOAT,
@@ -47,14 +47,14 @@ _DATATYPES = {
 
 
 def memory(x: Tensor) -> Any:
-    """The memory of a contiguous tensor, for MPI to read or write."""
+    """Returns the memory of a contiguous tensor, for MPI to read or write."""
     if x.is_cuda:
-        torch.cuda.current_stream(x.device).synchronize()  # MPI knows nothing of streams
+        torch.cuda.current_stream(x.device).synchronize()  # MPI does not wait for CUDA streams
     return MPI.memory.fromaddress(x.data_ptr(), x.nbytes)
 
 
 def allgather_plain(comm: MPI.Comm, value: Any) -> list[Any]:
-    """Returns every rank's plain value, in rank order. mpi4py's own `allgather` would pickle it."""
+    """Returns every rank's plain value, in rank order. mpi4py's `allgather` would pickle it."""
     data = plain_values.encode(value)
     counts = array("q", [0] * comm.size)
     comm.Allgather([array("q", [len(data)]), MPI.INT64_T], [counts, MPI.INT64_T])
@@ -65,15 +65,15 @@ def allgather_plain(comm: MPI.Comm, value: Any) -> list[Any]:
 
 
 @dataclass
-class _Sent:
-    """A send that has not ended: its buffers must live until it has."""
+class _PendingSend:
+    """A send in flight, with its buffers, which must live until it is complete."""
 
     dest: int
     tag: int | None  # None in an exchange
     requests: list[MPI.Request]
     buffers: Any
 
-    def has_ended(self) -> bool:
+    def is_complete(self) -> bool:
         return self.requests[0].Test() if len(self.requests) == 1 else MPI.Request.Testall(self.requests)
 
     def wait(self) -> None:
@@ -82,7 +82,7 @@ class _Sent:
 
 @dataclass
 class _Exchange:
-    """An exchange on its way, with the buffers that it reads and writes."""
+    """An exchange in flight, with the buffers that it reads and writes."""
 
     transport: MPITransport
     receives: list[MPI.Request]
@@ -96,40 +96,41 @@ class _Exchange:
     def wait_received(self) -> None:
         MPI.Request.Waitall(self.receives)
         for (peer, x), send in zip(self.outgoing.items(), self.sends, strict=True):
-            self.transport.hold(_Sent(peer, None, [send], x))
+            self.transport.hold(_PendingSend(peer, None, [send], x))
 
 
-class _Inbox:
-    """A buffer that the first part of every message fits into."""
+class _ReceiveBuffer:
+    """A buffer that is large enough for the first part of every message."""
 
-    __slots__ = ("buffer", "data")
+    __slots__ = ("data", "spec")
 
     def __init__(self) -> None:
         self.data = bytearray(INLINE_BYTES)
-        self.buffer = [self.data, MPI.BYTE]
+        self.spec = [self.data, MPI.BYTE]
 
 
 class MPITransport:
-    """One rank's end in a group of ranks that an MPI launcher started.
+    """One rank's connections to the other ranks of its group, which an MPI launcher started.
 
     Attributes:
-        p2p, collective: two communicators of MPI, so that a user's messages never meet those of a collective operation.
+        p2p, collective: two communicators of MPI, so that messages of users and of collective operations do not match.
     """
 
     def __init__(self, group: Group, point_to_point: MPI.Comm):
         self.group = group
         self.p2p = point_to_point
         self.collective = point_to_point.Dup()
-        # A third of the tags each: the users', payloads that follow a header, "ready" messages.
+        # A third of the tags each for users' messages, payloads that follow a header, and "ready" messages.
         self._third = ((MPI.COMM_WORLD.Get_attr(MPI.TAG_UB) or 32767) + 1) // 3
         self.traits = Traits("mpi", tag_limit=self._third, reads_gpu_memory=reads_gpu_memory())
         self.carrier: Carrier | None = None
-        # Several threads may send and receive at once: no number is given twice, and one of them cuts `_held`.
+        # Several threads may send and receive at once: `count` gives no number twice, and one at a time shortens
+        # `_held`.
         self._numbers = [count(1) for _ in range(group.size)]
-        self._held: list[_Sent] = []
+        self._held: list[_PendingSend] = []
         self._releasing = Lock()
-        self._inboxes: list[_Inbox] = []
-        self._nothing = [bytearray(1), 0, MPI.BYTE]
+        self._receive_buffers: list[_ReceiveBuffer] = []
+        self._empty = [bytearray(1), 0, MPI.BYTE]
         self._compared = array("q", (0, 0))
 
     # -- messages ----------------------------------------------------------------------------------------------
@@ -143,31 +144,31 @@ class MPITransport:
         return self._post_large(message, header, dest, tag)
 
     def post_bytes(self, data: bytes, dest: int, tag: int) -> None:
-        """Sends a header and what follows it, INLINE_BYTES at most."""
-        self.hold(_Sent(dest, tag, [self.p2p.Isend([data, MPI.BYTE], dest, tag)], data))
+        """Sends a header and the payload that follows it, at most INLINE_BYTES."""
+        self.hold(_PendingSend(dest, tag, [self.p2p.Isend([data, MPI.BYTE], dest, tag)], data))
 
     def _post_large(self, message: Message, header: Header, dest: int, tag: int) -> Pending | None:
         number = next(self._numbers[dest]) % (self._third - 1) + 1
         tensors, nbytes = list(message.tensors), header.layout.nbytes
-        asks = not message.private and nbytes > _COPIED_BYTES
-        if not message.private and not asks:
+        asks_ready = not message.private and nbytes > _COPIED_BYTES
+        if not message.private and not asks_ready:
             tensors = [x.clone() for x in tensors]
-        # A negative number asks the receiver to say when it is ready.
-        encoded = Header(header.kind, header.request, -number if asks else number, header.layout).encode()
+        # A negative number requests a "ready" message.
+        encoded = Header(header.kind, header.request, -number if asks_ready else number, header.layout).encode()
         first, long = encoded, []
-        if len(encoded) > INLINE_BYTES:  # thousands of tensors: the header itself follows, ahead of them
+        if len(encoded) > INLINE_BYTES:  # thousands of tensors: the header follows, before them
             length = Layout.of((TensorSpec(torch.uint8, (len(encoded),)),))
             first = Header(Kind.LONG, header.request, number, length).encode()
             long = [wire.from_bytes(encoded)]
-        ready = self.p2p.Irecv(self._nothing, dest, 2 * self._third + number) if asks else None
+        ready = self.p2p.Irecv(self._empty, dest, 2 * self._third + number) if asks_ready else None
         requests = [self.p2p.Isend([first, MPI.BYTE], dest, tag), *self._isend(long, dest, number)]
         if ready is not None:
             if _becomes_ready(ready, nbytes):
                 requests += self._isend(tensors, dest, number)
-                return _Sent(dest, tag, requests, (first, long, tensors))
+                return _PendingSend(dest, tag, requests, (first, long, tensors))
             tensors = [x.clone() for x in tensors]
             requests.append(ready)
-        self.hold(_Sent(dest, tag, requests + self._isend(tensors, dest, number), (first, long, tensors)))
+        self.hold(_PendingSend(dest, tag, requests + self._isend(tensors, dest, number), (first, long, tensors)))
         return None
 
     def _isend(self, tensors: Sequence[Tensor], dest: int, number: int) -> list[MPI.Request]:
@@ -182,46 +183,46 @@ class MPITransport:
         limit = self.group.settings.max_message_bytes
         return [piece for x in tensors for piece in wire.pieces(x.view(-1), limit)]
 
-    def hold(self, send: _Sent) -> None:
-        """Keeps the buffers of a send until it has ended; and lets go of those of earlier ones."""
+    def hold(self, send: _PendingSend) -> None:
+        """Keeps the buffers of a send until it is complete, and releases those of complete ones."""
         if self._held:
-            self._release_ended()
-        if not send.has_ended():
+            self._release_complete()
+        if not send.is_complete():
             self._held.append(send)
 
-    def _release_ended(self) -> None:
-        if self._releasing.acquire(blocking=False):  # else another thread does it; MPI may be asked by one at a time
+    def _release_complete(self) -> None:
+        if self._releasing.acquire(blocking=False):  # else another thread does it: only one may test a request
             try:
-                seen = self._held[:]
-                # In place: other threads append to this very list meanwhile.
-                self._held[: len(seen)] = [send for send in seen if not send.has_ended()]
+                held = self._held[:]
+                # In place: other threads append to this list meanwhile.
+                self._held[: len(held)] = [send for send in held if not send.is_complete()]
             finally:
                 self._releasing.release()
 
     def take(self, source: int, tag: int) -> Message:
         try:
-            inbox = self._inboxes.pop()
-        except IndexError:  # other threads have them
-            inbox = _Inbox()
-        self.p2p.Recv(inbox.buffer, source, tag)
-        header, start = Header.decode(inbox.data)
+            buffer = self._receive_buffers.pop()
+        except IndexError:  # other threads use them
+            buffer = _ReceiveBuffer()
+        self.p2p.Recv(buffer.spec, source, tag)
+        header, start = Header.decode(buffer.data)
         if header.number == 0:
-            message = header.message_in(inbox.data, start)
-            self._inboxes.append(inbox)
+            message = header.message_in(buffer.data, start)
+            self._receive_buffers.append(buffer)
             return message
-        self._inboxes.append(inbox)
+        self._receive_buffers.append(buffer)
         return self.take_announced(header, source)
 
     def take_announced(self, header: Header, source: int) -> Message:
-        """Receives the tensors of a message whose header came alone."""
+        """Receives the tensors of a message whose header arrived without them."""
         number = abs(header.number)
         if header.kind == Kind.LONG:
             long = header.layout.specs[0].empty()
             MPI.Request.Waitall(self._irecv([long], source, number))
             header, _ = Header.decode(wire.to_bytes(long))
         if header.number < 0:
-            # First of all, because the sender spins until it hears it; MPI keeps what comes before its room is there.
-            self.p2p.Send(self._nothing, source, 2 * self._third + number)
+            # Before the receives are posted, because the sender polls for it; MPI buffers a payload that arrives early.
+            self.p2p.Send(self._empty, source, 2 * self._third + number)
         gpu = self.group.settings.device if self.traits.reads_gpu_memory else None
         tensors = [spec.empty(gpu) for spec in header.layout.specs]
         MPI.Request.Waitall(self._irecv(tensors, source, number))
@@ -277,7 +278,7 @@ class MPITransport:
             self.collective.Split(MPI.UNDEFINED, 0)
             return None
         members = members_of[color]
-        # MPI's colors are not negative; ours may be any int.
+        # MPI's colors cannot be negative; ours may be any int.
         split = self.collective.Split(sorted(members_of).index(color), members.index(self.group.rank))
         return self.like(self.group.among(members, name), split)
 

@@ -1,9 +1,9 @@
-"""The torch.distributed transport: gloo for host memory, and nccl for GPU memory where it is asked for.
+"""The torch.distributed transport: gloo for host memory and, if requested, nccl for GPU memory.
 
-The backends are made and used directly, not through torch.distributed's global default group: a user's own
-`init_process_group`, DDP and so on are left alone, ranks are those of the communicator, and a split needs only
-its members. Between two ranks all messages travel in one ordered stream, with the tag in the header; a message
-whose tag nobody asked for yet waits in a box. (nccl knows no tags, and gloo can not receive an unknown size.)
+Backends are created and used directly, not through torch.distributed's default group: a user's `init_process_group` and
+DDP are not affected, ranks are those of the communicator, and a split needs only its members. All messages between two
+ranks travel in one ordered stream, with the tag in the header, and a message with another tag than the awaited one is
+kept in a mailbox. (nccl has no tags, and gloo cannot receive a message of unknown size.)
 """
 
 from __future__ import annotations
@@ -29,35 +29,36 @@ from torchmn.communicators.messages.wire import Header, Kind, Layout, Message, T
 from torchmn.communicators.transports import gloo
 from torchmn.communicators.transports.group import Group, Settings
 from torchmn.communicators.transports.transport import Buffers, Carrier, Exchange, Pending, Traits
-from torchmn.communicators.watchdog.process_hooks import limited
+from torchmn.communicators.watchdog.process_hooks import time_limit
 from torchmn.communicators.watchdog.waits import Watch
 from torchmn.errors import LaunchError, PeerError
 
 HEADER_BYTES = 4096
-MEETING_SECONDS = 300  # ranks load torch at different speeds
+RENDEZVOUS_SECONDS = 300  # ranks load torch at different speeds
 _STREAM, _PAYLOAD, _EXCHANGE = 1, 2, 3  # gloo's tags
 _OPERATIONS = {
-    "sum": dist.ReduceOp.SUM,
-    "max": dist.ReduceOp.MAX,
-    "min": dist.ReduceOp.MIN,
-    "prod": dist.ReduceOp.PRODUCT,
+    "sum": dist.ReduceOp(dist.ReduceOp.SUM),
+    "max": dist.ReduceOp(dist.ReduceOp.MAX),
+    "min": dist.ReduceOp(dist.ReduceOp.MIN),
+    "prod": dist.ReduceOp(dist.ReduceOp.PRODUCT),
 }
 _REDUCIBLE = {torch.float32, torch.float64, torch.int8, torch.uint8, torch.int32, torch.int64}
 
 
-def _core(error: RuntimeError) -> str:
-    """gloo's complaint without its source line and its advice."""
+def _gloo_message(error: RuntimeError) -> str:
+    """Returns gloo's error message without its source line and its advice."""
     return str(error).partition("] ")[2].partition(". This is")[0] or str(error)
 
 
-def _gone(dest: int, tag: int, error: RuntimeError) -> PeerError:
-    return PeerError(f"rank {dest} was gone before it received a message, tag {tag} ({_core(error)})")
+def _lost_message(dest: int, tag: int, error: RuntimeError) -> PeerError:
+    return PeerError(f"rank {dest} ended before it received a message, tag {tag} ({_gloo_message(error)})")
 
 
-class _Deliveries:
-    """Sends on their way, whose memory must live until they have ended.
+class _PendingSends:
+    """Sends in flight, whose buffers must live until they are complete.
 
-    gloo tells that a send has ended only to whoever waits for it, so a thread does. It starts with the first send.
+    gloo reports a complete send only to a thread that waits for it. This class starts such a thread with the first
+    send.
     """
 
     def __init__(self) -> None:
@@ -72,7 +73,7 @@ class _Deliveries:
         self.pending.append((dest, tag))
         self._queue.put((dest, tag, works, buffers))
         if self._thread is None:
-            self._thread = threading.Thread(target=self._run, name="torchmn deliveries", daemon=True)
+            self._thread = threading.Thread(target=self._run, name="torchmn-sends", daemon=True)
             self._thread.start()
 
     def _run(self) -> None:
@@ -85,19 +86,19 @@ class _Deliveries:
                 for work in works:
                     work.wait()
             except RuntimeError as error:
-                self._failure = _gone(dest, tag, error)
+                self._failure = _lost_message(dest, tag, error)
             del sent, works, buffers
             self.pending.popleft()
             self._queue.task_done()
 
     def close(self) -> None:
-        """End the thread. A thread that torch still holds when Python ends would crash the process."""
+        """Ends the thread. If it were still in torch when Python ends, the process would crash."""
         self._queue.put(None)
         if self._thread is not None:
             self._thread.join()
 
     def finish(self) -> None:
-        """Wait until everything has been received."""
+        """Returns when everything has been received."""
         self._queue.join()
         if self._failure is not None:
             raise self._failure
@@ -109,35 +110,35 @@ class _Undelivered:
 
     dest: int
     tag: int | None
-    deliveries: _Deliveries
+    sends: _PendingSends
 
     def wait(self) -> None:
-        self.deliveries.finish()
+        self.sends.finish()
 
 
 class ProcessGroupTransport:
-    """One rank's end in a group of ranks that torchrun, or `torchmn run --transport gloo`, started."""
+    """One rank's connections to the other ranks of its group, started by torchrun or `torchmn run --transport gloo`."""
 
-    def __init__(self, group: Group, meeting: gloo.Meeting, use_nccl: bool):
+    def __init__(self, group: Group, rendezvous: gloo.Rendezvous, use_nccl: bool):
         self.group = group
         name = "nccl" if use_nccl else "gloo"
         self.traits = Traits(name, reads_gpu_memory=use_nccl, sees_arrivals=False, checks_sizes=False)
         self.carrier: Carrier | None = None
         self._rank, self._size = group.rank, group.size
-        self._meeting_place = meeting
-        patience = timedelta(seconds=2 * group.settings.timeout + 600)  # our watchdog is to bark first
-        self._gloo: Any = gloo.connect(meeting, group.name, group.rank, group.size, patience)
-        # Whoever drops its communicator at once would close connections that others are still making.
+        self._rendezvous = rendezvous
+        timeout = timedelta(seconds=2 * group.settings.timeout + 600)  # must exceed the watchdog's timeout
+        self._gloo: Any = gloo.connect(rendezvous, group.name, group.rank, group.size, timeout)
+        # A rank that drops its communicator at once would close connections that others are still making.
         self._gloo.barrier().wait()
-        store = dist.PrefixStore(f"{group.name}/nccl", meeting.store)
-        self._nccl = _nccl(store, group.rank, group.size) if use_nccl else None
+        store = dist.PrefixStore(f"{group.name}/nccl", rendezvous.store)
+        self._nccl: Any = _nccl(store, group.rank, group.size) if use_nccl else None
         self._one_way: dict[tuple[int, int], Any] = {}  # nccl groups of two, by (source, dest)
-        self._deliveries = _Deliveries()
-        self._boxes: defaultdict[tuple[int, int], deque[Message]] = defaultdict(deque)
-        # Several threads may send and receive at once, but a stream is written, and read, by one of them at a time.
+        self._sends = _PendingSends()
+        self._mailboxes: defaultdict[tuple[int, int], deque[Message]] = defaultdict(deque)
+        # Several threads may send and receive at once, but only one of them may write to a stream, or read from it.
         self._writing = threading.Lock()
         self._reading: set[int] = set()  # sources
-        self._arrived_in_box = threading.Condition()
+        self._mailbox_changed = threading.Condition()
         self._numbers = torch.zeros(2, dtype=torch.int64, device="cpu")
 
     # -- point to point ----------------------------------------------------------------------------------------
@@ -163,12 +164,12 @@ class ProcessGroupTransport:
                     group, peer = self._route(piece, self._rank, dest)
                     works.append(group.send([piece], peer, _PAYLOAD))
             except RuntimeError as error:
-                raise _gone(dest, tag, error) from None
-            self._deliveries.add(dest, tag, works, (block, follow))
+                raise _lost_message(dest, tag, error) from None
+            self._sends.add(dest, tag, works, (block, follow))
         return None
 
     def take(self, source: int, tag: int) -> Message:
-        boxes, changed = self._boxes, self._arrived_in_box
+        boxes, changed = self._mailboxes, self._mailbox_changed
         while True:
             with changed:
                 changed.wait_for(lambda: boxes.get((source, tag)) or source not in self._reading)
@@ -189,10 +190,10 @@ class ProcessGroupTransport:
                     changed.notify_all()
 
     def arrived(self, source: int, tag: int) -> bool:
-        return bool(self._boxes.get((source, tag)))
+        return bool(self._mailboxes.get((source, tag)))
 
     def _next_message(self, source: int) -> tuple[int, Message]:
-        """The next message of the stream from `source`, and its tag."""
+        """Returns the tag and the next message of the stream from `source`."""
         block = wire.room(HEADER_BYTES)
         self._run(self._gloo.recv, [block], source, _STREAM)
         data = wire.to_bytes(block)
@@ -219,33 +220,33 @@ class ProcessGroupTransport:
         return [piece for x in tensors if x.numel() for piece in wire.pieces(wire.as_bytes(x), limit)]
 
     def _route(self, piece: Tensor, source: int, dest: int) -> tuple[Any, int]:
-        """The backend for a payload, and the peer's rank there.
+        """Returns the backend for a payload, and the peer's rank in it.
 
-        nccl gets a group of its own per direction: sends and receives of one group share a stream, and two
-        ranks that send to each other first would wait for each other there.
+        nccl needs one group per direction: sends and receives of one group share a stream, in which two ranks that both
+        send first would wait for each other.
         """
         peer = dest if source == self._rank else source
         if not piece.is_cuda:
             return self._gloo, peer
         if (source, dest) not in self._one_way:
-            store = dist.PrefixStore(f"{self.group.name}/{source}to{dest}", self._meeting_place.store)
+            store = dist.PrefixStore(f"{self.group.name}/{source}to{dest}", self._rendezvous.store)
             self._one_way[source, dest] = _nccl(store, 0 if self._rank == source else 1, 2)
         return self._one_way[source, dest], 1 if self._rank == source else 0
 
     def undelivered(self) -> list[int]:
-        return [dest for dest, _ in tuple(self._deliveries.pending)]
+        return [dest for dest, _ in tuple(self._sends.pending)]
 
     def flush(self) -> Iterator[Pending]:
-        for dest, tag in tuple(self._deliveries.pending)[:1]:
-            yield _Undelivered(dest, tag, self._deliveries)
-        self._deliveries.finish()  # a message may have been lost before this rank came here
+        for dest, tag in tuple(self._sends.pending)[:1]:
+            yield _Undelivered(dest, tag, self._sends)
+        self._sends.finish()  # raises if a message was lost before
 
     # -- collective operations ---------------------------------------------------------------------------------
 
     def _run(self, start: Callable[..., Any], *arguments: Any) -> None:
-        """Start a backend's work and wait for it; a broken connection means that another rank is gone."""
+        """Starts a backend's work and waits for it; a broken connection means that another rank has ended."""
         try:
-            # gloo raises as soon as it starts where the connection was broken before.
+            # If the connection is broken already, gloo raises in `start`.
             start(*arguments).wait()
         except RuntimeError as error:
             raise self.disconnected(error) from None
@@ -255,7 +256,7 @@ class ProcessGroupTransport:
         operation = wait.operation if wait else "an operation"
         return PeerError(
             f"rank {self._rank} of {self._size}: {operation}: lost the connection to another rank, "
-            f"which ended or was killed ({_core(error)})"
+            f"which ended or was killed ({_gloo_message(error)})"
         )
 
     def _backend(self, x: Tensor) -> Any:
@@ -263,12 +264,12 @@ class ProcessGroupTransport:
 
     def exchange(self, outgoing: Buffers, incoming: Buffers) -> Exchange:
         on_gpu = any(x.is_cuda for x in (*outgoing.values(), *incoming.values()))
-        if on_gpu:  # nccl: one group call, or a pair that sends first on both sides would wait for itself
+        if on_gpu:  # nccl: as one group call, or two ranks that both send first would wait for each other
             start_coalescing(self._nccl, self.group.settings.device)
         group = self._nccl if on_gpu else self._gloo
         try:
-            works = [group.recv([wire.as_bytes(x)], peer, _EXCHANGE) for peer, x in incoming.items()]  # type: ignore[union-attr]
-            works += [group.send([wire.as_bytes(x)], peer, _EXCHANGE) for peer, x in outgoing.items()]  # type: ignore[union-attr]
+            works = [group.recv([wire.as_bytes(x)], peer, _EXCHANGE) for peer, x in incoming.items()]
+            works += [group.send([wire.as_bytes(x)], peer, _EXCHANGE) for peer, x in outgoing.items()]
         except RuntimeError as error:
             raise self.disconnected(error) from None
         if on_gpu:
@@ -292,7 +293,7 @@ class ProcessGroupTransport:
         if source is not out:
             out.copy_(source)
         options = dist.AllreduceOptions()
-        options.reduceOp = _OPERATIONS[op]  # type: ignore[assignment]
+        options.reduceOp = _OPERATIONS[op]
         self._run(self._backend(out).allreduce, [out], options)
         reductions.scale_(out, scale)
         return True
@@ -314,17 +315,17 @@ class ProcessGroupTransport:
         if color is None:
             return None
         group = self.group.among(members_of[color], name)
-        return ProcessGroupTransport(group, self._meeting_place, self._nccl is not None)
+        return ProcessGroupTransport(group, self._rendezvous, self._nccl is not None)
 
     def close(self) -> None:
-        # The backends have threads of their own, which must end before Python does: give them back now.
-        self._deliveries.close()
+        # The backends' threads must end before Python does.
+        self._sends.close()
         self._gloo = self._nccl = None
         self._one_way.clear()
 
 
 class _Works:
-    """An exchange on its way, with the buffers that it reads and writes."""
+    """An exchange in flight, with the buffers that it reads and writes."""
 
     def __init__(self, transport: ProcessGroupTransport, works: list[Any], buffers: Any):
         self._transport = transport
@@ -343,50 +344,54 @@ class _Works:
 
 
 def _nccl(store: dist.Store, rank: int, size: int) -> Any:
-    options = dist.ProcessGroupNCCL.Options()  # type: ignore[attr-defined]
-    return dist.ProcessGroupNCCL(store, rank, size, options)  # type: ignore[attr-defined]
+    backends: Any = dist  # torch's builds for CPUs do not have nccl
+    return backends.ProcessGroupNCCL(store, rank, size, backends.ProcessGroupNCCL.Options())
 
 
 def create(backend: str, settings: Settings, launch: Launch, name: str) -> ProcessGroupTransport:
-    """The transport of all ranks that the launcher started."""
+    """Returns the transport of all ranks that the launcher started.
+
+    Raises:
+        LaunchError: the ranks do not find each other, or another process has this rank.
+    """
     rank, size = launch.rank, launch.size
     assert size is not None
     use_nccl = backend == "nccl"
     if use_nccl:
         torch.cuda.set_device((launch.local_rank or 0) % torch.cuda.device_count())
-    patience = timedelta(seconds=max(settings.timeout, MEETING_SECONDS))
+    timeout = timedelta(seconds=max(settings.timeout, RENDEZVOUS_SECONDS))
     try:
-        store, is_closed = gloo.open_store(launch, patience)
+        store, is_closed = gloo.open_store(launch, timeout)
     except Exception as error:
         raise LaunchError(
-            f"rank {rank} of {size}: the ranks do not meet at MASTER_ADDR:MASTER_PORT: {error}. "
+            f"rank {rank} of {size}: the ranks do not find each other at MASTER_ADDR:MASTER_PORT: {error}. "
             + (
                 "Check that rank 0's host and port can be reached from here; `torchmn doctor` helps."
                 if "MASTER_ADDR" in os.environ
-                else f"This launcher does not say where to meet: create_communicator('auto') takes MPI here; for "
+                else f"This launcher does not set MASTER_ADDR: create_communicator('auto') uses MPI here; for "
                 f"{backend} start ranks with torchrun, or with `torchmn run --transport gloo`."
             )
         ) from error
     store = dist.PrefixStore(f"torchmn/{name}", store)
-    if store.add(f"claimed/{rank}", 1) != 1:  # it would find what the first one has left there
+    if store.add(f"claimed/{rank}", 1) != 1:  # this process would read the keys of the first one
         raise LaunchError(
             f"rank {rank} of {size}: another process has created {name!r} as this rank of the job already. A program "
-            "that a rank starts is no rank: start it with `torchmn run` or another launcher of its own"
+            "that a rank starts is no rank: start it with its own `torchmn run` or another launcher"
         )
-    with limited(patience.total_seconds()):
-        machines = gloo.told_to_all(store, "machine", Machine.here(), rank, size)
+    with time_limit(timeout.total_seconds()):
+        machines = gloo.allgather_by_store(store, "machine", Machine.here(), rank, size)
         hosts = names_of_hosts([Machine(*machine) for machine in machines])
         group = Group.of_world(name, hosts, Watch(rank, hosts[rank]), settings)
-        address = gloo.address_to_offer(store, rank, size, os.environ["MASTER_ADDR"])
-        secret = gloo.secret_of_all(store, rank) if is_closed else None
+        address = gloo.listen_address(store, rank, size, os.environ["MASTER_ADDR"])
+        secret = gloo.shared_secret(store, rank) if is_closed else None
         try:
-            return ProcessGroupTransport(group, gloo.Meeting(store, address, secret), use_nccl)
+            return ProcessGroupTransport(group, gloo.Rendezvous(store, address, secret), use_nccl)
         except RuntimeError as error:
             raise LaunchError(
-                f"rank {rank} of {size} on {hosts[rank]}: gloo does not connect the ranks: {_core(error)}. A "
+                f"rank {rank} of {size} on {hosts[rank]}: gloo does not connect the ranks: {_gloo_message(error)}. A "
                 "firewall, or the wrong network? GLOO_SOCKET_IFNAME=eth0, on every host, names the right interface."
             ) from error
 
 
 def end_nothing(status: int) -> None:
-    """torch.distributed can not end other processes: their watchdogs see the alarm, and the launcher the exit."""
+    """Does nothing: torch.distributed cannot end other processes. Their watchdogs and the launcher do."""

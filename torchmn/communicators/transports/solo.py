@@ -1,4 +1,4 @@
-"""A group of one rank: every operation works, and nothing is sent."""
+"""The transport of a group of one rank, which sends nothing: `SoloTransport`."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ class SoloTransport:
         return SoloTransport(Group.of_world("world", [host], Watch(0, host), settings))
 
     def post(self, message: Message, dest: int, tag: int) -> Pending | None:
-        raise AssertionError("a world of one has no other rank to send to")
+        raise AssertionError("a group of one rank has no other rank to send to")
 
     def take(self, source: int, tag: int) -> Message:
-        raise AssertionError("a world of one has no other rank to receive from")
+        raise AssertionError("a group of one rank has no other rank to receive from")
 
     def arrived(self, source: int, tag: int) -> bool:
         return False

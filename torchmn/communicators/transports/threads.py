@@ -1,6 +1,6 @@
-"""Ranks as threads of one process: for tests, notebooks and debuggers.
+"""The transport of ranks that are threads of one process, for tests, notebooks and debuggers: `ThreadTransport`.
 
-Tensors are copied on their way, so a rank never sees another rank's memory.
+Tensors are copied when they are sent, so that ranks do not share memory.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ import threading
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
+from time import monotonic
 from typing import Any
 
 import torch
@@ -18,13 +19,22 @@ from torchmn.communicators.messages import reductions
 from torchmn.communicators.messages.wire import Message
 from torchmn.communicators.transports.group import Group
 from torchmn.communicators.transports.transport import Buffers, Carrier, Exchange, Pending, Traits
-from torchmn.communicators.watchdog import waits
-from torchmn.communicators.watchdog.waits import RankState, Watch
+from torchmn.communicators.watchdog import report
+from torchmn.communicators.watchdog.report import RankState
+from torchmn.communicators.watchdog.waits import Watch
 from torchmn.errors import PeerError, ThreadError, WaitTimeout
 
 
 class ThreadWorld:
-    """What all ranks of one `run_threads` share: a lock, who has left, and why everybody must stop."""
+    """State that all ranks of one `run_threads` share.
+
+    Attributes:
+        changed: lock and condition for all state of the world; notified when any of it changes.
+        watches: of all ranks.
+        left: ranks whose function has returned.
+        failure: why all ranks must stop, or None.
+        timed_out: whether the failure is a timeout.
+    """
 
     def __init__(self, hosts: Sequence[str]):
         self.changed = threading.Condition()
@@ -36,14 +46,14 @@ class ThreadWorld:
         self.timed_out = False
 
     def fail(self, reason: str, timed_out: bool = False) -> None:
-        """Free every waiting rank with an error."""
+        """Makes every waiting rank raise."""
         with self.changed:
             if self.failure is None:
                 self.failure, self.timed_out = reason, timed_out
             self.changed.notify_all()
 
     def announce_broken(self, rank: int, communicator: str, reason: str) -> None:
-        """Free every rank that waits in a collective operation of that communicator, which `rank` has broken."""
+        """Makes every rank raise that waits in a collective operation of that communicator, which `rank` has broken."""
         for watch in self.watches:
             watch.mark_broken(communicator, rank, reason)
         with self.changed:
@@ -55,11 +65,11 @@ class ThreadWorld:
             self.changed.notify_all()
 
     def wait_until(self, ready: Callable[[], bool], needed: Callable[[], Sequence[int]], rank: int) -> None:
-        """Wait, with the lock held, until `ready`; raise if the world failed or a needed rank has left."""
+        """Waits, with the lock held, until `ready()`; raises if the world failed or a rank of `needed()` has left."""
         while not ready():
-            # Every operation comes by here in some test: none of them may wait where the watchdog cannot see it.
+            # All operations wait here in some test: this finds those that the watchdog would not see.
             wait = self.watches[rank].waits.get(threading.get_ident())
-            assert wait is not None, "a wait without a note for the watchdog"
+            assert wait is not None, "an operation waits outside of a `Wait`"
             broken = self.watches[rank].broken_in(wait)
             if broken is not None:
                 raise (ThreadError if broken.rank == rank else PeerError)(broken.reason)
@@ -67,67 +77,71 @@ class ThreadWorld:
                 raise (WaitTimeout if self.timed_out else PeerError)(self.failure)
             gone = self.left.intersection(needed())
             if gone:
-                reason = f"rank {waits.ranks_text(sorted(gone))} ended while rank {rank} waits for it"
-                raise PeerError(waits.table(self.states(), reason))
+                reason = f"rank {report.ranks_text(sorted(gone))} ended while rank {rank} waits for it"
+                raise PeerError(report.table(self.states(), reason))
             self.changed.wait()
 
     def states(self) -> list[RankState]:
-        here = [watch.state() for watch in self.watches]
-        return [RankState(s.rank, s.host, "", left=True) if s.rank in self.left else s for s in here]
+        """Returns what every rank is doing."""
+        states = [watch.state() for watch in self.watches]
+        return [RankState(s.rank, s.host, "", left=True) if s.rank in self.left else s for s in states]
 
     def watch(self, done: threading.Event) -> None:
-        """Look at the ranks' waits until `done`; end the world when one lasts longer than its timeout."""
+        """Checks the ranks' waits until `done`; makes all ranks raise when a wait exceeds its timeout."""
         while not done.wait(0.1):
             for watch in self.watches:
                 wait = watch.longest()
                 if wait is None:
                     continue
                 limit = wait.group.settings.timeout
-                if waits.monotonic() - wait.since > limit:
-                    reason = f"rank {watch.rank} has waited for {limit:g} s in {wait.operation}; the job is ended"
-                    self.fail(waits.table(self.states(), reason), timed_out=True)
+                if monotonic() - wait.since > limit:
+                    reason = report.timeout_reason(watch.rank, limit, wait.operation)
+                    self.fail(report.table(self.states(), reason), timed_out=True)
                     return
 
 
-class Meeting:
-    """Where the ranks of one communicator leave a value each and take all of them."""
+class ThreadGroup:
+    """State that the ranks of one communicator share: an all-gather of values, and mailboxes.
+
+    Attributes:
+        mailboxes: messages in order, by (destination, source, tag).
+    """
 
     def __init__(self, world: ThreadWorld, world_ranks: Sequence[int]):
         self.world = world
         self.world_ranks = world_ranks
-        self.values: dict[int, Any] = {}
-        self.result: list[Any] = []
-        self.round = 0
-        # (destination, source, tag) -> messages in order
-        self.mail: defaultdict[tuple[int, int, int], deque] = defaultdict(deque)
+        self.mailboxes: defaultdict[tuple[int, int, int], deque] = defaultdict(deque)
+        self._values: dict[int, Any] = {}
+        self._result: list[Any] = []
+        self._round = 0
 
-    def all_values(self, rank: int, value: Any) -> list[Any]:
-        """Every rank's value in rank order, once all have come."""
+    def all_gather(self, rank: int, value: Any) -> list[Any]:
+        """Returns every rank's value in rank order."""
         with self.world.changed:
-            this_round = self.round
-            self.values[rank] = value
-            if len(self.values) == len(self.world_ranks):
-                # The last round's result is read by all before anyone can complete this one.
-                self.result = [self.values[member] for member in range(len(self.world_ranks))]
-                self.values, self.round = {}, this_round + 1
+            this_round = self._round
+            self._values[rank] = value
+            if len(self._values) == len(self.world_ranks):
+                # All ranks have read the last round's result: each returned from that round before it entered this one.
+                self._result = [self._values[member] for member in range(len(self.world_ranks))]
+                self._values, self._round = {}, this_round + 1
                 self.world.changed.notify_all()
-            self.world.wait_until(lambda: self.round > this_round, self._absent, self.world_ranks[rank])
-            return self.result
+            self.world.wait_until(lambda: self._round > this_round, self._missing, self.world_ranks[rank])
+            return self._result
 
-    def _absent(self) -> list[int]:
-        return [world_rank for member, world_rank in enumerate(self.world_ranks) if member not in self.values]
+    def _missing(self) -> list[int]:
+        return [world_rank for member, world_rank in enumerate(self.world_ranks) if member not in self._values]
 
 
 class ThreadTransport:
-    """One rank's end in a world of threads."""
+    """One rank's connections to the other ranks of its group, which are threads."""
 
     traits = Traits("threads", shares_process=True)
     carrier: Carrier | None = None
 
-    def __init__(self, group: Group, meeting: Meeting):
+    def __init__(self, group: Group, shared: ThreadGroup):
         self.group = group
         self._rank = group.rank
-        self._meeting = meeting
+        self._shared = shared
         self._exchanges: defaultdict[tuple[int, int], int] = defaultdict(int)  # started, by (source, dest)
 
     def post(self, message: Message, dest: int, tag: int) -> Pending | None:
@@ -136,55 +150,55 @@ class ThreadTransport:
 
     def take(self, source: int, tag: int) -> Message:
         message, mode = self.get(source, tag), torch.is_inference_mode_enabled()
-        # The sender may have been in inference mode, where its copies do not fit into a graph of this rank.
+        # A copy that the sender made in inference mode cannot be part of a graph on this rank.
         message.tensors = tuple(x if x.is_inference() == mode else x.clone() for x in message.tensors)
         return message
 
     def arrived(self, source: int, tag: int) -> bool:
-        with self._meeting.world.changed:
-            return bool(self._meeting.mail.get((self._rank, source, tag)))
+        with self._shared.world.changed:
+            return bool(self._shared.mailboxes.get((self._rank, source, tag)))
 
     def _put(self, dest: int, tag: int, item: Any) -> None:
-        with self._meeting.world.changed:
-            self._meeting.mail[dest, self._rank, tag].append(item)
-            self._meeting.world.changed.notify_all()
+        with self._shared.world.changed:
+            self._shared.mailboxes[dest, self._rank, tag].append(item)
+            self._shared.world.changed.notify_all()
 
     def get(self, source: int, tag: int) -> Any:
-        """Waits for what `source` has put there for this rank."""
-        world, group = self._meeting.world, self.group
+        """Waits for the next item from `source` with this tag."""
+        world, group = self._shared.world, self.group
         with world.changed:
-            mail, key = self._meeting.mail, (self._rank, source, tag)
-            world.wait_until(lambda: bool(mail.get(key)), lambda: [group.world_ranks[source]], group.watch.rank)
-            item = mail[key].popleft()
-            if not mail[key]:
-                del mail[key]  # tags that never repeat must not fill the memory
+            boxes, key = self._shared.mailboxes, (self._rank, source, tag)
+            world.wait_until(lambda: bool(boxes.get(key)), lambda: [group.world_ranks[source]], group.watch.rank)
+            item = boxes[key].popleft()
+            if not boxes[key]:
+                del boxes[key]  # tags that never repeat must not fill the memory
             return item
 
     def exchange(self, outgoing: Buffers, incoming: Buffers) -> Exchange:
         for peer, x in outgoing.items():
-            self._put(peer, self._ticket(self._rank, peer), x.clone())
-        return _Arrivals(self, {(peer, self._ticket(peer, self._rank)): x for peer, x in incoming.items()})
+            self._put(peer, self._exchange_tag(self._rank, peer), x.clone())
+        return _Receives(self, {(peer, self._exchange_tag(peer, self._rank)): x for peer, x in incoming.items()})
 
-    def _ticket(self, source: int, dest: int) -> int:
-        """A tag that no user can choose, and the same at both ends: they start their exchanges in the same order."""
+    def _exchange_tag(self, source: int, dest: int) -> int:
+        """Returns a tag that no user can choose. Both ends count their exchanges in the same order."""
         self._exchanges[source, dest] += 1
         return -self._exchanges[source, dest]
 
     def equal(self, number: int) -> bool:
-        return len(set(self._meeting.all_values(self._rank, number))) == 1
+        return len(set(self._shared.all_gather(self._rank, number))) == 1
 
     def bcast_(self, flat: Tensor, root: int) -> None:
-        values = self._meeting.all_values(self._rank, flat.clone() if self._rank == root else None)
+        values = self._shared.all_gather(self._rank, flat.clone() if self._rank == root else None)
         if self._rank != root:
             flat.copy_(values[root])
 
     def allgather_(self, flat: Tensor, whole: Tensor, counts: Sequence[int]) -> None:
-        parts = self._meeting.all_values(self._rank, flat.clone())
+        parts = self._shared.all_gather(self._rank, flat.clone())
         for room, part in zip(whole.split(list(counts)), parts, strict=True):
             room.copy_(part)
 
     def allreduce_(self, source: Tensor, out: Tensor, op: str, scale: float) -> bool:
-        out.copy_(reductions.reduce_in_order(self._meeting.all_values(self._rank, source.clone()), op))
+        out.copy_(reductions.reduce_in_order(self._shared.all_gather(self._rank, source.clone()), op))
         reductions.scale_(out, scale)
         return True
 
@@ -192,31 +206,31 @@ class ThreadTransport:
         world_ranks, proposals = self.group.world_ranks, None
         if self._rank == 0:
             proposals = {
-                c: Meeting(self._meeting.world, [world_ranks[member] for member in members])
+                c: ThreadGroup(self._shared.world, [world_ranks[member] for member in members])
                 for c, members in members_of.items()
             }
-        meetings = self._meeting.all_values(self._rank, proposals)[0]
-        return None if color is None else ThreadTransport(self.group.among(members_of[color], name), meetings[color])
+        shared = self._shared.all_gather(self._rank, proposals)[0]
+        return None if color is None else ThreadTransport(self.group.among(members_of[color], name), shared[color])
 
     def undelivered(self) -> list[int]:
         return []
 
     def flush(self) -> Iterable[Pending]:
-        return ()  # a message lies in its receiver's box already
+        return ()  # `post` has put every message into its mailbox
 
     def close(self) -> None: ...
 
 
-class _Arrivals:
-    """An exchange on its way: what this rank has still to take out of its boxes."""
+class _Receives:
+    """An exchange in flight: the buffers that this rank has still to fill, by peer and tag."""
 
     def __init__(self, transport: ThreadTransport, incoming: Mapping[tuple[int, int], Tensor]):
         self._transport = transport
-        self._incoming = incoming  # by peer and ticket
+        self._incoming = incoming
 
     def wait(self) -> None:
-        for (peer, ticket), x in self._incoming.items():
-            x.copy_(self._transport.get(peer, ticket))
+        for (peer, tag), x in self._incoming.items():
+            x.copy_(self._transport.get(peer, tag))
 
     def wait_received(self) -> None:
         self.wait()

@@ -1,7 +1,7 @@
-"""The contract of a transport.
+"""The interface of a transport, `Transport`, and of the objects that its methods return.
 
-A transport moves memory between the ranks of a group. Arguments are checked, tensors staged and cut to size, and the
-watchdog's notes made before it is called. CONTRIBUTING.md says what else a new transport needs.
+A transport moves memory between the ranks of a group. Its callers check arguments, copy tensors to the host, split
+large buffers, and register waits with the watchdog. CONTRIBUTING.md lists the steps to add a transport.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ Buffers = Mapping[int, Tensor]
 
 @dataclass(frozen=True)
 class Traits:
-    """What a transport can do.
+    """Abilities of a transport.
 
     Attributes:
-        name: as `create_communicator` takes it.
-        tag_limit: users' tags are smaller; replies travel with this one.
-        reads_gpu_memory: else GPU tensors are copied to the host first.
+        name: the name for `create_communicator`.
+        tag_limit: users' tags are smaller; replies have this tag.
+        reads_gpu_memory: if False, GPU tensors are copied to the host first.
         shares_process: ranks are threads of one process, and share torch's random generator.
-        sees_arrivals: `arrived` sees every message that has come; else it may return False for one that has come.
-        checks_sizes: a buffer of an exchange that does not fit the room made for it is a RuntimeError of its `wait` or
-            `wait_received`. If False, it would crash the process or corrupt memory: then ranks compare sizes first.
+        sees_arrivals: `arrived` reports every message that has arrived; if False, it may miss some.
+        checks_sizes: if a received buffer does not fit the memory for it, `wait` or `wait_received` of the exchange
+            raise a RuntimeError. If False, it would crash the process or corrupt memory, and ranks compare sizes first.
     """
 
     name: str
@@ -42,25 +42,25 @@ class Traits:
 
 
 class Pending(Protocol):
-    """A message to `dest` that its receiver has not taken. `tag` is None for a buffer of an exchange."""
+    """A message to `dest` that is not received yet. `tag` is None for a buffer of an exchange."""
 
     dest: int
     tag: int | None
 
     def wait(self) -> None:
-        """Returns when the receiver has it, or when its memory is not needed here any more."""
+        """Returns when the message is received, or when its memory is not needed here any more."""
 
 
 class Exchange(Protocol):
-    """Buffers on their way. Exchanges may be waited for in any order, each of them once, by any thread."""
+    """Buffers in flight. Exchanges may be waited for in any order, each of them once, by any thread."""
 
     def wait(self) -> None:
-        """Returns when all have been sent and filled."""
+        """Returns when all buffers are sent and received."""
 
     def wait_received(self) -> None:
-        """Returns when all are filled. Those that were sent may still be read, and must never change again.
+        """Returns when all buffers are received. Those to send may still be read, and must never change again.
 
-        So a rank waits for what it needs, and not for slower ranks to take what they need.
+        So a rank need not wait for slower ranks to receive from it.
         """
 
 
@@ -71,38 +71,39 @@ class _Done:
 
 
 DONE = _Done()
-"""An exchange that has ended."""
+"""An exchange that is complete."""
 
 
 class Carrier(Protocol):
-    """An optional ability of a transport: small tensors travel with the number that ranks compare."""
+    """An optional ability of a transport: small tensors piggyback on the number that ranks compare."""
 
     def payload(self, x: Tensor) -> Tensor | None:
-        """Returns `x` as it can be carried; None if it cannot. The same on all ranks for the same shape and dtype."""
+        """Returns `x` in a form that can be carried; None if it cannot, on all ranks with the same shape and dtype."""
         ...
 
     def equal_carrying(self, number: int, payload: Tensor) -> list[Tensor] | None:
         """Returns all ranks' payloads, in rank order, if all passed the same number; else None, on all ranks.
 
-        They are valid until the next comparison. A rank may be in `Transport.equal` meanwhile.
+        They are valid until the next comparison. Other ranks may call `Transport.equal` for the same comparison.
         """
         ...
 
 
 class Transport(Protocol):
-    """One rank's end of the connections of a group.
+    """One rank's connections to the other ranks of its group.
 
     Three kinds of methods:
 
-    - `post`, `take`, `arrived`, `undelivered`: for any rank, by several threads at once, also while another thread is
-      in a method of the other kinds.
-    - `exchange`: by one thread at a time; ranks may call it more or less often than others. Only pairs of ranks match.
-    - `equal`, `bcast_`, `allgather_`, `allreduce_`, `subgroup`: by one thread of every rank of the group, in the same
-      order. `flush` and `close`: once, at the end, when no other method will be called.
+    - Point to point: `post`, `take`, `arrived`, `undelivered`. Several threads may call them at once, also while
+      another thread is in a method of the other kinds.
+    - `exchange`: called by one thread at a time. Exchanges are matched between pairs of ranks, and ranks may make
+      different numbers of them.
+    - Collective: `equal`, `bcast_`, `allgather_`, `allreduce_`, `subgroup`. One thread of every rank of the group calls
+      them, in the same order. `flush` and `close` are called once, at the end, after all other methods.
 
     Tensors are detached, contiguous and, unless `Traits.reads_gpu_memory`, on the host. Those of collective methods are
-    flat but for `allreduce_`. A peer is never the rank itself. A wait for a rank that has ended must end, too, and
-    raise a `PeerError`, unless the process is ended from outside (see `job.guard`).
+    flat, except for `allreduce_`. A peer is never the rank itself. A wait for a rank that has ended must raise a
+    `PeerError`, unless the watchdog ends the process (see `process_hooks.start_watchdog`).
     """
 
     group: Group
@@ -112,73 +113,75 @@ class Transport(Protocol):
     def post(self, message: Message, dest: int, tag: int) -> Pending | None:
         """Starts to send, without waiting for the receiver.
 
-        If `message.private`, no other code will change its tensors, and they may be handed over as they are. Else they
-        may change once this has returned: copy them, or return what is to be waited for before they may change.
+        If `message.private`, no other code will change its tensors, and they need not be copied. Otherwise they may
+        change after this returns: copy them, or return a `Pending` that the caller waits for.
         """
         ...
 
     def take(self, source: int, tag: int) -> Message:
         """Waits for the next message from `source` with `tag`. Messages with the same tag arrive in order.
 
-        Its tensors belong to the caller alone, who may change them: keep no reference to the message. (Autograd's layer
-        notices when the last reference to a tensor goes.) They are inference tensors if and only if the calling thread
-        is in inference mode, as tensors are that it makes itself.
+        The caller owns its tensors and may change them: keep no reference to the message. (`functions` detects when the
+        last reference to a tensor is dropped.) They are inference tensors if and only if the calling thread is in
+        inference mode.
         """
         ...
 
     def arrived(self, source: int, tag: int) -> bool:
-        """Whether `take` would return at once. See `Traits.sees_arrivals`."""
+        """Returns whether `take` would return at once. See `Traits.sees_arrivals`."""
         ...
 
     def exchange(self, outgoing: Buffers, incoming: Buffers) -> Exchange:
-        """Starts to send and to fill buffers. None may be touched until the exchange has been waited for.
+        """Starts to send and to receive buffers, none of which may be used until the exchange has been waited for.
 
-        Exchanges between two ranks are matched in the order in which these started them. Number of bytes and dtype are
+        Exchanges between two ranks are matched in the order in which they are started. Number of bytes and dtype are
         the same at both ends, unless a user made a mistake: see `Traits.checks_sizes`. No buffer is empty.
         """
         ...
 
     def equal(self, number: int) -> bool:
-        """Whether every rank passed the same 64-bit number. Returns when all ranks have called it: it is a barrier."""
+        """Returns whether every rank passed the same 64-bit number, when all ranks have called it: it is a barrier."""
         ...
 
     def bcast_(self, flat: Tensor, root: int) -> None:
-        """Fills `flat` with that of `root`."""
+        """Overwrites `flat` with that of `root`."""
 
     def allgather_(self, flat: Tensor, whole: Tensor, counts: Sequence[int]) -> None:
-        """Fills `whole` with all ranks' `flat`, of `counts[rank]` elements."""
+        """Writes all ranks' `flat`, of `counts[rank]` elements, into `whole` in rank order."""
 
     def allreduce_(self, source: Tensor, out: Tensor, op: str, scale: float) -> bool:
         """Reduces contiguous `source` over ranks into contiguous `out`, which may be the same.
 
-        The result must have the same bits on all ranks. 16-bit floats come as float32, a mean as a sum with a scale.
+        The result must have the same bits on all ranks. Callers pass 16-bit floats as float32, and a mean as a sum with
+        a scale.
 
         Args:
             op: sum, max, min or prod.
             scale: a factor for the result.
 
         Returns:
-            False, on all ranks, and nothing was done, if it cannot: the communicator gathers and reduces then.
+            False, on all ranks and without doing anything, if the transport cannot reduce this dtype: the communicator
+            then gathers and reduces.
         """
         ...
 
     def subgroup(self, members_of: Mapping[int, list[int]], color: int | None, name: str) -> Transport | None:
-        """Returns the transport of a new group, of the ranks `members_of[color]` in this order; None without a color.
+        """Returns the transport of a new group of the ranks `members_of[color]`, in this order; None without a color.
 
-        `self.group.among(members_of[color], name)` makes the group. No other group of the job has this name.
+        `self.group.among(members_of[color], name)` makes the group. `name` is unique in the job.
         """
         ...
 
     def undelivered(self) -> list[int]:
-        """Returns the ranks that have not taken yet what was posted to them. A rank that leaves announces it."""
+        """Returns the ranks that have not received everything posted to them. A rank that leaves announces them."""
         ...
 
     def flush(self) -> Iterable[Pending]:
-        """Yields what was posted, or sent by an exchange after `wait_received`, and is not with its receiver yet.
+        """Yields what was posted, or sent by an exchange after `wait_received`, and is not received yet.
 
-        The caller waits for each before it asks for the next. Nothing more is posted meanwhile.
+        The caller waits for each before it takes the next, and posts nothing meanwhile.
         """
         ...
 
     def close(self) -> None:
-        """Gives back what the transport holds."""
+        """Releases the connections and buffers of the transport."""

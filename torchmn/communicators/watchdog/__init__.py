@@ -1,1 +1,1 @@
-"""Which rank waits for which, since when; and what ends a job that cannot continue."""
+"""The watchdog: records what each rank waits for, and ends a job that cannot continue with a table of all ranks."""

@@ -1,7 +1,7 @@
-"""A process that a rank forks (a worker of a DataLoader, say) is no rank: its communicators refuse to work.
+"""Closes the communicators in processes that a rank forks, such as the workers of a DataLoader.
 
-It has a copy of everything, of the connections to other ranks too. If it spoke, they would take it for the rank
-itself, which waits for answers that never come or gets another's; and there is no watchdog in it.
+A forked process has copies of the connections to other ranks, which would take its messages for those of the rank
+itself: the rank would wait for replies that never come, or get another's. No watchdog runs in it.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ import os
 from torchmn.context import process
 
 
-def disown() -> None:
-    """Close, without a word to other ranks, the communicators of the rank that this process was forked from."""
+def close_inherited_communicators() -> None:
+    """Closes the communicators of the rank that this process was forked from, without sending anything."""
     for watch in list(process.watches):
         for comm in list(watch.communicators):
             if comm.size > 1 and not comm.group.closed:
@@ -23,5 +23,5 @@ def disown() -> None:
                 )
 
 
-if hasattr(os, "register_at_fork"):  # not on Windows, which can not fork
-    os.register_at_fork(after_in_child=disown)
+if hasattr(os, "register_at_fork"):  # Windows cannot fork
+    os.register_at_fork(after_in_child=close_inherited_communicators)

@@ -1,8 +1,8 @@
-"""The watchdog of a job of processes: one quiet thread per rank, on a line of their own.
+"""The watchdog thread of a rank that is a process: `Monitor`.
 
-The rank whose wait lasts too long raises the alarm; every rank then says what it is doing, the one that was
-first prints the table, and the job ends. Ranks that leave say so, and ranks that die are missed by the
-switchboard, so that nobody waits for them in vain.
+A rank whose wait exceeds the timeout requests the state of every rank over the control channel, prints the table and
+ends the job. Ranks announce when they leave, and the control channel reports ranks that are lost, so that no rank waits
+for them until the timeout.
 """
 
 from __future__ import annotations
@@ -15,53 +15,67 @@ from collections.abc import Callable, Sequence
 from time import monotonic
 from typing import Any
 
-from torchmn.communicators.watchdog import waits
-from torchmn.communicators.watchdog.control_channel import Line
-from torchmn.communicators.watchdog.waits import RankState, Wait, Watch
+from torchmn.communicators.watchdog import report
+from torchmn.communicators.watchdog.control_channel import ControlClient
+from torchmn.communicators.watchdog.report import RankState
+from torchmn.communicators.watchdog.waits import Wait, Watch
 
-STUCK_STATUS = 124  # what `timeout` returns, too
-_TICK = 0.5
-_PATIENCE = 3.0  # for other ranks' answers
-_CAUSE_KNOWN = 1.0  # for a better reason than a departure that is known already
-_GRACE = 1.5  # a wait for a rank that left is no mistake before this: its last message may be on the way
+STUCK_STATUS = 124  # as the command `timeout`
+_POLL_SECONDS = 0.5
+_REPLY_SECONDS = 3.0  # to wait for messages of other ranks
+_KNOWN_CAUSE_SECONDS = 1.0  # the same, where a departure already explains the failure
+_DEPARTURE_SECONDS = 1.5  # a wait for a rank that left may last this long: its last message may be in flight
 
 
 class Monitor:
-    """One rank's thread that watches its waits and answers the others."""
+    """One rank's watchdog: a thread that checks the rank's waits and handles messages of the control channel.
 
-    def __init__(self, watch: Watch, hosts: Sequence[str], line: Line | None, end_transport: Callable[[int], None]):
+    Attributes:
+        watch: the waits of this rank.
+        size: number of ranks of the job.
+        notices_departures: whether a wait for a rank that left ends the job before the timeout.
+        serves_others: whether the server of the control channel runs in this process.
+        process: id of this rank's process; processes that it forks must not act for it.
+        exit_status: the status that this rank's script passed to sys.exit.
+        leaving: whether this rank's script has ended.
+        departures: the messages of ranks that have left or were lost, by rank, in the order of their arrival.
+    """
+
+    def __init__(
+        self, watch: Watch, hosts: Sequence[str], channel: ControlClient | None, end_transport: Callable[[int], None]
+    ):
         self.watch = watch
         self.size = len(hosts)
         self.notices_departures = True
-        self.serves_others = False  # whether all ranks speak through this process
-        self.process = os.getpid()  # one that it forks must not speak for it
-        self.exit_status = 0  # what this rank's script asked for, if it called sys.exit
-        self.leaving = False  # whether this rank's script is over
+        self.serves_others = False
+        self.process = os.getpid()
+        self.exit_status = 0
+        self.leaving = False
         self.departures: dict[int, dict[str, Any]] = {}
-        self._hosts = hosts  # of all ranks
-        self._line = line
+        self._hosts = hosts
+        self._channel = channel
         self._end_transport = end_transport
-        self._first: dict[str, int] = {}  # what was claimed -> the rank whose claim was heard first
-        self._heard = threading.Condition()
+        self._claims: dict[str, int] = {}  # the rank whose claim arrived first
+        self._changed = threading.Condition()
         self._states: dict[int, RankState] = {}
-        self._alone_since: dict[int, float] = {}
-        self._over = threading.Event()
+        self._missing_since: dict[int, float] = {}  # by thread
+        self._stopped = threading.Event()
         self._raising = threading.Lock()
         watch.announce = self.announce_broken
 
     def start(self) -> None:
-        threading.Thread(target=self._run, name="torchmn watchdog", daemon=True).start()
+        threading.Thread(target=self._run, name="torchmn-watchdog", daemon=True).start()
 
     def stop(self) -> None:
-        self._over.set()
+        self._stopped.set()
 
-    # -- what the rank's own thread says -----------------------------------------------------------------------
+    # -- called by the rank's other threads --------------------------------------------------------------------
 
     def announce_departure(self) -> None:
-        """Tell the others that this rank's script is over, and which collectives and sends it had begun."""
+        """Announces to all ranks that this rank's script has ended, and the collectives and sends that it started."""
         self.leaving = True
         comms = list(self.watch.communicators)
-        self._say(
+        self._send(
             kind="left",
             status=self.exit_status,
             collectives={comm.name: comm.group.collectives for comm in comms},
@@ -69,169 +83,159 @@ class Monitor:
         )
 
     def announce_broken(self, communicator: str, reason: str) -> None:
-        """Tell the others that a communicator can not be used for collective operations any more."""
-        self._say(kind="broken", communicator=communicator, reason=reason)
+        """Announces to all ranks that a communicator cannot be used for collective operations any more."""
+        self._send(kind="broken", communicator=communicator, reason=reason)
 
-    def outlast_the_others(self) -> None:
-        """Where all ranks speak through this process: stay until they have left, or they hear of nobody's departure.
+    def serve_until_all_left(self) -> None:
+        """Returns when all ranks have left, if this process serves the control channel: it must forward to the last.
 
-        MPI would wait for them too, but with Python's threads at rest.
+        MPI_Finalize would wait for them, too, but without running Python's threads.
         """
         if self.serves_others:
-            with self._heard:
-                self._heard.wait_for(lambda: self._line is None or len(self.departures) >= self.size)
+            with self._changed:
+                self._changed.wait_for(lambda: self._channel is None or len(self.departures) >= self.size)
 
-    def first_to(self, what: str) -> bool:
-        """Whether this rank is the first of the job to claim `what`: all ranks hear claims in the same order."""
-        if self._say(kind="claim", what=what):
-            with self._heard:
-                self._heard.wait_for(lambda: what in self._first, timeout=_PATIENCE)
-        return self._first.get(what, self.watch.rank) == self.watch.rank
+    def is_first_to(self, action: str) -> bool:
+        """Returns whether this rank is the first of the job to claim `action`. All ranks get claims in one order."""
+        if self._send(kind="claim", what=action):
+            with self._changed:
+                self._changed.wait_for(lambda: action in self._claims, timeout=_REPLY_SECONDS)
+        return self._claims.get(action, self.watch.rank) == self.watch.rank
 
-    def wait_for_the_cause(self) -> None:
-        """Returns when another rank reports why this one lost it: it has left, was lost, or prints a traceback.
+    def is_first_to_raise(self) -> bool:
+        """Returns whether no other rank, and no other thread of this one, has called this before."""
+        return self._raising.acquire(blocking=False) and self.is_first_to("traceback")
 
-        Its connections may break before its report arrives. Where ranks have left before, one of those may be the
-        cause, and nothing more may come.
+    def wait_for_root_cause(self) -> None:
+        """Returns when another rank has left, was lost, or prints a traceback; or after a few seconds.
+
+        Connections to a failed rank may break before its message arrives. If ranks have left before, one of them may be
+        the cause, and no further message may come.
         """
-        with self._heard:
+        with self._changed:
             known = len(self.departures)
-            self._heard.wait_for(
-                lambda: self._line is None or self._first or len(self.departures) > known,
-                timeout=_CAUSE_KNOWN if known else _PATIENCE,
+            self._changed.wait_for(
+                lambda: self._channel is None or self._claims or len(self.departures) > known,
+                timeout=_KNOWN_CAUSE_SECONDS if known else _REPLY_SECONDS,
             )
 
-    def first_to_raise(self) -> bool:
-        """Whether no other rank, and no other thread of this one, has asked this before."""
-        return self._raising.acquire(blocking=False) and self.first_to("traceback")
-
     def end_job(self, status: int) -> None:
-        """End every rank now; does not return."""
-        self._say(kind="end", status=status)
+        """Ends every rank now; does not return."""
+        self._send(kind="end", status=status)
         sys.stdout.flush()
         sys.stderr.flush()
-        time.sleep(0.1)  # rank 0's switchboard dies with this process: let it repeat the word
-        # Whatever the transport does to end the others, this process is over soon.
+        time.sleep(0.1)  # rank 0's control server ends with this process: let it forward the message
+        # This process ends soon, whatever the transport does to end the others.
         threading.Timer(2.0, os._exit, (status,)).start()
         self._end_transport(status)
         os._exit(status)
 
-    def _say(self, **words: Any) -> bool:
-        return self._line is not None and self._line.say({"rank": self.watch.rank, **words})
+    def _send(self, **message: Any) -> bool:
+        return self._channel is not None and self._channel.send({"rank": self.watch.rank, **message})
 
     # -- the thread --------------------------------------------------------------------------------------------
 
     def _run(self) -> None:
-        alarm: threading.Thread | None = None
-        while not self._over.is_set():
-            self._listen()
-            reason = None if alarm else self._complaint()
+        reporter: threading.Thread | None = None
+        while not self._stopped.is_set():
+            self._receive()
+            reason = None if reporter else self._reason_to_end()
             if reason:
-                # In a thread of its own, because this one must go on listening to the answers.
-                alarm = threading.Thread(target=self._raise_alarm, args=(reason,), name="torchmn alarm", daemon=True)
-                alarm.start()
+                # In another thread, because this one must receive the states of the other ranks.
+                reporter = threading.Thread(target=self._report, args=(reason,), name="torchmn-report", daemon=True)
+                reporter.start()
 
-    def _listen(self) -> None:
-        if self._line is None:
-            time.sleep(_TICK)
+    def _receive(self) -> None:
+        if self._channel is None:
+            time.sleep(_POLL_SECONDS)
             return
         try:
-            words = self._line.hear(_TICK)
+            message = self._channel.receive(_POLL_SECONDS)
         except (EOFError, OSError):
-            self._line = None
-            with self._heard:
-                self.departures.setdefault(0, {"kind": "lost", "rank": 0})  # the switchboard was rank 0's
-                self._heard.notify_all()
+            self._channel = None
+            with self._changed:
+                self.departures.setdefault(0, {"kind": "lost", "rank": 0})  # the server runs in rank 0's process
+                self._changed.notify_all()
             return
-        if words is not None:
-            with self._heard:
-                self._take_note(words)
-                self._heard.notify_all()
+        if message is not None:
+            with self._changed:
+                self._handle(message)
+                self._changed.notify_all()
 
-    def _take_note(self, words: dict[str, Any]) -> None:
-        kind, rank = words["kind"], words["rank"]
+    def _handle(self, message: dict[str, Any]) -> None:
+        kind, rank = message["kind"], message["rank"]
         if kind == "claim":
-            self._first.setdefault(words["what"], rank)
+            self._claims.setdefault(message["what"], rank)
         elif kind == "end" and rank != self.watch.rank:
-            # The rank that speaks ends the job, by its transport too; this is for transports that can not.
-            threading.Timer(1.0, os._exit, (words["status"],)).start()
+            # The sender also ends the job by its transport; this is for transports that cannot.
+            threading.Timer(1.0, os._exit, (message["status"],)).start()
         elif kind == "ask":
-            self._say(kind="state", state=self.watch.state().as_dict())
+            self._send(kind="state", state=self.watch.state().as_dict())
         elif kind == "state":
-            self._states[rank] = RankState.from_dict(words["state"])
+            self._states[rank] = RankState.from_dict(message["state"])
         elif kind == "broken":
-            self.watch.mark_broken(words["communicator"], rank, words["reason"])
+            self.watch.mark_broken(message["communicator"], rank, message["reason"])
         elif kind == "left":
-            self.departures[rank] = words
+            self.departures[rank] = message
         elif kind == "lost":
-            self.departures.setdefault(rank, words)
+            self.departures.setdefault(rank, message)
 
-    def _complaint(self) -> str | None:
-        """Why this rank's wait must end the job, or None."""
+    def _reason_to_end(self) -> str | None:
+        """Returns why this rank's wait must end the job, or None."""
         wait = self.watch.longest()
         if wait is None:
-            self._alone_since.clear()
+            self._missing_since.clear()
             return None
         limit = wait.group.settings.timeout
         if monotonic() - wait.since > limit:
-            return f"rank {self.watch.rank} has waited for {limit:g} s in {wait.operation}; the job is ended"
-        missing = [rank for rank in sorted(self.departures) if self._lacks(wait, self.departures[rank])]
+            return report.timeout_reason(self.watch.rank, limit, wait.operation)
         if not self.notices_departures:
             return None
-        if self.watch.broken and (reason := self._broken_wait()):
+        if self.watch.broken and (reason := self._reason_if_broken()):
             return reason
+        missing = [rank for rank in sorted(self.departures) if self._is_needed(wait, self.departures[rank])]
         if not missing:
-            self._alone_since.clear()
-        elif monotonic() - self._alone_since.setdefault(wait.thread, monotonic()) > _GRACE:
-            fates = "; ".join(fate(self.departures[rank]) for rank in missing)
-            return f"{fates}; rank {self.watch.rank} waits for it in {wait.operation}; the job is ended"
+            self._missing_since.clear()
+        elif monotonic() - self._missing_since.setdefault(wait.thread, monotonic()) > _DEPARTURE_SECONDS:
+            departures = [self.departures[rank] for rank in missing]
+            return report.departure_reason(departures, self.watch.rank, wait.operation)
         return None
 
-    def _broken_wait(self) -> str | None:
+    def _reason_if_broken(self) -> str | None:
         for wait in tuple(self.watch.waits.values()):
             broken = self.watch.broken_in(wait)
-            if broken and monotonic() - max(wait.since, broken.since) > _GRACE:
-                waiting = f"rank {self.watch.rank} waits in {wait.operation} of that communicator; the job is ended"
-                return f"{broken.reason}; {waiting}"
+            if broken and monotonic() - max(wait.since, broken.since) > _DEPARTURE_SECONDS:
+                return report.broken_reason(broken.reason, self.watch.rank, wait.operation)
         return None
 
-    def _lacks(self, wait: Wait, departure: dict[str, Any]) -> bool:
-        """Whether the rank that left can no longer give what this wait needs."""
+    def _is_needed(self, wait: Wait, departure: dict[str, Any]) -> bool:
+        """Returns whether this wait needs something that the rank which left has not sent and cannot send any more."""
         group, rank = wait.group, departure["rank"]
         if wait.peer is not None:
-            still_coming = self.watch.rank in departure.get("pending", ())
-            return group.world_ranks[wait.peer] == rank and not still_coming
+            in_flight = self.watch.rank in departure.get("pending", ())
+            return group.world_ranks[wait.peer] == rank and not in_flight
         joined = departure.get("collectives", {}).get(group.name, 0) >= group.collectives
         return rank in group.world_ranks and not joined
 
-    def _raise_alarm(self, reason: str) -> None:
-        if not self.first_to("table"):
-            return  # another rank prints the table and ends the job
-        self._say(kind="ask")
+    def _report(self, reason: str) -> None:
+        """Prints the table and ends the job, unless another rank does."""
+        if not self.is_first_to("table"):
+            return
+        self._send(kind="ask")
         expected = set(range(self.size)) - set(self.departures)
-        with self._heard:
-            self._heard.wait_for(lambda: expected <= set(self._states), timeout=_PATIENCE if self._line else 0)
-        sys.stderr.write("\n" + waits.table(self._all_states(), reason) + "\n")
+        with self._changed:
+            seconds = _REPLY_SECONDS if self._channel else 0
+            self._changed.wait_for(lambda: expected <= set(self._states), timeout=seconds)
+        sys.stderr.write("\n" + report.table(self._all_states(), reason) + "\n")
         failed = [departure["status"] for departure in self.departures.values() if departure.get("status")]
         status = 1 if self.watch.broken else STUCK_STATUS
-        self.end_job(failed[0] if failed else status)  # departures are in the order in which they were heard
+        self.end_job(failed[0] if failed else status)
 
     def _all_states(self) -> list[RankState]:
-        """What every rank is doing; a rank that did not answer is busy in native code, or unreachable."""
+        """Returns the state of every rank; a rank that did not reply is busy in native code, or unreachable."""
         states = {self.watch.rank: self.watch.state(), **self._states}
         for rank in range(self.size):
             gone = rank in self.departures
             if rank not in states or (gone and not states[rank].operation):
                 states[rank] = RankState(rank, self._hosts[rank], "", left=gone)
         return list(states.values())
-
-
-def fate(departure: dict[str, Any]) -> str:
-    """A few words on what became of a rank."""
-    if departure["kind"] == "lost":
-        how = "was lost (killed or crashed, or its host is cut off)"
-    elif departure.get("status"):
-        how = f"left with status {departure['status']} (its script called sys.exit)"
-    else:
-        how = "left (its script ended or called sys.exit)"
-    return f"rank {departure['rank']} {how}"

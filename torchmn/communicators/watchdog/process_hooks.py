@@ -1,6 +1,7 @@
-"""A job of processes: its watchdog is started, and a rank that fails or leaves does not keep the others waiting.
+"""Starts the watchdog of a rank that is a process, and hooks into Python's exceptions and exits.
 
-`TORCHMN_ABORT=0` leaves exceptions and exits to the launcher; the watchdog's timeout stays on.
+The hooks end the whole job when one rank raises, and announce a rank that leaves. `TORCHMN_ABORT=0` leaves exceptions
+and exits to the launcher; the watchdog's timeout stays on.
 """
 
 from __future__ import annotations
@@ -8,6 +9,7 @@ from __future__ import annotations
 import atexit
 import faulthandler
 import json
+import logging
 import os
 import sys
 import threading
@@ -19,11 +21,14 @@ from types import TracebackType
 from typing import Any, NoReturn, Protocol
 
 from torchmn.communicators.launchers.addresses import LOOPBACK, of_this_host
-from torchmn.communicators.watchdog.control_channel import MEETING_SECONDS, Line, Server
-from torchmn.communicators.watchdog.monitor import Monitor, fate
-from torchmn.communicators.watchdog.waits import ranks_text
+from torchmn.communicators.watchdog.control_channel import CONNECT_SECONDS, ControlClient, ControlServer
+from torchmn.communicators.watchdog.monitor import Monitor
+from torchmn.communicators.watchdog.report import departure_text, ranks_text
 from torchmn.context import here
 from torchmn.errors import PeerError, TorchMNError
+
+_logger = logging.getLogger("torchmn.watchdog")
+CUT_OFF = "cannot reach rank 0"  # `torchmn doctor` searches for it in the output
 
 
 class World(Protocol):
@@ -43,16 +48,13 @@ class World(Protocol):
     def buffers(self) -> Any: ...
 
 
-CUT_OFF = "can not reach rank 0"  # what `torchmn doctor` looks for
-
-
 @contextmanager
-def limited(seconds: float) -> Iterator[None]:
-    """A block in which ranks meet for the first time, before there is a watchdog: the process ends if it hangs.
+def time_limit(seconds: float) -> Iterator[None]:
+    """Ends the process if the block takes longer: for the first contact between ranks, before there is a watchdog.
 
-    Loading MPI may block with Python's lock held, so this must be a timer that needs no Python.
+    Loading MPI may block while it holds the GIL, so the timer must not need Python.
     """
-    with suppress(Exception):  # stderr is no real file (a notebook): then there is no such timer
+    with suppress(Exception):  # stderr is not a file (in a notebook): then there is no such timer
         faulthandler.dump_traceback_later(seconds, exit=True)
     try:
         yield
@@ -60,167 +62,166 @@ def limited(seconds: float) -> Iterator[None]:
         faulthandler.cancel_dump_traceback_later()
 
 
-def guard(world: World, end_transport: Callable[[int], None], meeting_place: str | None = None) -> None:
-    """Start the watchdog of `world`, whose ranks are processes, and end the job when one of them raises.
+def start_watchdog(world: World, end_transport: Callable[[int], None], rendezvous: str | None = None) -> None:
+    """Starts the watchdog of `world`, whose ranks are processes, and ends the job when one of them raises.
 
-    `meeting_place`: an address at which the ranks have met, which may be rank 0's.
+    Args:
+        world: the communicator of all ranks. All of them must call.
+        end_transport: ends all processes with an exit status, if the transport can.
+        rendezvous: address at which the ranks have found each other, which may be rank 0's.
     """
     if world.size == 1:
         return
-    line, connected = _connect(world, meeting_place)
-    watcher = Monitor(world.group.watch, world.hosts, line, end_transport)
-    watcher.serves_others = connected and world.rank == 0
+    channel, complete = _open_channel(world, rendezvous)
+    monitor = Monitor(world.group.watch, world.hosts, channel, end_transport)
+    monitor.serves_others = complete and world.rank == 0
     if os.environ.get("TORCHMN_ABORT", "1") != "0":
-        _end_job_on_exception(watcher)
-        _report_threads(watcher)
-        _remember_exit_status(watcher)
-        _refuse_a_silent_exit(watcher)
+        _end_job_on_exception(monitor)
+        _report_threads(monitor)
+        _record_exit_status(monitor)
+        _fail_on_early_exit(monitor)
     else:
-        watcher.notices_departures = False
-    atexit.register(_leave, watcher)
-    watcher.start()
-    world.group.owner = None  # those collective operations were ours: the user's first is yet to come
+        monitor.notices_departures = False
+    atexit.register(_leave, monitor)
+    monitor.start()
+    world.group.owner = None  # the collective operations so far were ours: the user's first one determines the owner
 
 
-def _connect(world: World, meeting_place: str | None) -> tuple[Line | None, bool]:
-    """This rank's line to the switchboard on rank 0, and whether all ranks have one. Rank 0 warns if they do not."""
+def _open_channel(world: World, rendezvous: str | None) -> tuple[ControlClient | None, bool]:
+    """Returns this rank's end of the control channel, and whether all ranks have one. Rank 0 warns if they do not."""
     if world.inter_size == 1:
-        line, troubles = _call(world, [LOOPBACK])
-        if not any(troubles):
-            return line, True
-        # Containers with one name: they share neither a loopback interface nor perhaps a machine.
-    addresses = [meeting_place] if meeting_place else []
-    line, troubles = _call(world, [*addresses, *of_this_host()])
-    cut_off = [rank for rank, trouble in enumerate(troubles) if trouble]
+        channel, failures = _connect(world, [LOOPBACK])
+        if not any(failures):
+            return channel, True
+        # Containers with one host name may share neither a loopback interface nor a machine.
+    addresses = [rendezvous] if rendezvous else []
+    channel, failures = _connect(world, [*addresses, *of_this_host()])
+    cut_off = [rank for rank, failure in enumerate(failures) if failure]
     if cut_off and world.rank == 0:
-        print(
+        _logger.warning(
             f"torchmn: the watchdog of rank{'s' * (len(cut_off) > 1)} {ranks_text(cut_off)} {CUT_OFF} "
-            f"({troubles[cut_off[0]]}). The job goes on; but if it gets stuck, the table will lack ranks, and a rank "
-            "that leaves is missed only after the timeout. See 'the watchdog across hosts' in docs/troubleshooting.md.",
-            file=sys.stderr,
+            f"({failures[cut_off[0]]}). The job continues; but if it gets stuck, the table will lack ranks, and a rank "
+            "that leaves is missed only after the timeout. See 'the watchdog across hosts' in docs/troubleshooting.md."
         )
-    return line, not cut_off
+    return channel, not cut_off
 
 
-def _call(world: World, addresses: Sequence[str]) -> tuple[Line | None, list[str]]:
-    """A line to a switchboard that rank 0 opens at its `addresses`; and what hindered each rank, "" where nothing."""
+def _connect(world: World, addresses: Sequence[str]) -> tuple[ControlClient | None, list[str]]:
+    """Returns a connection to a server that rank 0 opens at its `addresses`; and each rank's failure, "" for none."""
     offer: tuple[Sequence[str], int, str] | None = None
-    trouble, line = "", None
+    failure, channel = "", None
     if world.rank == 0:
         try:
-            server = Server(world.size, to_other_hosts=addresses != [LOOPBACK])
+            server = ControlServer(world.size, to_other_hosts=addresses != [LOOPBACK])
             offer = (addresses, server.port, server.key.hex())
         except OSError as error:
-            trouble = f"it can not open a port: {error}"
-    offer = json.loads(
-        world.buffers.bcast_bytes(json.dumps(offer).encode(), 0)
-    )  # the key goes over the transport alone
-    # The whole meeting has to end within the timeout.
-    patience = min(MEETING_SECONDS, world.group.settings.timeout / 4)
+            failure = f"it cannot open a port: {error}"
+    # By the transport: the key must not be sent over a connection that others can open.
+    offer = json.loads(world.buffers.bcast_bytes(json.dumps(offer).encode(), 0))
+    # Two attempts and their exchanges have to end within the timeout.
+    seconds = min(CONNECT_SECONDS, world.group.settings.timeout / 4)
     if offer:
         try:
-            where, port, key = offer
-            line = Line(world.rank, where, port, bytes.fromhex(key), seconds=patience)
+            server_addresses, port, key = offer
+            channel = ControlClient(world.rank, server_addresses, port, bytes.fromhex(key), seconds=seconds)
         except Exception as error:
-            trouble = f"port {offer[1]} of {error}"
-    # All of them: rank 0 may not run on to its end, where nobody is served, before all are connected.
-    troubles = world.buffers.allgather_plain(trouble if line is None else "")
+            failure = f"port {offer[1]} of {error}"
+    # Also a barrier: rank 0, which runs the server, must not end before all ranks are connected.
+    failures = world.buffers.allgather_plain(failure if channel is None else "")
     if offer is None:
-        troubles = [troubles[0]] * world.size
-    return line, troubles
+        failures = [failures[0]] * world.size
+    return channel, failures
 
 
-def _end_job_on_exception(watcher: Monitor) -> None:
+def _end_job_on_exception(monitor: Monitor) -> None:
     previous = sys.excepthook
 
     def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-        if previous is not sys.__excepthook__ or watcher.process != os.getpid():
+        if previous is not sys.__excepthook__ or monitor.process != os.getpid():
             previous(kind, error, trace)
-        if watcher.process != os.getpid():  # a forked child's error is its own
-            watcher.exit_status = 1
+        if monitor.process != os.getpid():  # an error in a forked process does not end the job
+            monitor.exit_status = 1
             return
-        _end_job(watcher, kind, error, trace)
+        _end_job(monitor, kind, error, trace)
 
     sys.excepthook = hook
 
 
 def _end_job(
-    watcher: Monitor,
+    monitor: Monitor,
     kind: type[BaseException],
     error: BaseException | None,
     trace: TracebackType | None,
     where: str = "",
 ) -> None:
-    """Print the exception that ended this rank, or a part of it, and end the job."""
+    """Prints the exception that ended this rank, or its first line if another rank raised first, and ends the job."""
     sys.stdout.flush()
     if issubclass(kind, PeerError):
-        watcher.wait_for_the_cause()  # the rank that caused it reports more, and may be about to
-    rank, size = watcher.watch.rank, watcher.size
-    if watcher.first_to_raise():
+        monitor.wait_for_root_cause()  # so that the rank that failed first prints its traceback
+    rank, size = monitor.watch.rank, monitor.size
+    if monitor.is_first_to_raise():
         text = "".join(traceback.format_exception(kind, error, trace))
-        fates = "".join(f"torchmn: {fate(departure)}\n" for departure in watcher.departures.values())
-        sys.stderr.write(f"\ntorchmn: rank {rank} of {size} raised{where}; the job is ended:\n{text}{fates}")
+        left = "".join(f"torchmn: {departure_text(departure)}\n" for departure in monitor.departures.values())
+        sys.stderr.write(f"\ntorchmn: rank {rank} of {size} raised{where}; the job is ended:\n{text}{left}")
     else:
         first_line = str(error).partition("\n")[0]
         sys.stderr.write(f"torchmn: rank {rank} of {size} raised too{where}: {kind.__name__}: {first_line}\n")
         sys.stderr.flush()
         time.sleep(2.0)  # the first one prints its traceback and ends the job
-    watcher.end_job(130 if issubclass(kind, KeyboardInterrupt) else 1)
+    monitor.end_job(130 if issubclass(kind, KeyboardInterrupt) else 1)
 
 
-def _report_threads(watcher: Monitor) -> None:
-    """Report exceptions that end threads of this rank; the job ends if the thread has communicated.
+def _report_threads(monitor: Monitor) -> None:
+    """Reports exceptions that end threads of this rank; the job ends if the thread has communicated.
 
-    Other ranks may wait for what such a thread would have done. Any other thread may be a library's that the training
-    can do without: Python goes on after its end, and so does the rank.
+    Other ranks may wait for what such a thread would have done. Any other thread may belong to a library, and the
+    training may not need it: the rank continues, as Python does.
     """
     previous = threading.excepthook
 
     def hook(args: threading.ExceptHookArgs) -> None:
-        a_users = previous is not threading.__excepthook__
-        if a_users or args.exc_type is SystemExit or watcher.process != os.getpid():
+        has_own_hook = previous is not threading.__excepthook__
+        if has_own_hook or args.exc_type is SystemExit or monitor.process != os.getpid():
             previous(args)
-        # At the rank's end, communicators are closed under threads that still use them.
-        if args.exc_type is SystemExit or watcher.process != os.getpid() or watcher.leaving:
+        # When a rank leaves, communicators are closed while threads may still use them.
+        if args.exc_type is SystemExit or monitor.process != os.getpid() or monitor.leaving:
             return
         where = f" in thread {args.thread.name!r}" if args.thread else " in a thread"
         if here.watch is not None:
-            _end_job(watcher, args.exc_type, args.exc_value, args.exc_traceback, where)
-        elif not a_users:
+            _end_job(monitor, args.exc_type, args.exc_value, args.exc_traceback, where)
+        elif not has_own_hook:
             text = "".join(traceback.format_exception(args.exc_type, args.exc_value, args.exc_traceback))
-            rank, size = watcher.watch.rank, watcher.size
-            sys.stderr.write(
-                f"\ntorchmn: rank {rank} of {size} raised{where}, which has not communicated; the job goes on:\n{text}"
-            )
+            raised = f"torchmn: rank {monitor.watch.rank} of {monitor.size} raised{where}, which has not communicated"
+            sys.stderr.write(f"\n{raised}; the job continues:\n{text}")
 
     threading.excepthook = hook
 
 
-def _remember_exit_status(watcher: Monitor) -> None:
-    """Let the job end with the status that this rank gives to sys.exit; Python tells it to nobody at exit."""
+def _record_exit_status(monitor: Monitor) -> None:
+    """Records the status that this rank passes to sys.exit, which Python does not pass to exit handlers."""
     python_exit = sys.exit
 
     def leave(status: Any = None, /) -> NoReturn:
-        # As Python has it: None is success, a number itself, anything else is printed and means 1.
-        if threading.current_thread() is threading.main_thread():  # elsewhere it ends that thread and nothing else
-            watcher.exit_status = 0 if status is None else status & 0xFF if isinstance(status, int) else 1
+        # As in Python: None is success, an int is the status, anything else is printed and means 1.
+        if threading.current_thread() is threading.main_thread():  # elsewhere it ends only that thread
+            monitor.exit_status = 0 if status is None else status & 0xFF if isinstance(status, int) else 1
         python_exit(status)
 
     sys.exit = leave
 
 
-def _refuse_a_silent_exit(watcher: Monitor) -> None:
-    """Let the job fail if this rank calls os._exit(0) in it: MPICH would kill the other ranks and report success."""
+def _fail_on_early_exit(monitor: Monitor) -> None:
+    """Makes the job fail if this rank calls os._exit(0) in it: MPICH would kill the other ranks and report success."""
     python_exit = os._exit
 
     def leave(status: int) -> NoReturn:
-        rank, size = watcher.watch.rank, watcher.size
-        in_a_job = watcher.process == os.getpid() and any(not comm.group.closed for comm in watcher.watch.communicators)
+        rank, size = monitor.watch.rank, monitor.size
+        in_a_job = monitor.process == os.getpid() and any(not comm.group.closed for comm in monitor.watch.communicators)
         if status == 0 and in_a_job:
             status = 1
             sys.stderr.write(
-                f"torchmn: rank {rank} of {size} called os._exit(0) without a word to the others; the job is ended "
-                "with status 1. Let the script come to its end, or call comm.finalize() on every rank first.\n"
+                f"torchmn: rank {rank} of {size} called os._exit(0) before comm.finalize(); the job is ended with "
+                "status 1. Let the script run to its end, or call comm.finalize() on every rank first.\n"
             )
             sys.stderr.flush()
         python_exit(status)
@@ -228,27 +229,27 @@ def _refuse_a_silent_exit(watcher: Monitor) -> None:
     os._exit = leave
 
 
-def _leave(watcher: Monitor) -> None:
-    """At exit: tell the others, deliver what is still on its way, and fall silent."""
-    if watcher.process != os.getpid():  # a forked child goes in silence
-        if watcher.notices_departures:
-            # As children of multiprocessing do: MPI and gloo would end for the rank, too, and wait for the others.
+def _leave(monitor: Monitor) -> None:
+    """Exit handler: announces this rank's exit, flushes pending sends, stops the watchdog thread."""
+    if monitor.process != os.getpid():  # a forked process does not report
+        if monitor.notices_departures:
+            # As multiprocessing's children do: the exit handlers of MPI and gloo would wait for the other ranks.
             sys.stdout.flush()
             sys.stderr.flush()
-            os._exit(watcher.exit_status)
+            os._exit(monitor.exit_status)
         return
-    comms = list(watcher.watch.communicators)
+    comms = list(monitor.watch.communicators)
     with suppress(TorchMNError):  # finalize will raise it again
-        for comm in comms:  # before this rank waits for anybody, on any communicator
+        for comm in comms:  # before this rank waits for another, on any communicator
             if not comm.group.closed:
                 comm.replies.decline_all()
-    watcher.announce_departure()
+    monitor.announce_departure()
     try:
         for comm in comms:
             comm.finalize()
     except TorchMNError as error:
-        # A lost message must not look like a good end, and an exit handler can not raise.
-        sys.stderr.write(f"torchmn: rank {watcher.watch.rank} of {watcher.size}, at its end: {error}\n")
-        watcher.end_job(1)
-    watcher.outlast_the_others()
-    watcher.stop()
+        # A lost message must not look like success, and an exit handler cannot raise.
+        sys.stderr.write(f"torchmn: rank {monitor.watch.rank} of {monitor.size}, in its exit handler: {error}\n")
+        monitor.end_job(1)
+    monitor.serve_until_all_left()
+    monitor.stop()

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.autograd import Function
 
 from torchmn._torch_compat import BackwardHookFunction, function_of_node
-from torchmn.communicators.watchdog.waits import running_frames
+from torchmn.communicators.watchdog.source_lines import running_frames
 from torchmn.parallel.events import TraceGuard, guard
 from torchmn.sharded.refusals import refuse
 from torchmn.sharded.registry import functions_named, rule_of
@@ -29,7 +29,7 @@ _VIEWS = frozenset(functions_named("view_as"))
     on="trace",
     why="backward of a torch.autograd.Function, and a full backward hook, get the gradient of this rank's part only",
 )
-class OwnFunctions(TraceGuard):
+class CustomAutograd(TraceGuard):
     """Refuses functions that would compute with a part, or keep one for backward, as if it were the whole."""
 
     def before(self, func: Any, args: tuple, kwargs: dict[str, Any]) -> None:
