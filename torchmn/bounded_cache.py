@@ -1,10 +1,10 @@
-"""Caches that are bounded by what they hold, and not by how many entries: entries may be of any size."""
+"""Caches whose entries are bounded by their total size instead of their number."""
 
 from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Hashable
-from typing import Any, Generic, ParamSpec, TypeVar
+from typing import Generic, ParamSpec, TypeVar
 
 from torch import Tensor
 
@@ -13,45 +13,46 @@ Arguments = ParamSpec("Arguments")
 
 
 class BoundedCache(Generic[Value]):
-    """A dict that forgets everything when it would hold more than `most`; one entry alone may be larger.
+    """A dict that is cleared before its total size would exceed `limit`; a single entry may be larger.
 
-    It may be used by several threads: `held` is then right to an entry or two.
+    Several threads may use it; `total` may then be wrong by an entry or two.
     """
 
-    def __init__(self, most: int):
-        self.most = most
-        self.held = 0
-        self._values: dict[Any, Value] = {}
+    def __init__(self, limit: int):
+        self.limit = limit
+        self.total = 0
+        self._values: dict[Hashable, Value] = {}
         self.get = self._values.get
 
     def __len__(self) -> int:
         return len(self._values)
 
-    def keep(self, key: Hashable, value: Value, size: int) -> None:
-        """Remember a value, whose key and value together are of this size."""
-        if self.held + size > self.most:
+    def put(self, key: Hashable, value: Value, size: int) -> None:
+        """Adds an entry; `size` is that of key and value together."""
+        if self.total + size > self.limit:
             self._values.clear()
-            self.held = 0
+            self.total = 0
         self._values[key] = value
-        self.held += size
+        self.total += size
 
 
-def remembered_tensors(most_bytes: int) -> Callable[[Callable[Arguments, Tensor]], Callable[Arguments, Tensor]]:
-    """Like `functools.lru_cache`, for a function of positional arguments that returns a tensor."""
+class CachedFunction(Generic[Arguments]):
+    """A function of positional arguments that returns a tensor, with a cache of its results."""
 
-    def decorate(function: Callable[Arguments, Tensor]) -> Callable[Arguments, Tensor]:
-        cache: BoundedCache[Tensor] = BoundedCache(most_bytes)
+    def __init__(self, function: Callable[Arguments, Tensor], limit_bytes: int):
+        functools.update_wrapper(self, function)
+        self._function = function
+        self.cache: BoundedCache[Tensor] = BoundedCache(limit_bytes)
 
-        @functools.wraps(function)
-        def remembered(*args: Arguments.args, **kwargs: Arguments.kwargs) -> Tensor:
-            assert not kwargs
-            known = cache.get(args)
-            if known is None:
-                known = function(*args, **kwargs)
-                cache.keep(args, known, known.nbytes + 1000)  # a tensor costs some memory besides its elements
-            return known
+    def __call__(self, *args: Arguments.args, **kwargs: Arguments.kwargs) -> Tensor:
+        assert not kwargs
+        known = self.cache.get(args)
+        if known is None:
+            known = self._function(*args, **kwargs)
+            self.cache.put(args, known, known.nbytes + 1000)  # a tensor needs some memory besides its elements
+        return known
 
-        remembered.cache = cache  # type: ignore[attr-defined]
-        return remembered
 
-    return decorate
+def cached_tensors(limit_bytes: int) -> Callable[[Callable[Arguments, Tensor]], CachedFunction[Arguments]]:
+    """Returns a decorator like `functools.lru_cache`, for a function of positional arguments that returns a tensor."""
+    return lambda function: CachedFunction(function, limit_bytes)

@@ -1,8 +1,8 @@
-"""What torch.compile must run as it is: communication, and forwards that compute with parts of tensors.
+"""Decorators for functions that torch.compile must not trace: communication, and forwards of sharded tensors.
 
-torch.compile follows calls into this package, and through it into locks, byte buffers and the watchdog. At best that
-takes a minute and changes nothing; at worst an operation fails on one rank while the others wait in it. So where a
-compiled program calls one of these functions, it leaves the compiled code, and comes back afterwards.
+torch.compile would trace calls into this package, down to locks, byte buffers and the watchdog. At best that takes a
+minute and gains nothing; at worst an operation fails on one rank while the others wait in it. So a compiled program has
+a graph break at each of these functions.
 """
 
 from __future__ import annotations
@@ -26,20 +26,20 @@ Class = TypeVar("Class", bound=type)
 
 
 def uncompiled(function: Callable[Arguments, Result]) -> Callable[Arguments, Result]:
-    """`function`, which a compiled program calls as an uncompiled one does, with all that it calls."""
-    as_it_is = disable_dynamo(function)
+    """Returns `function` such that torch.compile traces neither it nor the functions that it calls."""
+    untraced = disable_dynamo(function)
 
     @functools.wraps(function)
     def run(*args: Arguments.args, **kwargs: Arguments.kwargs) -> Result:
         if not torch.compiler.is_compiling() and compiler_here() is None:
             return function(*args, **kwargs)
-        return as_it_is(*args, **kwargs)
+        return untraced(*args, **kwargs)
 
     return run
 
 
 def uncompiled_methods(names: str) -> Callable[[Class], Class]:
-    """Makes these methods of a class uncompiled."""
+    """Returns a class decorator that applies `uncompiled` to the methods of these names, separated by spaces."""
 
     def decorate(kind: Class) -> Class:
         for name in names.split():

@@ -1,6 +1,6 @@
-"""State of the package that belongs to no object that a user holds: of the running thread, and of the process.
+"""State of the running thread (`here`) and of the process (`process`) that belongs to no object of a user.
 
-Ranks may be threads of one process (`run_threads`), so what belongs to the running rank is the state of a thread.
+Ranks may be threads of one process (`run_threads`), so the state of a rank is the state of a thread.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from weakref import WeakSet, ref
 
 
 class Token:
-    """Stands for a thread, and lives as long as it does."""
+    """Identifies a thread, and lives as long as the thread."""
 
     __slots__ = ("__weakref__", "thread")
 
@@ -19,16 +19,16 @@ class Token:
         self.thread = threading.current_thread()
 
 
-class ThisThread(threading.local):
-    """What is noted of the thread that asks. It ends with the thread, whose ident a new thread may get.
+class ThreadState(threading.local):
+    """State of the current thread. It ends with the thread, unlike the thread's ident, which a new thread may get.
 
     Attributes:
         mark: a reference to the thread's token.
-        watch: of the rank for which this thread has communicated.
-        communicator: that `run_threads` gave to this rank; None in threads that are no ranks.
-        tape: of the part of a model that torch.utils.checkpoint computes twice (functions/recomputation.py).
-        samples: that the running forward of a parallel model computes (sharded/sharding.py).
-        recorder: of the dry run that is under way (sharded/roles.py).
+        watch: the `Watch` of the rank for which this thread has communicated.
+        communicator: that `run_threads` created for this rank; None in threads that are no ranks.
+        tape: messages of the part of a model that torch.utils.checkpoint computes twice (functions/recomputation.py).
+        samples: those that the running forward of a parallel model computes (sharded/sharding.py).
+        recorder: of the current dry run (sharded/parameter_use.py).
     """
 
     watch: Any = None
@@ -42,15 +42,15 @@ class ThisThread(threading.local):
         self.mark = ref(self._token)
 
 
-class ThisProcess:
-    """What the ranks of this process share.
+class ProcessState:
+    """State that all ranks of this process share.
 
     Attributes:
-        lock: for what Python, NumPy and torch keep once for all threads, such as their random generators. Code of users
-            may run while it is held, and start threads.
-        numpy_files: for reading NumPy's files. Another lock: a thread that a user's data set starts may read some.
-        watches: those of all ranks in this process.
-        worlds: how many communicators were created.
+        lock: for state that Python, NumPy and torch have once per process, such as random generators. Code of users may
+            run while it is held, and start threads.
+        numpy_files: lock for reading NumPy's files. Not `lock`: a thread that a user's dataset starts may read some.
+        watches: the `Watch` of each rank in this process.
+        worlds: number of communicators created by `create_communicator`.
     """
 
     def __init__(self) -> None:
@@ -60,5 +60,5 @@ class ThisProcess:
         self.worlds = 0
 
 
-here = ThisThread()
-process = ThisProcess()
+here = ThreadState()
+process = ProcessState()

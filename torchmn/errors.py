@@ -1,4 +1,4 @@
-"""Every error that TorchMN raises on purpose: one class per kind of mistake, all of them a `TorchMNError`."""
+"""The exceptions that TorchMN raises: one class per kind of error, all derived from `TorchMNError`."""
 
 from __future__ import annotations
 
@@ -7,43 +7,43 @@ from collections.abc import Iterable
 
 
 class TorchMNError(Exception):
-    """Something that TorchMN refuses or cannot go on with; the message says what to do."""
+    """Base class of all errors of TorchMN. The message names the rank, what was expected, what came, and a remedy."""
 
 
 class ArgumentError(TorchMNError, ValueError):
-    """An argument that can not be right, on this rank or on another rank of the same operation."""
+    """An argument is wrong, on this rank or on another rank of the same operation."""
 
 
 class MismatchError(TorchMNError):
-    """Ranks that should have said the same thing said different things."""
+    """Ranks call different operations, or pass different values where they must be equal."""
 
 
 class PeerError(TorchMNError):
-    """Another rank failed, or left, while this one needed it."""
+    """Another rank failed, or left, while this rank waited for it."""
 
 
 class ThreadError(TorchMNError, RuntimeError):
-    """A collective operation in a thread, while another thread uses the same communicator for them."""
+    """A second thread of a rank called a collective operation of a communicator that another thread uses."""
 
 
 class DelegateError(TorchMNError):
-    """A gradient came back for something that was sent, and this rank's backward never asked for it."""
+    """A gradient arrived for a value that this rank sent, but its backward did not include the delegate of it."""
 
 
 class RecomputeError(TorchMNError):
-    """A message inside a part of the model that is computed twice, but can be sent and received only once."""
+    """A part of the model that torch.utils.checkpoint computes twice contains a message that can be sent only once."""
 
 
 class WaitTimeout(TorchMNError):
-    """A wait that lasted longer than the communicator's timeout (raised where ranks are threads)."""
+    """A wait exceeded the communicator's timeout. Raised where ranks are threads; a job of processes is ended."""
 
 
 class LaunchError(TorchMNError):
-    """The ranks can not be started or can not find each other."""
+    """The ranks cannot be started, or cannot find each other."""
 
 
 class ExperimentError(TorchMNError):
-    """An experiment file that can not work: each line is `file:line:column: what was expected, what came`."""
+    """An experiment file is wrong. Each line of the message is `file:line:column: what was expected, what came`."""
 
 
 class DatasetError(TorchMNError):
@@ -51,23 +51,23 @@ class DatasetError(TorchMNError):
 
 
 class HaloError(TorchMNError, ValueError):
-    """An image that can not be cut as asked: smaller than a window, or with fewer rows than ranks."""
+    """An image cannot be cut into these tiles: it is smaller than a window, or has fewer rows than ranks."""
 
 
 class GraphError(TorchMNError):
-    """A graph over ranks that can not run, or a value that can not travel on its edges."""
+    """A model-parallel graph cannot run, or a value cannot be sent along one of its edges."""
 
 
 class ComponentError(TorchMNError, RuntimeError):
-    """A component of a MultiNodeChainList raised; the message names it, its rank and what it was called with."""
+    """A component of a MultiNodeChainList raised. The message names it, its rank and its arguments."""
 
 
 class ParallelizeError(TorchMNError):
-    """A model, or a function in it, that can not be computed in parts with the numbers of one rank."""
+    """A model, or a function in it, cannot be computed on shards with the same numbers as on one rank."""
 
 
 def nearest(name: object, names: Iterable[str]) -> str:
-    """A sentence that offers the valid name nearest to `name`, or lists them all."""
+    """Returns a sentence that suggests the valid name nearest to `name`, or lists all valid names."""
     names = sorted(names)
     close = difflib.get_close_matches(str(name), names, n=1, cutoff=0.5)
     return f"Did you mean {close[0]!r}?" if close else f"Valid: {', '.join(names)}."

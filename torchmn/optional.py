@@ -1,4 +1,4 @@
-"""Optional packages: faster or stricter ways, loaded by name, without which the core must work."""
+"""Loads optional packages (fast paths, fusion, guards) by name. The core works without them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ FUSION = os.environ.get("TORCHMN_FUSION", "1") != "0"
 
 
 def optional_module(package: str, module: str = "") -> ModuleType | None:
-    """Returns an optional package, or a module in it; None if the package was taken away."""
+    """Returns an optional package, or a module in it; None if the package is not installed."""
     name = f"{package}.{module}" if module else package
     try:
         return importlib.import_module(name)

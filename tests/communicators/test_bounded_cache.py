@@ -11,7 +11,7 @@ from torch import nn
 import torchmn
 from tests._worlds import ranks
 from torchmn import Communicator
-from torchmn.bounded_cache import BoundedCache, remembered_tensors
+from torchmn.bounded_cache import BoundedCache, cached_tensors
 from torchmn.communicators import arguments
 from torchmn.communicators.messages import wire
 
@@ -27,7 +27,7 @@ def compare_steps(first: int, count: int) -> None:
 
 
 def test_a_learning_rate_that_changes_at_every_step_keeps_the_same_memory_after_n_and_2n_steps() -> None:
-    arguments._fingerprints.keep("all that other tests have left is forgotten", 0, arguments._fingerprints.most)
+    arguments._fingerprints.put("all that other tests have left is forgotten", 0, arguments._fingerprints.limit)
     compare_steps(0, STEPS)
     digests = len(arguments._digests)
     tracemalloc.start()
@@ -37,8 +37,8 @@ def test_a_learning_rate_that_changes_at_every_step_keeps_the_same_memory_after_
     finally:
         tracemalloc.stop()
     assert len(arguments._digests) == digests  # the shapes are kept once
-    assert arguments._fingerprints.held <= arguments._fingerprints.most
-    assert kept < 8 * arguments._fingerprints.most  # 2 MB; all shapes for each step would be 70
+    assert arguments._fingerprints.total <= arguments._fingerprints.limit
+    assert kept < 8 * arguments._fingerprints.limit  # 2 MB; all shapes for each step would be 70
 
 
 @ranks(2, on="threads")
@@ -65,31 +65,31 @@ def test_equal_and_only_equal_keys_have_equal_fingerprints() -> None:
     assert len({arguments.fingerprint(key) for key in keys}) == len(keys)
     before = [arguments.fingerprint(key) for key in keys]
     for cache in (arguments._fingerprints, arguments._digests):
-        cache.keep("forget", 0, cache.most)  # type: ignore[arg-type]
+        cache.put("forget", 0, cache.limit)  # type: ignore[arg-type]
     assert [arguments.fingerprint(key) for key in keys] == before
 
 
 def test_a_cache_forgets_all_before_it_holds_too_much_and_keeps_one_large_entry() -> None:
     cache: BoundedCache[int] = BoundedCache(100)
     for key in range(1_000):
-        cache.keep(key, key, 30)
+        cache.put(key, key, 30)
         assert cache.get(key) == key
-        assert cache.held == 30 * len(cache) <= 100
-    cache.keep("large", 1, 1_000)
+        assert cache.total == 30 * len(cache) <= 100
+    cache.put("large", 1, 1_000)
     assert (len(cache), cache.get("large")) == (1, 1)
 
 
 def test_tensors_are_remembered_up_to_so_many_bytes() -> None:
     calls = []
 
-    @remembered_tensors(100_000)
+    @cached_tensors(100_000)
     def zeros(length: int) -> torch.Tensor:
         calls.append(length)
         return torch.zeros(length)
 
     for length in [5, 5, *range(1_000, 2_000), 1_999]:
         assert zeros(length).shape == (length,)
-        assert zeros.cache.held <= 100_000  # type: ignore[attr-defined]
+        assert zeros.cache.total <= 100_000
     assert calls == [5, *range(1_000, 2_000)]
 
 
@@ -105,7 +105,7 @@ def test_layouts_of_messages_of_many_tensors_are_not_remembered() -> None:
 @ranks(2, on=("threads", "gloo"))
 def test_tags_that_never_repeat_leave_nothing_behind(comm: Communicator) -> None:
     transport: Any = comm.transport
-    boxes = transport._boxes if hasattr(transport, "_boxes") else transport._shared.mailboxes
+    boxes = transport._mailboxes if hasattr(transport, "_mailboxes") else transport._shared.mailboxes
     for tag in range(50):
         comm.send(torch.full((3,), float(tag)), 1 - comm.rank, tag)
     for tag in reversed(range(50)):

@@ -21,7 +21,7 @@ _digests: BoundedCache[str] = BoundedCache(1 << 20)  # of long tuples: the shape
 _LONG = 16
 
 
-def fingerprint(key: tuple) -> int:
+def fingerprint(key: tuple[Any, ...]) -> int:
     """A positive 56-bit number that is the same on every rank for the same `key` (unlike `hash`)."""
     known = _fingerprints.get(key)
     if known is None:
@@ -30,7 +30,7 @@ def fingerprint(key: tuple) -> int:
             return fingerprint(short)
         text = repr(key)
         known = number_of(text)
-        _fingerprints.keep(key, known, len(text))
+        _fingerprints.put(key, known, len(text))
     return known
 
 
@@ -46,7 +46,7 @@ def _shortened(value: Any) -> Any:
     if known is None:
         text = repr(value)
         known = digest_of((text,), size=16)
-        _digests.keep(value, known, len(text))
+        _digests.put(value, known, len(text))
     return known
 
 
