@@ -46,6 +46,7 @@ class World(Protocol):
     def group(self) -> Any: ...
     @property
     def buffers(self) -> Any: ...
+    def finalize(self) -> None: ...
 
 
 @contextmanager
@@ -71,6 +72,7 @@ def start_watchdog(world: World, end_transport: Callable[[int], None], rendezvou
         rendezvous: address at which the ranks have found each other, which may be rank 0's.
     """
     if world.size == 1:
+        atexit.register(_finalize, world, os.getpid())
         return
     channel, complete = _open_channel(world, rendezvous)
     monitor = Monitor(world.group.watch, world.hosts, channel, end_transport)
@@ -85,6 +87,12 @@ def start_watchdog(world: World, end_transport: Callable[[int], None], rendezvou
     atexit.register(_leave, monitor)
     monitor.start()
     world.group.owner = None  # the collective operations so far were ours: the user's first one determines the owner
+
+
+def _finalize(world: World, process: int) -> None:
+    """Exit handler of a world of one: torch aborts processes that end while threads of a process group run."""
+    if os.getpid() == process:
+        world.finalize()
 
 
 def _open_channel(world: World, rendezvous: str | None) -> tuple[ControlClient | None, bool]:
