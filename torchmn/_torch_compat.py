@@ -1,7 +1,7 @@
-"""torch's private API, as far as torchmn needs it: no other file uses any (tests/test_torch_compat.py looks).
+"""All uses of torch's private API; no other file has any (checked by tests/test_torch_compat.py).
 
-Entries are for torch 2.6 to 2.15, unless a comment names versions. What hot paths need is torch's own object under a
-plain name, or an `attrgetter`: neither costs a Python call. If a later torch lacks a name, the import of this file or
+Entries are for torch 2.6 to 2.15, unless a comment names versions. For hot paths, an entry is torch's object under a
+public name, or an `attrgetter`: neither costs a Python call. If a later torch lacks a name, the import of this file or
 the first use of the attribute raises an error with that name, except where a fallback gives the same numbers.
 """
 
@@ -13,7 +13,7 @@ from copy import copy
 from datetime import timedelta
 from functools import partial
 from operator import attrgetter
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -35,26 +35,26 @@ _Module = TypeVar("_Module", bound=nn.Module)
 
 # -- tensors -----------------------------------------------------------------------------------------------------------
 
-# How often the tensor, or one that shares its memory, was written to in place.
+# Version counter: how often the tensor, or one that shares its memory, was modified in place.
 version_of: Callable[[Tensor], int] = attrgetter("_version")
 
-# Whether these are zeros without memory, as derivatives may be: `data_ptr()` is 0.
+# Whether a tensor is zeros without memory, as derivatives may be: `data_ptr()` is 0.
 is_zero_tensor: Callable[[Tensor], bool] = Tensor._is_zerotensor
 
-# One flat copy of tensors of one dtype, and views of it in their shapes: one call each, whatever their number.
+# A flat copy of tensors of one dtype, and the views of it in their shapes: one call for all tensors.
 flatten_tensors: Callable[[list[Tensor]], Tensor] = _flatten_dense_tensors
 unflatten_tensors: Callable[[Tensor, list[Tensor]], tuple[Tensor, ...]] = _unflatten_dense_tensors
 
-# One kernel for a list of tensors.
+# One kernel call for a list of tensors.
 foreach_copy_: Callable[[list[Tensor], list[Tensor]], None] = torch._foreach_copy_
 foreach_mul_: Callable[[list[Tensor], float], None] = torch._foreach_mul_
 
-# The bytes of a tensor in oneDNN's blocks of channels; None where torch is built without oneDNN.
+# Size in bytes of a tensor in oneDNN's blocked layout; None if torch is built without oneDNN.
 mkldnn_nbytes: Any = getattr(getattr(torch.ops.mkldnn, "_nbytes", None), "default", None)
 
 
 def storage_id(x: Tensor) -> int:
-    """A number that `x` shares with its views, and with no other tensor; also on device meta, where addresses are 0."""
+    """Returns a number that `x` has in common with its views only; also for meta tensors, whose addresses are 0."""
     return x.untyped_storage()._cdata
 
 
@@ -63,12 +63,12 @@ def storage_id(x: Tensor) -> int:
 BatchNorm = nn.modules.batchnorm._BatchNorm
 InstanceNorm = nn.modules.instancenorm._InstanceNorm
 
-# What a module holds itself, by name: the dicts that it reads, with None for what was registered as None.
+# A module's own parameters, buffers and children by name: its dicts, with None for what is registered as None.
 own_parameters: Callable[[nn.Module], dict[str, nn.Parameter | None]] = attrgetter("_parameters")
 own_buffers: Callable[[nn.Module], dict[str, Tensor | None]] = attrgetter("_buffers")
 own_modules: Callable[[nn.Module], dict[str, nn.Module | None]] = attrgetter("_modules")
 
-# The name of the function in which torch calls hooks and the forward of a module, as frames of a program show it.
+# Name of the function in which torch calls a module's hooks and forward, as it appears in stack frames.
 MODULE_CALL: str = nn.Module._call_impl.__name__
 
 forward_pre_hooks: Callable[[nn.Module], _Hooks] = attrgetter("_forward_pre_hooks")
@@ -81,21 +81,21 @@ HOOKS_OF_ALL_MODULES: tuple[_Hooks, ...] = (
     torch_module._global_backward_hooks,
 )
 
-# Hooks on the gradient of a parameter: None or a dict each.
+# Hooks on the gradient of a parameter; each is None or a dict.
 gradient_hooks: Callable[[Tensor], tuple[_Hooks | None, _Hooks | None]] = attrgetter(
     "_backward_hooks", "_post_accumulate_grad_hooks"
 )
 
 
 def persistent_buffers(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    """The buffers that a module holds itself and saves in its state dict, with their names."""
+    """Yields the module's own buffers that are saved in its state dict, with their names."""
     for name, buffer in module.named_buffers(recurse=False, remove_duplicate=False):
         if name not in module._non_persistent_buffers_set:
             yield name, buffer
 
 
 def made_like(module: nn.Module, kind: type[_Module]) -> _Module:
-    """A module of class `kind` with the attributes, buffers and hooks of `module`, without parameters yet."""
+    """Returns a module of class `kind` with the attributes, buffers and hooks of `module`, but no parameters."""
     made = kind.__new__(kind)
     made.__dict__.update(module.__dict__, _parameters={})
     return made
@@ -107,57 +107,57 @@ def is_compiled_in_place(module: nn.Module) -> bool:
 
 
 def metadata_of(state_dict: Any) -> dict[str, Any] | None:
-    """By prefix of names, what modules note beside their tensors in a state dict; None if it has no notes."""
+    """Returns the metadata of a state dict by module prefix; None if it has none."""
     return getattr(state_dict, "_metadata", None)
 
 
 def set_metadata(state_dict: Any, metadata: dict[str, Any]) -> None:
-    """Attaches notes of modules to a state dict, which must be an OrderedDict."""
+    """Sets the metadata of a state dict, which must be an OrderedDict."""
     state_dict._metadata = metadata
 
 
 # -- torch functions and their modes -----------------------------------------------------------------------------------
 
-# While it lasts, torch functions call no mode and no `__torch_function__`; the second one: no `__torch_function__`.
+# Context managers: torch functions call no mode and no `__torch_function__`; the second one: no `__torch_function__`.
 DisableTorchFunction: Callable[[], AbstractContextManager[None]] = _C.DisableTorchFunction
 DisableTorchFunctionSubclass: Callable[[], AbstractContextManager[None]] = _C.DisableTorchFunctionSubclass
 
 # A `__torch_function__` for subclasses, as nn.Parameter has it: results are plain tensors.
 plain_torch_function: Any = _C._disabled_torch_function_impl
 
-# The modes that are entered.
+# The active modes.
 count_function_modes: Callable[[], int] = _C._len_torch_function_stack
 count_dispatch_modes: Callable[[], int] = _C._len_torch_dispatch_stack
 function_modes: Callable[[], list[Any]] = torch.overrides._get_current_function_mode_stack
 
-# What torch.func and torch.vmap call instead of torch functions.
+# Type of what torch.func and torch.vmap call instead of torch functions.
 OpOverload: type = torch._ops.OpOverload
 
-# The module of functions written in C++ that torch.nn.functional has or calls.
+# The module of C++ functions that torch.nn.functional exports or calls.
 NN_FUNCTIONS: Any = _C._nn
 
-# What torch.distributions draws samples with.
+# The functions by which torch.distributions draws samples.
 DISTRIBUTION_SAMPLERS: tuple[Callable[..., Tensor], ...] = (torch._standard_gamma, torch._sample_dirichlet)
 
 # -- autograd ----------------------------------------------------------------------------------------------------------
 
-# The number of the backward that runs in this thread; -1 outside of one.
+# Number of the backward that runs in this thread; -1 if none does.
 current_backward: Callable[[], int] = _C._current_graph_task_id
 
-# Within a backward: calls a function at its end.
+# Called during a backward: registers a function to call at its end.
 call_after_backward: Callable[[Callable[[], None]], None] = torch.autograd.Variable._execution_engine.queue_callback
 
-# The level of forward-mode differentiation; -1 outside. If a later torch has none: 0, so that `unpack_dual` decides.
+# Level of forward-mode differentiation; -1 outside. If a later torch has none: 0, so that `unpack_dual` decides.
 forward_mode_level: Callable[[], int] = partial(getattr, forward_ad, "_current_level", 0)
 
-# The innermost hooks on tensors that are saved for backward, or None. The argument: also while a compiler traces.
+# The innermost saved-tensor hooks, or None. Argument: also while a compiler traces.
 # torch 2.6 has no such function.
 top_saved_tensor_hooks: Any = getattr(_C._autograd, "_top_saved_tensors_default_hooks", None)
 
 
 @contextmanager
 def without_saved_tensor_hooks() -> Iterator[None]:
-    """While it lasts, hooks such as save_on_cpu do not see what is saved for backward; with torch 2.6 they do."""
+    """Context in which saved-tensor hooks such as save_on_cpu are not called. No effect with torch 2.6."""
     hooks = []
     while top_saved_tensor_hooks is not None and (pair := top_saved_tensor_hooks(False)) is not None:
         hooks.append(pair)
@@ -169,35 +169,51 @@ def without_saved_tensor_hooks() -> Iterator[None]:
             _C._autograd._push_saved_tensors_default_hooks(pack, unpack)
 
 
+if TYPE_CHECKING:
+
+    class Function:
+        """`torch.autograd.Function` with an annotated `apply`."""
+
+        @classmethod
+        def apply(cls, *args: Any) -> Any: ...
+else:
+    Function = torch.autograd.Function
+
+
+def fast_apply(function: type[Function]) -> Callable[..., Any]:
+    """Returns `function.apply` without the support of functorch's transforms, which is a third of its time."""
+    return super(torch.autograd.Function, function).apply  # pyright: ignore
+
+
 def function_of_node(node: Any) -> Any:
-    """The torch.autograd.Function of a node of a graph; None if torch itself computes its gradient."""
+    """Returns the torch.autograd.Function of a graph node; None for nodes of torch's operations."""
     return getattr(type(node), "_forward_cls", None)
 
 
 # -- programs that record, transform or compile ------------------------------------------------------------------------
 
-# As torch.jit.is_tracing, without two calls in Python.
+# As torch.jit.is_tracing, without two Python calls.
 is_tracing: Callable[[], bool] = _C._is_tracing
 
-# Whether torch.func (grad, vjp, jvp, vmap, ...) transforms what is computed.
+# Whether a transform of torch.func (grad, vjp, jvp, vmap, ...) is active.
 is_transforming: Callable[[], bool] = _C._are_functorch_transforms_active
 
-# As torch.compiler.disable, which would load the compiler at once: a second.
+# As torch.compiler.disable, which imports the compiler at once: a second.
 disable_dynamo: Callable[[Callable[..., Any]], Callable[..., Any]] = torch._disable_dynamo
 
 try:
-    # Not None while a compiled program runs; torch.compiler.is_compiling() is True while one is compiled.
+    # Not None while a compiled program runs. While one is compiled, torch.compiler.is_compiling() is True.
     from torch._C._dynamo.eval_frame import get_eval_frame_callback as compiler_here  # pyright: ignore
 except ImportError:
 
     def compiler_here() -> Any:
-        """As if there were one always: a microsecond more for each call, no more than that."""
+        """Fallback: assumes a compiled program, which costs a microsecond per call."""
         return True
 
 
 # -- nested arguments --------------------------------------------------------------------------------------------------
 
-# The leaves of nested tuples, lists and dicts; and the same structure with a function of those of one type.
+# The leaves of nested tuples, lists and dicts; and the same structure with a function applied to leaves of one type.
 tree_leaves: Callable[[Any], list[Any]] = _pytree.tree_leaves
 tree_map_only: Callable[..., Any] = _pytree.tree_map_only
 
@@ -205,7 +221,7 @@ tree_map_only: Callable[..., Any] = _pytree.tree_map_only
 
 
 def copied_loader(loader: DataLoader, **replaced: Any) -> DataLoader:
-    """A copy of a loader with other attributes: a loader refuses that, because its iterators may be using them."""
+    """Returns a copy of a loader with other attributes, which cannot be set on a loader itself."""
     made = copy(loader)
     vars(made).update(replaced, _iterator=None)
     return made
@@ -218,7 +234,7 @@ STEP_PRE_HOOKS_OF_ALL_OPTIMIZERS: _Hooks = _global_optimizer_pre_hooks
 
 
 def wrap_clip_grads_with_norm(wrapper: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
-    """Wraps the function that `clip_grad_norm_` scales gradients with: seen however users import `clip_grad_norm_`."""
+    """Wraps the function by which `clip_grad_norm_` scales gradients, however users import `clip_grad_norm_`."""
     clip_grad._clip_grads_with_norm_ = utils.clip_grads_with_norm_ = wrapper(clip_grad._clip_grads_with_norm_)
 
 
@@ -226,7 +242,7 @@ def wrap_clip_grads_with_norm(wrapper: Callable[[Callable[..., Any]], Callable[.
 
 
 def gloo_options(timeout: timedelta, hostname: str) -> Any:
-    """Options for `dist.ProcessGroupGloo` that let it listen on the address of `hostname` only."""
+    """Returns options for `dist.ProcessGroupGloo`, which then listens on the address of `hostname` only."""
     gloo: Any = dist.ProcessGroupGloo
     options = gloo._Options()
     options._timeout = timeout
@@ -235,10 +251,10 @@ def gloo_options(timeout: timedelta, hostname: str) -> Any:
 
 
 def start_coalescing(group: Any, device: torch.device) -> None:
-    """Lets the next operations of a NCCL process group start together, in `end_coalescing`."""
+    """Queues the following operations of an NCCL process group until `end_coalescing`."""
     group._start_coalescing(device)
 
 
 def end_coalescing(group: Any, device: torch.device) -> Any:
-    """Starts these operations; returns the one to wait for."""
+    """Starts the queued operations; returns the work to wait for."""
     return group._end_coalescing(device)

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from tests.geometry.oracle import global_index
-from torchmn.communicators.communicator import Communicator
+from torchmn import Communicator
 from torchmn.geometry import DimPlan, HaloPlan, Interval
 
 

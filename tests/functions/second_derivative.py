@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from torchmn import Communicator
 from torchmn import functions as F
-from torchmn.communicators.communicator import Communicator
 
 
 def assert_gradient_of_gradient(comm: Communicator, x: Tensor) -> None:

@@ -176,7 +176,7 @@ def test_a_value_that_is_alive_and_not_joined_to_the_loss_ends_in_the_table_with
     text = str(error.value)
     assert re.search(r"0 +localhost +backward of send +rank 1 +0 ", text)
     assert re.search(r"rank 0 waits for the gradient of what it sent to rank 1 at \S+:\d+ in there;", text)
-    assert re.search(r"rank 1 received it at \S+:\d+ in here, where its backward has not come by", text)
+    assert re.search(r"rank 1 received it at \S+:\d+ in here, and has not run its backward", text)
 
 
 def test_a_value_that_nobody_receives_is_told_apart():

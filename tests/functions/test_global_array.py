@@ -6,7 +6,7 @@ from torch.nn import functional as F
 
 from tests._worlds import ranks
 from tests.functions.images import image
-from torchmn.communicators.process_grid import ProcessGrid
+from torchmn import ProcessGrid
 from torchmn.errors import HaloError
 from torchmn.functions.halo.global_array import GlobalArray
 from torchmn.geometry import Window

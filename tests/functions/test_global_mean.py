@@ -5,7 +5,7 @@ import torch
 
 from tests._worlds import ranks
 from tests.functions.images import image
-from torchmn.communicators.process_grid import ProcessGrid
+from torchmn import ProcessGrid
 from torchmn.errors import ArgumentError
 from torchmn.functions.global_mean import global_mean
 from torchmn.geometry import all_owned

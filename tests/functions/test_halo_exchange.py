@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from tests._worlds import ranks
 from tests.functions.images import cut, image, part_of, plan_here, serial_buffer
 from tests.geometry.strategies import any_dims, window_dims
-from torchmn.communicators.run_threads import run_threads
+from torchmn import run_threads
 from torchmn.errors import ArgumentError, MismatchError, PeerError, TorchMNError
 from torchmn.functions.halo.exchange import halo_exchange, halo_scatter_add, start_halo_exchange, start_halo_scatter_add
 from torchmn.geometry import DimPlan, HaloPlan, Interval, Window, all_owned

@@ -1,4 +1,15 @@
-"""Communication that autograd differentiates. The loss is the sum of all ranks' losses; each adjoint is exact."""
+"""Differentiable communication. The loss is the sum of the losses of all ranks; backward is the exact adjoint.
+
+Each file contains one operation: the public function, whose docstring states when it is differentiable and what its
+adjoint is, then its autograd node. Reading order:
+
+1. `collective`: the agreement on whether backward follows. Then any of `allreduce`, `bcast`, `allgather`,
+   `reduce_scatter`, `gather`, `scatter`, `alltoall`, `global_mean`.
+2. `send`, `recv`, `pseudo_connect`: messages between two ranks; `nodes`, their autograd nodes; `edges`, which matches
+   gradients with messages and detects forgotten delegates.
+3. `recomputation`: communication under `torch.utils.checkpoint`.
+4. `halo`: the halo exchange between tiles; `moments`: batch statistics over ranks.
+"""
 
 from torchmn.functions.allgather import allgather
 from torchmn.functions.allreduce import allreduce

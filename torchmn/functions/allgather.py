@@ -1,16 +1,12 @@
-"""Everybody's tensor for everybody, as a step of the computation.
-
-Differentiable with respect to every rank's `x`: its gradient is the sum of what all ranks did with it. The adjoint of
-gathering for all is `reduce_scatter`, which is this one's adjoint in turn.
-"""
+"""Differentiable all-gather: the tensors of all ranks, on all ranks."""
 
 from __future__ import annotations
 
 from typing import Any
 
-import torch
 from torch import Tensor
 
+from torchmn._torch_compat import Function
 from torchmn.communicators.communicator import Communicator
 from torchmn.compile_boundary import uncompiled
 from torchmn.functions.collective import Call, needs_gradient
@@ -19,21 +15,30 @@ from torchmn.functions.nodes import ANCHOR
 
 @uncompiled
 def allgather(comm: Communicator, x: Tensor) -> tuple[Tensor, ...]:
-    """Every rank's tensor in rank order, on every rank; shapes may differ, dtypes not.
+    """Returns the tensors of all ranks, in rank order.
 
-    Each rank's backward must reach at least one of them; the others get zeros.
+    Differentiable with respect to every rank's `x`. The adjoint is `reduce_scatter`: the gradient of `x` is the sum of
+    the gradients that all ranks have for it. Each rank's backward must reach at least one element of the result; the
+    others get zeros.
+
+    Args:
+        comm: communicator whose ranks take part; all of them must call.
+        x: this rank's tensor. Shapes may differ between ranks, dtypes may not.
+
+    Raises:
+        MismatchError: on every rank, if dtypes differ or a rank calls another operation.
     """
-    return allgather_in(Call.new(comm), x)
+    return run_allgather(Call.new(comm), x)
 
 
-def allgather_in(call: Call, x: Tensor) -> tuple[Tensor, ...]:
-    parts, joins = call.perform(needs_gradient(x), lambda: call.comm.allgather(x))
-    # Parts of one buffer: as tensors of their own, changing one in place is no change of the others.
+def run_allgather(call: Call, x: Tensor) -> tuple[Tensor, ...]:
+    parts, in_graph = call.perform(needs_gradient(x), lambda: call.comm.allgather(x))
+    # They share a buffer. With `.data` they do not share a version counter: one may be changed in place.
     parts = tuple([part.data for part in parts])
-    return _AllGather.apply(ANCHOR, x, parts, call) if joins else parts  # type: ignore[return-value]
+    return _AllGather.apply(ANCHOR, x, parts, call) if in_graph else parts
 
 
-class _AllGather(torch.autograd.Function):
+class _AllGather(Function):
     @staticmethod
     def forward(ctx: Any, anchor: Tensor, x: Tensor, parts: tuple[Tensor, ...], call: Call) -> tuple[Tensor, ...]:
         ctx.call = call
@@ -42,6 +47,6 @@ class _AllGather(torch.autograd.Function):
     @staticmethod
     @uncompiled
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        from torchmn.functions.reduce_scatter import reduce_scatter_in  # which needs this file for its own adjoint
+        from torchmn.functions.reduce_scatter import run_reduce_scatter  # which imports this file for its adjoint
 
-        return None, reduce_scatter_in(ctx.call.backward(), gradients, "sum"), None, None
+        return None, run_reduce_scatter(ctx.call.backward(), gradients, "sum"), None, None

@@ -1,8 +1,8 @@
 """Edges: the messages of forward for which a gradient is still to be sent or received.
 
-A message whose sender needs a gradient is an edge: a request of torchmn/communicators/replies.py. Backward replies to it
-with the gradients. Replies are stored here until backward needs them, so that the order in which autograd visits the
-edges does not matter.
+A message whose sender needs a gradient is an edge: a request of torchmn/communicators/replies.py. Backward replies with
+the gradients. Replies are stored here until backward needs them, so that the order in which autograd visits the edges
+does not matter.
 
 Every edge gets a reply: gradients, or an empty message, which means zeros, once its receiver's backward cannot reach it
 any more. So a rank can distinguish a `send` that backward need not visit from a forgotten one: gradients come only for

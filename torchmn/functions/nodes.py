@@ -1,7 +1,7 @@
-"""The two nodes of autograd's graph that `send` and `recv` make. Each is the other one's adjoint.
+"""The autograd nodes of `send` and `recv`. Each is the adjoint of the other.
 
-When backward is itself to be differentiated (`create_graph=True`), the gradient travels by the same two nodes: the
-answer to an edge is then an edge, too.
+If backward is itself differentiated (`create_graph=True`), the gradient is sent by the same two nodes: the reply to an
+edge is then an edge, too.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, is_grad_enabled
 
+from torchmn._torch_compat import Function, fast_apply
 from torchmn.communicators.arguments import describe
 from torchmn.communicators.communicator import Communicator
 from torchmn.communicators.messages.wire import Kind, Message
@@ -20,23 +21,30 @@ from torchmn.errors import ArgumentError
 from torchmn.functions.edges import HIGHER_ORDER, Edge
 
 ANCHOR = torch.zeros((), requires_grad=True, device="cpu")
-"""Nodes return no gradient for it; it only makes autograd visit them."""
-
-
-def no_communicator(call: str, given: object, others: dict[str, object]) -> ArgumentError:
-    """The error of a call like `call` that was given something else as its communicator; that may be in `others`."""
-    swapped = next((name for name, other in others.items() if isinstance(other, Communicator)), None)
-    comm: Any = others[swapped] if swapped else None
-    who = f"rank {comm.rank} of {comm.size}: " if swapped else ""
-    way_out = f", and a communicator as {swapped}: put them in that order" if swapped else ""
-    return ArgumentError(f"{who}expected comm to be a communicator, as in {call}, got {describe(given)}{way_out}")
-
+"""An input of nodes that makes autograd visit them. They return no gradient for it."""
 
 _ZERO = torch.zeros((), device="cpu")
 
 
-class _Sent(torch.autograd.Function):
-    """Stands for tensors that were sent and want a gradient; its output is the delegate."""
+def communicator_error(call: str, given: object, others: dict[str, object]) -> ArgumentError:
+    """Returns the error for a call whose communicator is something else.
+
+    Args:
+        call: how to call the function.
+        given: what was passed as communicator.
+        others: the other arguments by name, one of which may be the communicator.
+    """
+    found = next(((name, other) for name, other in others.items() if isinstance(other, Communicator)), None)
+    who, advice = "", ""
+    if found is not None:
+        name, comm = found
+        who = f"rank {comm.rank} of {comm.size}: "
+        advice = f", and a communicator as {name}: put them in that order"
+    return ArgumentError(f"{who}expected comm to be a communicator, as in {call}, got {describe(given)}{advice}")
+
+
+class _Sent(Function):
+    """The node of tensors that were sent and need a gradient; its output is the delegate."""
 
     @staticmethod
     def forward(ctx: Any, edge: Edge, *tensors: Tensor) -> Tensor:
@@ -51,9 +59,9 @@ class _Sent(torch.autograd.Function):
         edge.visited = True
         edges = edge.edges
         edges.comm.replies.check_open("backward of send")
-        edges.tend_after_backward()
+        edges.poll_after_backward()
         in_graph = is_grad_enabled()
-        message = edges.await_answer(edge.key, "backward of send", edge.place)
+        message = edges.await_reply(edge.key, "backward of send", edge.place)
         gradients = message.tensors
         if not gradients:  # its receiver did not use it
             return (None,) * len(ctx.needs_input_grad)
@@ -63,34 +71,34 @@ class _Sent(torch.autograd.Function):
 
 
 Arrival = tuple[Message, Edge | None]
-"""A message, and the edge on which it came if its sender wants a gradient."""
+"""A message, and its edge if the sender needs a gradient."""
 
 
-def received_from(arrive: Callable[[], Arrival], delegate: Tensor | None) -> Any:
-    """The tensor or tuple that `arrive` waits for, as part of this rank's graph, behind it the delegate.
+def receive_in_graph(receive: Callable[[], Arrival], delegate: Tensor | None) -> Any:
+    """Returns the tensor or tuple that `receive` waits for, as part of this rank's graph, with the delegate as input.
 
-    The node is begun before the wait, so that little is left to do once the message is there. Grad mode is on.
+    The node is created before the wait, so that little is left to do when the message arrives. Grad mode must be on.
     """
-    return _make_received(delegate if delegate is not None and delegate.requires_grad else ANCHOR, arrive)
+    return _apply_received(delegate if delegate is not None and delegate.requires_grad else ANCHOR, receive)
 
 
 def _gradients_in_graph(message: Message, edge: Edge, delegate: Tensor | None) -> tuple[Tensor, ...]:
-    """The answer to an edge as part of the graph of a backward that is itself differentiated."""
-    answer = None
+    """Returns the reply to an edge as part of the graph of a backward that is itself differentiated."""
+    reply_edge = None
     if True in message.wants_reply:
         peer, number = edge.key
-        answer = edge.edges.receive((peer, number + HIGHER_ORDER), edge.place)
+        reply_edge = edge.edges.receive((peer, number + HIGHER_ORDER), edge.place)
     message.kind = Kind.TUPLE
-    return received_from(lambda: (message, answer), delegate)
+    return receive_in_graph(lambda: (message, reply_edge), delegate)
 
 
-class _Received(torch.autograd.Function):
-    """Puts what has been received into the graph, behind it the delegate."""
+class _Received(Function):
+    """The node of received tensors, whose input is the delegate."""
 
     @staticmethod
-    def forward(ctx: Any, delegate: Tensor, arrive: Callable[[], Arrival]) -> Tensor | tuple[Tensor, ...]:
-        message, edge = arrive()
-        # Each attribute of a node costs as much as half a message's header: one will do where there is one tensor.
+    def forward(ctx: Any, delegate: Tensor, receive: Callable[[], Arrival]) -> Tensor | tuple[Tensor, ...]:
+        message, edge = receive()
+        # Setting an attribute of a node costs half as much as a message's header: set one only for a single tensor.
         ctx.edge = edge
         if delegate is ANCHOR and edge is None:
             ctx.mark_non_differentiable(*message.tensors)
@@ -102,7 +110,7 @@ class _Received(torch.autograd.Function):
     @staticmethod
     @uncompiled
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        # No gradient for the delegate: autograd visits it all the same.
+        # Autograd visits the delegate's node although its gradient is None.
         edge: Edge | None = ctx.edge
         if edge is None:
             return None, None
@@ -114,30 +122,30 @@ class _Received(torch.autograd.Function):
             gradients = tuple([gradient for gradient, wanted in zip(gradients, wants, strict=True) if wanted])
         phi = None
         if is_grad_enabled():
-            phi = _answer_with_edge(edge, gradients)
+            phi = _reply_with_edge(edge, gradients)
         else:
-            edges.answer(edge.key, gradients, edge.place)
-        edges.tend_after_backward()  # only now: the sender waits
+            edges.reply(edge.key, gradients, edge.place)
+        edges.poll_after_backward()  # after the reply, for which the sender waits
         delegate = None if phi is None else getattr(ctx, "delegate", None)
         if phi is None or delegate is None:
             return None, None
-        # The way to the gradient of what was just sent is through the delegate's gradient.
+        # The gradient of what was just sent reaches this rank through the delegate's gradient.
         shape, dtype = delegate
         return phi.to(dtype).expand(shape), None
 
 
-def _answer_with_edge(edge: Edge, gradients: tuple[Tensor, ...]) -> Tensor | None:
-    """Send gradients that may want a gradient themselves; the delegate if one does."""
+def _reply_with_edge(edge: Edge, gradients: tuple[Tensor, ...]) -> Tensor | None:
+    """Sends gradients that may need a gradient themselves; returns the delegate if one does."""
     wants_gradient = tuple([each.requires_grad for each in gradients])
-    answer = None
+    reply_edge = None
     if True in wants_gradient:
         peer, number = edge.key
-        answer = edge.edges.send((peer, number + HIGHER_ORDER), edge.place)
-    edge.edges.answer(edge.key, gradients, edge.place, wants_gradient)
-    return delegate_of(answer, *[g for g in gradients if g.requires_grad]) if answer else None
+        reply_edge = edge.edges.send((peer, number + HIGHER_ORDER), edge.place)
+    edge.edges.reply(edge.key, gradients, edge.place, wants_gradient)
+    return delegate_of(reply_edge, *[g for g in gradients if g.requires_grad]) if reply_edge else None
 
 
-# What `Function.apply` does beside, for functorch's transforms, is a third of its time; and they can not send anyway.
-delegate_of: Callable[..., Tensor] = super(torch.autograd.Function, _Sent).apply  # type: ignore[misc]
-"""`delegate_of(edge, *tensors)`: the delegate of tensors that were sent on that edge and want their gradients."""
-_make_received: Callable[..., Any] = super(torch.autograd.Function, _Received).apply  # type: ignore[misc]
+# Functorch's transforms cannot send, so their support in `apply` is not needed.
+delegate_of: Callable[..., Tensor] = fast_apply(_Sent)
+"""`delegate_of(edge, *tensors)`: the delegate of tensors that were sent on that edge and need their gradients."""
+_apply_received: Callable[..., Any] = fast_apply(_Received)

@@ -1,8 +1,4 @@
-"""Sums over ranks of which every rank gets one, as a step of the computation.
-
-Differentiable with respect to all of every rank's `xs`. The adjoint is `allgather`, which is this one's adjoint in
-turn.
-"""
+"""Differentiable reduce-scatter: sums over ranks, one for each rank."""
 
 from __future__ import annotations
 
@@ -12,34 +8,44 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from torchmn._torch_compat import Function
 from torchmn.communicators.communicator import Communicator
 from torchmn.compile_boundary import uncompiled
-from torchmn.functions.allgather import allgather_in
+from torchmn.functions.allgather import run_allgather
 from torchmn.functions.alltoall import alltoall
-from torchmn.functions.collective import OF_ALL_VALUES, Call, needs_gradient, parts_of
+from torchmn.functions.collective import REDUCE_GATHERED, Call, as_sequence, needs_gradient
 from torchmn.functions.nodes import ANCHOR
 
 
 @uncompiled
 def reduce_scatter(comm: Communicator, xs: Sequence[Tensor] | Tensor, op: str = "sum") -> Tensor:
-    """The sum (or mean, max, min, prod) over ranks of the elements of `xs` that are at this rank.
+    """Returns the sum (or mean, max, min, prod) over ranks of element `comm.rank` of their `xs`.
 
-    `xs` holds one tensor per rank, of one dtype (or is one tensor whose first dim is the number of ranks); the shapes
-    in it may differ, but not between ranks. Where several ranks have the maximum, its gradient is divided.
+    Differentiable with respect to all of every rank's `xs`. The adjoint is `allgather`: each rank's backward must reach
+    the result. If several ranks have the maximum, its gradient is divided between them.
+
+    Args:
+        comm: communicator whose ranks take part; all of them must call.
+        xs: one tensor per rank, all of one dtype, or one tensor whose first dim is the number of ranks. Shapes may
+            differ within `xs`, but not between ranks.
+        op: "sum", "mean", "max", "min" or "prod".
+
+    Raises:
+        MismatchError: on every rank, if shapes, dtypes or `op` differ or a rank calls another operation.
     """
-    return reduce_scatter_in(Call.new(comm), parts_of(xs, comm.size), op)
+    return run_reduce_scatter(Call.new(comm), as_sequence(xs, comm.size), op)
 
 
-def reduce_scatter_in(call: Call, xs: Sequence[Tensor], op: str) -> Tensor:
-    total, joins = call.perform(needs_gradient(xs), lambda: call.comm.reduce_scatter(xs, op))
-    if not joins:
+def run_reduce_scatter(call: Call, xs: Sequence[Tensor], op: str) -> Tensor:
+    total, in_graph = call.perform(needs_gradient(xs), lambda: call.comm.reduce_scatter(xs, op))
+    if not in_graph:
         return total
-    if op in OF_ALL_VALUES:
-        return OF_ALL_VALUES[op](torch.stack(alltoall(call.comm, xs)))
-    return _ReduceScatter.apply(ANCHOR, (total,), call, op, *xs)  # type: ignore[return-value]
+    if op in REDUCE_GATHERED:
+        return REDUCE_GATHERED[op](torch.stack(alltoall(call.comm, xs)))
+    return _ReduceScatter.apply(ANCHOR, (total,), call, op, *xs)
 
 
-class _ReduceScatter(torch.autograd.Function):
+class _ReduceScatter(Function):
     @staticmethod
     def forward(ctx: Any, anchor: Tensor, total: tuple[Tensor], call: Call, op: str, *xs: Tensor) -> Tensor:
         ctx.call, ctx.op = call, op
@@ -50,4 +56,4 @@ class _ReduceScatter(torch.autograd.Function):
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         if ctx.op == "mean":
             gradient = gradient / ctx.call.comm.size
-        return (None,) * 4 + allgather_in(ctx.call.backward(), gradient)
+        return (None,) * 4 + run_allgather(ctx.call.backward(), gradient)

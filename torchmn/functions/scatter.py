@@ -1,50 +1,56 @@
-"""One rank's tensors, one for everybody, as a step of the computation.
-
-Differentiable with respect to the root's `xs`. The adjoint is `gather`, which is this one's adjoint in turn.
-"""
+"""Differentiable scatter: the tensors of one rank, one for each rank."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Any
 
-import torch
 from torch import Tensor
 
+from torchmn._torch_compat import Function
 from torchmn.communicators.communicator import Communicator
 from torchmn.compile_boundary import uncompiled
-from torchmn.functions.collective import Call, as_gradient_of, needs_gradient, parts_of, tensors_in
-from torchmn.functions.gather import gather_in
+from torchmn.functions.collective import Call, as_sequence, needs_gradient, tensors_in, zero_gradients
+from torchmn.functions.gather import run_gather
 from torchmn.functions.nodes import ANCHOR
 
 
 @uncompiled
 def scatter(comm: Communicator, xs: Sequence[Tensor] | Tensor | None, root: int = 0) -> Tensor:
-    """This rank's element of the tensors that `root` passes. Each rank's backward must reach it.
+    """Returns element `comm.rank` of the tensors that rank `root` passes.
 
-    `root` passes one tensor per rank, of one dtype (shapes may differ), or one tensor whose first dim is the number
-    of ranks. On the other ranks the values of `xs` are ignored, and it may be None; backward goes on to tensors in it.
+    Differentiable with respect to the root's `xs`. The adjoint is `gather`: each rank's backward must reach the result.
+
+    Args:
+        comm: communicator whose ranks take part; all of them must call.
+        xs: on `root`, one tensor per rank, all of one dtype (shapes may differ), or one tensor whose first dim is the
+            number of ranks. On the other ranks its values are ignored and it may be None; backward continues to tensors
+            in it.
+        root: rank that has the tensors.
+
+    Raises:
+        MismatchError: on every rank, if `root` differs or a rank calls another operation.
     """
-    return scatter_in(Call.new(comm), parts_of(xs, comm.size) if comm.rank == root else xs, root)
+    return run_scatter(Call.new(comm), as_sequence(xs, comm.size) if comm.rank == root else xs, root)
 
 
-def scatter_in(call: Call, xs: Any, root: int) -> Tensor:
-    here = call.comm.rank == root
-    mine, joins = call.perform(needs_gradient(xs), lambda: call.comm.scatter(xs if here else None, root))
-    return _Scatter.apply(ANCHOR, (mine,), call, root, *tensors_in(xs)) if joins else mine  # type: ignore[return-value]
+def run_scatter(call: Call, xs: Any, root: int) -> Tensor:
+    is_root = call.comm.rank == root
+    part, in_graph = call.perform(needs_gradient(xs), lambda: call.comm.scatter(xs if is_root else None, root))
+    return _Scatter.apply(ANCHOR, (part,), call, root, *tensors_in(xs)) if in_graph else part
 
 
-class _Scatter(torch.autograd.Function):
+class _Scatter(Function):
     @staticmethod
-    def forward(ctx: Any, anchor: Tensor, mine: tuple[Tensor], call: Call, root: int, *inputs: Tensor) -> Tensor:
+    def forward(ctx: Any, anchor: Tensor, part: tuple[Tensor], call: Call, root: int, *inputs: Tensor) -> Tensor:
         ctx.call, ctx.root = call, root
         ctx.inputs = [x.detach() for x in inputs] if call.comm.rank != root else []
-        return mine[0]
+        return part[0]
 
     @staticmethod
     @uncompiled
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-        gathered = gather_in(ctx.call.backward(), gradient, ctx.root)
+        gathered = run_gather(ctx.call.backward(), gradient, ctx.root)
         if ctx.call.comm.rank == ctx.root:
             return (None,) * 4 + gathered
-        return (None,) * 4 + as_gradient_of(gathered, tuple(ctx.inputs))
+        return (None,) * 4 + zero_gradients(gathered, ctx.inputs)

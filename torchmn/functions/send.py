@@ -50,12 +50,12 @@ def send(x: Tensor | Sequence[Tensor], comm: Communicator, rank: int, tag: int =
     grad_enabled = is_grad_enabled()
     tensors: Sequence[Any] = x if isinstance(x, list | tuple) else (x,)
     # `replies.send` refuses objects that are not tensors, here and on the rank that waits for them.
-    differentiable = [each for each in tensors if isinstance(each, Tensor) and each.requires_grad] if grad_enabled else []
-    if not differentiable:
+    needing = [each for each in tensors if isinstance(each, Tensor) and each.requires_grad] if grad_enabled else []
+    if not needing:
         comm.replies.send(x, rank, tag)
         # Every rank can call backward on its delegate, also if the values need no gradient.
         return torch.zeros((), requires_grad=grad_enabled, device="cpu")
     number = edges.next_number(rank)
     wants_gradient = tuple([isinstance(each, Tensor) and each.requires_grad for each in tensors])
     comm.replies.send(x, rank, tag, number, wants_gradient)
-    return delegate_of(edges.send((rank, number), (tag, *user_instruction(depth=3))), *differentiable)
+    return delegate_of(edges.send((rank, number), (tag, *user_instruction(depth=3))), *needing)

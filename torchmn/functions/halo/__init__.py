@@ -1,1 +1,1 @@
-"""The exchange of halos between tiles, differentiable."""
+"""Differentiable halo exchange. Reading order: `exchange`, `messages` (their layout), `global_array`."""

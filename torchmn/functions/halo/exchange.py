@@ -1,4 +1,4 @@
-"""halo_exchange: each rank's part becomes all that it needs, neighbours' rows and padding included."""
+"""Differentiable halo exchange: a rank's tile, extended by the neighbours' elements and the padding that it needs."""
 
 from __future__ import annotations
 
@@ -8,89 +8,118 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from torchmn._torch_compat import Function
 from torchmn.communicators.communicator import Communicator
 from torchmn.compile_boundary import uncompiled
-from torchmn.functions.halo.messages import GATHER, SCATTER_ADD, HaloMessages, check_part
+from torchmn.functions.halo.messages import EXCHANGE, SCATTER_ADD, HaloMessages, check_tile
 from torchmn.geometry import BoxCopy, HaloPlan
 
 
 @uncompiled
 def halo_exchange(x: Tensor, plan: HaloPlan, comm: Communicator, fill: float = 0.0) -> Tensor:
-    """All that this rank needs of the whole image, in one buffer: (*leading, *plan.buffer_shape).
+    """Returns all elements of the image that this rank needs, in one buffer.
 
-    x: (*leading, *plan.owned_shape), this rank's part; all ranks must have the same leading dims and dtype
-    plan: this rank's plan among the ranks of `comm`
-    fill: what constant padding is filled with
+    Differentiable, also twice. The adjoint is `halo_scatter_add`: it adds the gradient of each element on the rank that
+    owns the element. So all ranks must run backward, also those with an empty buffer.
 
-    Differentiable, twice too: backward adds every gradient to the rank that owns the element, so all ranks must run
-    it, those with an empty buffer too. Where the buffer is a box of `x` it is a view, and `x` itself where no rank
-    needs anything.
+    Args:
+        x: (*leading, *plan.owned_shape), this rank's tile. Leading dims and dtype must be the same on all ranks.
+        plan: this rank's plan among the ranks of `comm`.
+        comm: communicator of the ranks that share the image; all of them must call.
+        fill: value of constant padding.
+
+    Returns:
+        A tensor (*leading, *plan.buffer_shape): a view if it is a box of `x`, and `x` itself if no rank needs any halo
+        or padding.
+
+    Raises:
+        ArgumentError: if `x` or `plan` does not fit this rank.
+        MismatchError: if ranks make different exchanges.
     """
-    check_part(x, plan, comm, plan.owned_shape, "this rank's part")
+    check_tile(x, plan, comm, plan.owned_shape, "this rank's tile")
     if plan.is_identity:
         return x
-    if not (x.requires_grad and torch.is_grad_enabled()):  # images, mostly: no graph, so no node
-        return HaloGathering(x, plan, comm, fill, False).finish()
-    return _Gather.apply(x, plan, comm, fill)  # type: ignore[no-any-return]
+    if not (x.requires_grad and torch.is_grad_enabled()):  # such as input images
+        return StartedHaloExchange(x, plan, comm, fill, False).finish()
+    return _HaloExchange.apply(x, plan, comm, fill)
 
 
 @uncompiled
 def halo_scatter_add(g: Tensor, plan: HaloPlan, comm: Communicator) -> Tensor:
-    """The adjoint of `halo_exchange`: for each element that this rank owns, the sum over all ranks' buffers.
+    """Returns, for each element that this rank owns, the sum over all ranks' buffers that contain it.
 
-    g: (*leading, *plan.buffer_shape); the result is (*leading, *plan.owned_shape). Differentiable.
+    The adjoint of `halo_exchange`. Differentiable: its adjoint is `halo_exchange` in turn.
+
+    Args:
+        g: (*leading, *plan.buffer_shape), a value for each element of this rank's buffer.
+        plan: this rank's plan among the ranks of `comm`.
+        comm: communicator of the ranks that share the image; all of them must call.
+
+    Returns:
+        A tensor (*leading, *plan.owned_shape).
+
+    Raises:
+        ArgumentError: if `g` or `plan` does not fit this rank.
+        MismatchError: if ranks make different exchanges.
     """
-    check_part(g, plan, comm, plan.buffer_shape, "a buffer")
+    check_tile(g, plan, comm, plan.buffer_shape, "a buffer")
     if plan.is_identity:
         return g
-    return _ScatterAdd.apply(g, plan, comm)  # type: ignore[no-any-return]
+    return _HaloScatterAdd.apply(g, plan, comm)
 
 
 def start_halo_exchange(
     x: Tensor, plan: HaloPlan, comm: Communicator, fill: float = 0.0, wants_gradient: bool = False
-) -> HaloGathering:
-    """Start to send the halos of `x` and return: compute what needs no halo, then call `finish()`. No autograd."""
-    check_part(x, plan, comm, plan.owned_shape, "this rank's part")
-    return HaloGathering(x.detach(), plan, comm, fill, wants_gradient)
+) -> StartedHaloExchange:
+    """Starts a halo exchange without waiting, for computation in the meantime; see `StartedHaloExchange.finish`.
+
+    Not differentiable. Arguments as for `halo_exchange`; `wants_gradient` must be the same on all ranks.
+    """
+    check_tile(x, plan, comm, plan.owned_shape, "this rank's tile")
+    return StartedHaloExchange(x.detach(), plan, comm, fill, wants_gradient)
 
 
 def start_halo_scatter_add(
     g: Tensor, plan: HaloPlan, comm: Communicator, wants_gradient: bool = False
-) -> HaloScattering:
-    """Start to send the gradients of halos to their owners and return; `finish()` gives the sums. No autograd."""
-    check_part(g, plan, comm, plan.buffer_shape, "a buffer")
-    return HaloScattering(g.detach(), plan, comm, wants_gradient)
+) -> StartedHaloScatterAdd:
+    """Starts `halo_scatter_add` without waiting; `finish()` returns the sums. Not differentiable."""
+    check_tile(g, plan, comm, plan.buffer_shape, "a buffer")
+    return StartedHaloScatterAdd(g.detach(), plan, comm, wants_gradient)
 
 
-class HaloGathering:
-    """A halo exchange on its way."""
+class StartedHaloExchange:
+    """A halo exchange whose messages are in transit."""
 
     def __init__(self, x: Tensor, plan: HaloPlan, comm: Communicator, fill: float, wants_gradient: bool):
         self._x, self._plan, self._fill = x, plan, fill
         blocks = {peer: [x[box.source_slices] for box in boxes] for peer, boxes in plan.sends.items()}
-        self._messages = HaloMessages(comm, plan, GATHER, blocks, x, wants_gradient)
+        self._messages = HaloMessages(comm, plan, EXCHANGE, blocks, x, wants_gradient)
 
     def received(self) -> list[tuple[BoxCopy, Tensor]]:
-        """The boxes that came from neighbours, each with its block of shape (*leading, *box.target_shape)."""
-        arrived = self._messages.arrived()
+        """Waits for the boxes of neighbours; returns each with its values: (*leading, *box.target_shape)."""
+        received = self._messages.wait()
         return [
-            (box, block if box.is_plain else _spread(block, box))
-            for peer, blocks in arrived.items()
+            (box, block if box.is_plain else _expand_block(block, box))
+            for peer, blocks in received.items()
             for box, block in zip(self._plan.receives[peer], blocks, strict=True)
         ]
 
     def finish(self) -> Tensor:
-        """The whole buffer, once the halos have come."""
+        """Waits for the halos; returns the whole buffer."""
         buffer = buffer_without_halos(self._x, self._plan, self._fill)
         put_halos(buffer, self.received())
         return buffer
 
 
 class HaloGradients:
-    """The gradients of halos on their way to the ranks that own them.
+    """The gradients of halos, in transit to the ranks that own them.
 
-    blocks: per peer, the gradient of each box that came from it: (*leading, *box.source_shape)
-    like: its dtype, device and leading dims are theirs
+    Args:
+        blocks: by peer, the gradient of each box that came from it: (*leading, *box.source_shape).
+        like: a tensor with their dtype, device and leading dims.
+        plan: this rank's plan among the ranks of `comm`.
+        comm: communicator of the ranks that share the image.
+        wants_gradient: whether the result needs a gradient in turn; the same on all ranks.
     """
 
     def __init__(
@@ -105,34 +134,34 @@ class HaloGradients:
         self._messages = HaloMessages(comm, plan, SCATTER_ADD, blocks, like, wants_gradient)
 
     def received(self) -> list[tuple[BoxCopy, Tensor]]:
-        """The boxes of this rank's part that neighbours had, each with its gradient: (*leading, *box.source_shape)."""
-        arrived = self._messages.arrived()
+        """Waits for the gradients of this rank's boxes; returns each box with it: (*leading, *box.source_shape)."""
+        received = self._messages.wait()
         return [
             (box, block)
-            for peer, blocks in arrived.items()
+            for peer, blocks in received.items()
             for box, block in zip(self.plan.sends[peer], blocks, strict=True)
         ]
 
 
-class HaloScattering(HaloGradients):
-    """The adjoint of a halo exchange on its way."""
+class StartedHaloScatterAdd(HaloGradients):
+    """The adjoint of a halo exchange whose messages are in transit."""
 
     def __init__(self, g: Tensor, plan: HaloPlan, comm: Communicator, wants_gradient: bool):
         self._g = g
         blocks = {
-            peer: [_gathered(g[box.target_slices], box) for box in boxes] for peer, boxes in plan.receives.items()
+            peer: [_reduce_block(g[box.target_slices], box) for box in boxes] for peer, boxes in plan.receives.items()
         }
         super().__init__(blocks, g, plan, comm, wants_gradient)
 
     def finish(self) -> Tensor:
-        """The gradient of this rank's part, once all have come."""
-        total = self._own()
+        """Waits for the gradients of neighbours; returns the gradient of this rank's tile."""
+        total = self._own_sum()
         for box, block in self.received():
             total[box.source_slices].add_(block)
         return total
 
-    def _own(self) -> Tensor:
-        """What this rank's own buffer adds to its own part; memory of its own where anything is added to it."""
+    def _own_sum(self) -> Tensor:
+        """Returns what this rank's buffer adds to its tile; a copy if anything else will be added to it."""
         g, plan = self._g, self.plan
         first = plan.local[0] if plan.local else None
         if first is not None and first.is_plain and first.source_shape == plan.owned_shape:
@@ -142,55 +171,55 @@ class HaloScattering(HaloGradients):
         else:
             total, rest = empty_like_layout(g, plan.owned_shape).zero_(), plan.local
         for box in rest:
-            total[box.source_slices].add_(_gathered(g[box.target_slices], box))
+            total[box.source_slices].add_(_reduce_block(g[box.target_slices], box))
         return total
 
 
-class _Gather(torch.autograd.Function):
+class _HaloExchange(Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, plan: HaloPlan, comm: Communicator, fill: float) -> Tensor:
         ctx.plan, ctx.comm = plan, comm
-        return HaloGathering(x, plan, comm, fill, ctx.needs_input_grad[0]).finish()
+        return StartedHaloExchange(x, plan, comm, fill, ctx.needs_input_grad[0]).finish()
 
     @staticmethod
     @uncompiled
     def backward(ctx: Any, *grads: Tensor) -> Any:
-        return _ScatterAdd.apply(grads[0], ctx.plan, ctx.comm), None, None, None
+        return _HaloScatterAdd.apply(grads[0], ctx.plan, ctx.comm), None, None, None
 
 
-class _ScatterAdd(torch.autograd.Function):
+class _HaloScatterAdd(Function):
     @staticmethod
     def forward(ctx: Any, g: Tensor, plan: HaloPlan, comm: Communicator) -> Tensor:
         ctx.plan, ctx.comm = plan, comm
-        return HaloScattering(g, plan, comm, ctx.needs_input_grad[0]).finish()
+        return StartedHaloScatterAdd(g, plan, comm, ctx.needs_input_grad[0]).finish()
 
     @staticmethod
     @uncompiled
     def backward(ctx: Any, *grads: Tensor) -> Any:
-        return _Gather.apply(grads[0], ctx.plan, ctx.comm, 0.0), None, None
+        return _HaloExchange.apply(grads[0], ctx.plan, ctx.comm, 0.0), None, None
 
 
 def buffer_without_halos(x: Tensor, plan: HaloPlan, fill: float) -> Tensor:
-    """The buffer with all that this rank has itself: its own boxes and padding. A view where that is one box of `x`."""
+    """Returns the buffer with this rank's boxes and padding; a view if that is one box of `x`."""
     if plan.is_view:
         return x[plan.local[0].source_slices]
     buffer = empty_like_layout(x, plan.buffer_shape)
     for box in plan.local:
         block = x[box.source_slices]
-        buffer[box.target_slices].copy_(block if box.is_plain else _spread(block, box))
+        buffer[box.target_slices].copy_(block if box.is_plain else _expand_block(block, box))
     for slices in plan.padding_slices:
         buffer[slices].fill_(fill)
     return buffer
 
 
 def put_halos(buffer: Tensor, received: Sequence[tuple[BoxCopy, Tensor]]) -> None:
-    """Write the boxes that came from neighbours into the buffer."""
+    """Writes the boxes of neighbours into the buffer."""
     for box, block in received:
         buffer[box.target_slices].copy_(block)
 
 
-def _spread(block: Tensor, box: BoxCopy) -> Tensor:
-    """A block of the owner's part as it lies in the buffer."""
+def _expand_block(block: Tensor, box: BoxCopy) -> Tensor:
+    """Returns a block of the owner's tile in the order and shape of the buffer."""
     if box.reversed_dims:
         block = block.flip(box.reversed_dims)
     if box.repeated_dims:
@@ -198,8 +227,8 @@ def _spread(block: Tensor, box: BoxCopy) -> Tensor:
     return block
 
 
-def _gathered(block: Tensor, box: BoxCopy) -> Tensor:
-    """The adjoint of `_spread`."""
+def _reduce_block(block: Tensor, box: BoxCopy) -> Tensor:
+    """The adjoint of `_expand_block`."""
     if box.repeated_dims:
         block = block.sum(box.repeated_dims, keepdim=True)
     if box.reversed_dims:
@@ -208,7 +237,7 @@ def _gathered(block: Tensor, box: BoxCopy) -> Tensor:
 
 
 def empty_like_layout(x: Tensor, shape: tuple[int, ...]) -> Tensor:
-    """Room for `x` with other last dims, in the memory format of `x`: layers are slower on another one."""
+    """Returns an empty tensor like `x` with other last dims, in its memory format: layers are slower on another one."""
     whole = (*x.shape[: x.dim() - len(shape)], *shape)
     return torch.empty(whole, dtype=x.dtype, device=x.device, memory_format=_memory_format(x))
 

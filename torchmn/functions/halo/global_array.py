@@ -1,4 +1,4 @@
-"""GlobalArray: an image that lies in tiles on many ranks, seen through a window."""
+"""GlobalArray: an image that is cut into tiles, with the halo exchange for one layer's window."""
 
 from __future__ import annotations
 
@@ -14,18 +14,29 @@ from torchmn.geometry import DimPlan, HaloPlan, Interval, Window, all_owned
 
 
 class GlobalArray:
-    """An image of `global_shape` cut over the grid: what this rank owns, what its window needs, and the exchange.
+    """An image of `global_shape` that is cut into tiles over a grid, and its halo exchange for a window.
 
-    grid: a ProcessGrid, or a communicator: then the squarest grid of its ranks
-    global_shape: of the whole image, one to three dims, as (height, width)
-    window: one for all dims, or one per dim
-    padding_mode: how what lies beyond the image is filled: "zeros" (with `fill`), "reflect", "replicate", "circular"
-    name: the layer's, for error messages
-
-    A layer of one's own is then: view, compute as if padding were 0, done:
+    A spatially parallel layer exchanges the halos, then computes without padding:
 
         array = GlobalArray(grid, (height, width), Window(3, padding=(1, 1)))
         y = F.conv2d(array.get_fprop_view(x), weight)       # this rank's tile of the whole output
+
+    Args:
+        grid: a ProcessGrid, or a communicator, for the squarest grid of its ranks.
+        global_shape: of the whole image, one to three dims, as (height, width).
+        window: one for all dims, or one per dim.
+        padding_mode: "zeros" (filled with `fill`), "reflect", "replicate" or "circular".
+        fill: value of padding in mode "zeros".
+        name: of the layer, for error messages.
+
+    Attributes:
+        plan: the `HaloPlan` of this rank.
+        owned: the indices of the image that this rank owns, per dim.
+        output_shape: of the whole output.
+        owned_outputs: the indices of the output that this rank computes, per dim.
+
+    Raises:
+        HaloError: if the image is smaller than the window, or the windows do not fit the shape.
     """
 
     def __init__(
@@ -57,18 +68,30 @@ class GlobalArray:
         )
 
     def tile(self, whole: Tensor) -> Tensor:
-        """This rank's tile of a whole image: a view of its last dims."""
+        """Returns this rank's tile of a whole image, (*leading, *global_shape), as a view."""
         return whole[(..., *(interval.as_slice() for interval in self.owned))]
 
     def get_fprop_view(self, x: Tensor) -> Tensor:
-        """All that this rank's outputs need: its tile `x`, its neighbours' halos, padding. Differentiable."""
+        """Returns all elements that this rank's outputs depend on: its tile, halos of neighbours, and padding.
+
+        Differentiable; see `torchmn.functions.halo_exchange`.
+
+        Args:
+            x: (*leading, *tile), this rank's tile.
+        """
         return halo_exchange(x, self.plan, self.grid.tiles, self.fill)
 
     def get_bprop_view(self, g: Tensor) -> Tensor:
-        """The adjoint of `get_fprop_view`: the gradient of this rank's tile, from all ranks whose view holds it."""
+        """Returns the gradient of this rank's tile, summed over all ranks whose view contains it.
+
+        The adjoint of `get_fprop_view`; see `torchmn.functions.halo_scatter_add`.
+
+        Args:
+            g: the gradient of this rank's view, in its shape.
+        """
         return halo_scatter_add(g, self.plan, self.grid.tiles)
 
     def __repr__(self) -> str:
         image = " x ".join(map(str, self.global_shape))
-        mine = ", ".join(map(str, self.owned))
-        return f"<GlobalArray {image} on {self.grid!r}: this rank owns [{mine}]>"
+        owned = ", ".join(map(str, self.owned))
+        return f"<GlobalArray {image} on {self.grid!r}: this rank owns [{owned}]>"
