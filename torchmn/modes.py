@@ -1,4 +1,4 @@
-"""The modes in which ranks share the work on a model: the one list of them, for libraries and command lines alike."""
+"""The parallel modes: how the ranks of a job share the work on a model. Used by the library and the command line."""
 
 from __future__ import annotations
 
@@ -7,12 +7,15 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Mode:
-    """A way to share the work.
+    """A parallel mode.
 
-    divides: what ranks divide, of samples, vectors and images; with two of them, groups of ranks the first.
-    description: the same in a sentence, for help and reports.
-    flags: which command line options name it.
-    short: another name of its option, as bin/neon had it.
+    Attributes:
+        name: `datapar`, `modelpar`, `halopar`, `halodatapar` or `hybrid`.
+        divides: what is divided among the ranks: "samples", "vectors" or "images". With two entries, the first is
+            divided among groups of ranks and the second among the ranks of a group.
+        description: one sentence for help texts and reports.
+        flags: the command line options that together select the mode.
+        short: the short command line option, as in neon's `bin/neon`; empty if there is none.
     """
 
     name: str
@@ -23,47 +26,53 @@ class Mode:
 
     @property
     def flag(self) -> str:
-        """How a command line says it."""
+        """The command line options that select the mode, as one string."""
         return " ".join(f"--{flag}" for flag in self.flags)
 
     @property
     def cuts_images(self) -> bool:
+        """Whether images are cut into tiles."""
         return "images" in self.divides
 
 
 MODES = {
     mode.name: mode
     for mode in (
-        Mode("datapar", ("samples",), "ranks divide the samples of each batch", ("datapar",), "-p"),
+        Mode("datapar", ("samples",), "ranks divide the samples of each batch (data parallel)", ("datapar",), "-p"),
         Mode(
             "modelpar",
             ("vectors",),
-            "ranks divide the vectors of linear layers and the maps of convolutions, and so the weights",
+            "ranks divide the vectors of linear layers, the maps of convolutions, and their weights (tensor parallel)",
             ("modelpar",),
             "-m",
         ),
-        Mode("halopar", ("images",), "ranks divide the images, and exchange their edges", ("halopar",)),
+        Mode(
+            "halopar",
+            ("images",),
+            "ranks divide each image into tiles and exchange halos (spatial parallel)",
+            ("halopar",),
+        ),
         Mode(
             "halodatapar",
             ("samples", "images"),
-            "groups of ranks divide the samples, the ranks of a group the images",
+            "groups of ranks divide the samples, the ranks of a group divide each image",
             ("halodatapar",),
         ),
         Mode(
             "hybrid",
             ("samples", "vectors"),
-            "groups of ranks divide the samples, the ranks of a group the vectors",
+            "groups of ranks divide the samples, the ranks of a group divide the vectors",
             ("datapar", "modelpar"),
         ),
     )
 }
 BASIC_MODES = {name: mode for name, mode in MODES.items() if mode.flags == (name,)}
-"""Those with an option: `parallelize` takes them, and finds a hybrid in the axes of its grid."""
+"""Modes with a single command line option, which `parallelize` accepts; its grid may add an axis `data` to them."""
 ALIASES = {"vecpar": "modelpar"}
 NAMES = tuple(name for mode in MODES for name in (mode, *(alias for alias in ALIASES if ALIASES[alias] == mode)))
-"""All names that a user may say."""
+"""All valid names of modes, aliases included."""
 
 
 def mode_of(name: str) -> Mode:
-    """The mode with one of NAMES."""
+    """Returns the mode with this name or alias, one of `NAMES`."""
     return MODES[ALIASES.get(name, name)]

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from torchmn.experiment.file.document import MOST_CHARACTERS, MOST_LEVELS, MOST_VALUES
+from torchmn.experiment.file.document import MAX_CHARACTERS, MAX_DEPTH, MAX_VALUES
 from torchmn.training.checkpoint.manifest import COMMON, file_of
 
 TEXT = (Path(__file__).parents[2] / "docs" / "security.md").read_text()
 
 
 def test_its_bounds_are_those_of_the_reader():
-    for bound in (f"{MOST_CHARACTERS:,} characters", f"{MOST_VALUES:,} values", f"{MOST_LEVELS} levels"):
+    for bound in (f"{MAX_CHARACTERS:,} characters", f"{MAX_VALUES:,} values", f"{MAX_DEPTH} levels"):
         assert bound in " ".join(TEXT.split())
 
 

@@ -1,4 +1,4 @@
-"""Experiment files that can not work, and what their users read: models."""
+"""Invalid experiment files with their error messages: models and layers."""
 
 # ruff: noqa: E501  (a message is one line)
 
@@ -8,48 +8,48 @@ from tests.experiment.files import swap
 
 __all__ = ["BROKEN"]
 
-# What is wrong, the file, and the message after the file's name; {cwd} is the directory that we are in.
+# What is wrong, the file, and the message after the file's name; {cwd} is the current directory.
 BROKEN = [
     ("unknown layer", swap("- conv:", "- cnov:"), "4:7: there is no layer 'cnov'. Did you mean 'conv'?"),
     (
         "layer two keys",
         swap("- max_pool: {kernel: 2}", "- {max_pool: 2, linear: 3}"),
-        "5:7: expected one layer, as `conv: {maps: 20, kernel: 5}`, got the keys max_pool, linear",
+        "5:7: expected one layer, such as `conv: {maps: 20, kernel: 5}`, got the keys max_pool, linear",
     ),
     (
         "layer number",
         swap("- max_pool: {kernel: 2}", "- 5"),
-        "5:7: expected one layer, as `conv: {maps: 20, kernel: 5}`, got 5",
+        "5:7: expected one layer, such as `conv: {maps: 20, kernel: 5}`, got 5",
     ),
     (
         "layers mapping",
         "dataset: mnist\nmodel:\n  layers: {conv: 3}\n  cost: cross_entropy\noptimizer: {name: sgd, lr: 0.1}\nepochs: 1\nbatch_size: 5\n",
-        "3:11: expected layers to be a list, as `- conv: {maps: 20, kernel: 5}`, got a mapping",
+        "3:11: expected layers to be a list of layers, such as `- conv: {maps: 20, kernel: 5}`, got a mapping",
     ),
     (
         "layers empty",
         "dataset: mnist\nmodel:\n  layers: []\n  cost: cross_entropy\noptimizer: {name: sgd, lr: 0.1}\nepochs: 1\nbatch_size: 5\n",
-        "3:11: expected layers to be a list, as `- conv: {maps: 20, kernel: 5}`, got an empty list",
+        "3:11: expected layers to be a list of layers, such as `- conv: {maps: 20, kernel: 5}`, got an empty list",
     ),
     ("layer unknown key", swap("maps: 4", "map: 4"), "4:14: conv has no key 'map'. Did you mean 'maps'?"),
-    ("maps text", swap("maps: 4", "maps: four"), "4:20: expected conv's maps to be a whole number, got 'four'"),
+    ("maps text", swap("maps: 4", "maps: four"), "4:20: expected conv's maps to be an integer, got 'four'"),
     ("maps zero", swap("maps: 4", "maps: 0"), "4:20: expected conv's maps to be at least 1, got 0"),
-    ("maps float", swap("maps: 4", "maps: 4.5"), "4:20: expected conv's maps to be a whole number, got 4.5"),
-    ("maps bool", swap("maps: 4", "maps: true"), "4:20: expected conv's maps to be a whole number, got true"),
+    ("maps float", swap("maps: 4", "maps: 4.5"), "4:20: expected conv's maps to be an integer, got 4.5"),
+    ("maps bool", swap("maps: 4", "maps: true"), "4:20: expected conv's maps to be an integer, got true"),
     (
         "kernel zero",
         swap("kernel: 5", "kernel: 0"),
-        "4:31: expected conv's kernel to be a whole number of at least 1, or a list with one for each dim, got 0",
+        "4:31: expected conv's kernel to be an integer of at least 1, or a list with one per dim, got 0",
     ),
     (
         "kernel text",
         swap("kernel: 5", "kernel: 5x5"),
-        "4:31: expected conv's kernel to be a whole number of at least 1, or a list with one for each dim, got '5x5'",
+        "4:31: expected conv's kernel to be an integer of at least 1, or a list with one per dim, got '5x5'",
     ),
     (
         "kernel three dims",
         swap("kernel: 5", "kernel: [5, 5, 5]"),
-        "4:13: conv1: kernel has 3 numbers, and the input 2 dims beside its maps",
+        "4:13: conv1: expected kernel to have 2 numbers, one per spatial dim, got 3",
     ),
     (
         "kernel too large",
@@ -59,7 +59,7 @@ BROKEN = [
     (
         "padding word",
         swap("kernel: 5", "kernel: 5, padding: sane"),
-        "4:43: expected conv's padding to be a whole number of at least 0, or a list with one for each dim or 'same', got 'sane'",
+        "4:43: expected conv's padding to be an integer of at least 0, or a list with one per dim, or 'same', got 'sane'",
     ),
     (
         "same with stride",
@@ -89,13 +89,13 @@ BROKEN = [
     (
         "pool padding",
         swap("kernel: 2", "kernel: 2, padding: 2"),
-        "5:17: max_pool1: padding 2 is more than half of the kernel 2",
+        "5:17: max_pool1: padding 2 is more than half the kernel 2",
     ),
     ("unknown activation", swap("relu", "rleu"), "4:46: there is no activation 'rleu'. Did you mean 'relu'?"),
     (
         "activation number",
         swap("relu", "3"),
-        "4:46: expected activation to be the name of an activation, or a mapping with it, got 3",
+        "4:46: expected activation to be the name of an activation, or a mapping with `name`, got 3",
     ),
     (
         "activation option",
@@ -120,12 +120,12 @@ BROKEN = [
     (
         "dropout both",
         swap("- max_pool: {kernel: 2}", "- dropout: {rate: 0.5, keep: 0.5}"),
-        "5:16: dropout has both a rate and a keep: expected one of them",
+        "5:16: dropout has both rate and keep: expected one of them",
     ),
     (
         "units missing",
         swap("{units: 10}", "{bias: true}"),
-        "6:15: linear needs the key 'units': how many numbers come out",
+        "6:15: linear needs the key 'units': number of outputs",
     ),
     (
         "too few units",
@@ -140,17 +140,17 @@ BROKEN = [
     (
         "lstm on image",
         swap("- max_pool: {kernel: 2}", "- lstm: {units: 4}"),
-        "5:13: lstm1: lstm needs sequences of shape (time, features), got samples of 4 x 24 x 24",
+        "5:13: lstm1: lstm needs sequences of shape (time, features), got samples of shape 4 x 24 x 24",
     ),
     (
         "reshape",
         swap("- max_pool: {kernel: 2}", "- reshape: [5, 5]"),
-        "5:16: reshape1: a sample of 4 x 24 x 24 has 2304 values, and one of 5 x 5 has 25",
+        "5:16: reshape1: cannot reshape a sample of 4 x 24 x 24, 2304 values, to 5 x 5, 25 values",
     ),
     (
         "branch shapes",
         swap("- max_pool: {kernel: 2}", "- branch:\n        - conv: {maps: 2, kernel: 3}\n        - max_pool: 2"),
-        "6:9: branch1: outputs of shapes 2 x 22 x 22, 4 x 12 x 12 can not be joined by concat",
+        "6:9: branch1: outputs of shapes 2 x 22 x 22, 4 x 12 x 12 cannot be joined by concat",
     ),
     (
         "in branch",
@@ -160,7 +160,7 @@ BROKEN = [
     (
         "own module",
         swap("- max_pool: {kernel: 2}", "- module: no_such_package.Net"),
-        "5:15: module1: can not import no_such_package from {cwd} (ModuleNotFoundError: No module named 'no_such_package')",
+        "5:15: module1: cannot import no_such_package from {cwd} (ModuleNotFoundError: No module named 'no_such_package')",
     ),
     (
         "own module attribute",

@@ -1,4 +1,4 @@
-"""Experiment files that can not work, and what their users read: data sets, optimizers, metrics and the rest."""
+"""Invalid experiment files with their error messages: data sets, optimizers, metrics and other sections."""
 
 # ruff: noqa: E501  (a message is one line)
 
@@ -8,7 +8,7 @@ from tests.experiment.files import BASE, swap
 
 __all__ = ["BROKEN"]
 
-# What is wrong, the file, and the message after the file's name; {cwd} is the directory that we are in.
+# What is wrong, the file, and the message after the file's name; {cwd} is the current directory.
 BROKEN = [
     (
         "unknown top key",
@@ -24,39 +24,39 @@ BROKEN = [
     (
         "missing batch size",
         swap("batch_size: 50\n", ""),
-        "1:1: the file must have the key 'batch_size': how many samples there are in a step, on all ranks together",
+        "1:1: the file must have the key 'batch_size': number of samples in a step, on all ranks together",
     ),
     ("unknown dataset", swap("name: mnist", "name: mnits"), "1:17: there is no dataset 'mnits'. Did you mean 'mnist'?"),
     (
         "dataset number",
         swap("{name: mnist, sample: 10%}", "7"),
-        "1:10: expected dataset to be the name of a dataset, or a mapping with it, got 7",
+        "1:10: expected dataset to be the name of a dataset, or a mapping with `name`, got 7",
     ),
     (
         "dataset no name",
         swap("{name: mnist, sample: 10%}", "{sample: 10%}"),
-        "1:10: expected dataset to be the name of a dataset, or a mapping with it, got no name in it",
+        "1:10: expected dataset to be the name of a dataset, or a mapping with `name`, got a mapping without it",
     ),
     ("dataset key", swap("sample: 10%", "samples: 10%"), "1:24: mnist has no key 'samples'. Did you mean 'sample'?"),
     (
         "sample 10",
         swap("sample: 10%", "sample: 10"),
-        "1:32: expected mnist's sample to be a share of the data, as 10% or 0.1, got 10",
+        "1:32: expected mnist's sample to be a fraction of the data, such as 10% or 0.1, got 10",
     ),
     (
         "sample 0%",
         swap("sample: 10%", "sample: 0%"),
-        "1:32: expected mnist's sample to be a share of the data, as 10% or 0.1, got '0%'",
+        "1:32: expected mnist's sample to be a fraction of the data, such as 10% or 0.1, got '0%'",
     ),
     (
         "sample 200%",
         swap("sample: 10%", "sample: 200%"),
-        "1:32: expected mnist's sample to be a share of the data, as 10% or 0.1, got '200%'",
+        "1:32: expected mnist's sample to be a fraction of the data, such as 10% or 0.1, got '200%'",
     ),
     (
         "sample word",
         swap("sample: 10%", "sample: ten%"),
-        "1:32: expected mnist's sample to be a share of the data, as 10% or 0.1, got 'ten%'",
+        "1:32: expected mnist's sample to be a fraction of the data, such as 10% or 0.1, got 'ten%'",
     ),
     (
         "dataset missing dir",
@@ -66,17 +66,17 @@ BROKEN = [
     (
         "cifar no path",
         swap("name: mnist, sample: 10%", "name: cifar10"),
-        "1:10: cifar10: where is it? Say --data DIR/cifar-10-batches-bin, or dataset: {name: cifar10, path: ...}.",
+        "1:10: cifar10: no directory given. Pass --data DIR/cifar-10-batches-bin, or set dataset: {name: cifar10, path: ...}.",
     ),
     (
         "random no shape",
         swap("name: mnist, sample: 10%", "name: random"),
-        "1:10: random needs the key 'shape': the shape of a sample, as [3, 32, 32]",
+        "1:10: random needs the key 'shape': the shape of a sample, such as [3, 32, 32]",
     ),
     (
         "random shape",
         swap("name: mnist, sample: 10%", "name: random, shape: [1, 0]"),
-        "1:32: expected random's shape to be the shape of a sample, as [1, 28, 28], got [1, 0]",
+        "1:32: expected random's shape to be the shape of a sample, such as [1, 28, 28], got [1, 0]",
     ),
     (
         "unknown cost",
@@ -86,7 +86,7 @@ BROKEN = [
     (
         "cost missing",
         swap("  cost: cross_entropy\n", ""),
-        "3:3: model needs the key 'cost': what the training makes smaller, as cross_entropy",
+        "3:3: model needs the key 'cost': what training minimises, such as cross_entropy",
     ),
     ("unknown optimizer", swap("sgd", "sdg"), "8:19: there is no optimizer 'sdg'. Did you mean 'sgd'?"),
     ("lr missing", swap(", lr: 0.1", ""), "8:12: sgd needs the key 'lr': the learning rate"),
@@ -111,11 +111,11 @@ BROKEN = [
     ),
     ("schedule list", swap("lr: 0.1", "lr: 0.1, schedule: {step: 3}"), "8:50: expected step to be a list, got 3"),
     ("epochs 0", swap("epochs: 1", "epochs: 0"), "9:9: expected epochs to be at least 1, got 0"),
-    ("epochs none", swap("epochs: 1", "epochs:"), "9:8: expected epochs to be a whole number, got nothing"),
+    ("epochs none", swap("epochs: 1", "epochs:"), "9:8: expected epochs to be an integer, got nothing"),
     (
         "batch float",
         swap("batch_size: 50", "batch_size: 5.0"),
-        "10:13: expected batch_size to be a whole number, got 5.0",
+        "10:13: expected batch_size to be an integer, got 5.0",
     ),
     ("seed negative", BASE + "seed: -1\n", "11:7: expected seed to be at least 0, got -1"),
     (
@@ -157,7 +157,7 @@ BROKEN = [
     (
         "imports",
         BASE + "imports: [no_such_module_here]\n",
-        "11:11: can not import no_such_module_here from {cwd} (ModuleNotFoundError: No module named 'no_such_module_here')",
+        "11:11: cannot import no_such_module_here from {cwd} (ModuleNotFoundError: No module named 'no_such_module_here')",
     ),
     ("shuffle", BASE + "shuffle: sometimes\n", "11:10: expected shuffle to be true or false, got 'sometimes'"),
 ]

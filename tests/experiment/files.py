@@ -17,6 +17,6 @@ batch_size: 50
 
 
 def swap(old: str, new: str) -> str:
-    """The file with one thing changed."""
+    """Returns the file with one replacement."""
     assert BASE.count(old) == 1, old
     return BASE.replace(old, new)

@@ -1,4 +1,4 @@
-"""Restricted Boltzmann machines: one step of contrastive divergence, written out in NumPy, and what comes of many."""
+"""Restricted Boltzmann machines: a step of contrastive divergence compared with NumPy, and training."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from tests.experiment.running import experiment, train
-from torchmn.communicators.communicator import Communicator
+from torchmn import Communicator
 from torchmn.communicators.transports.group import Settings
 from torchmn.communicators.transports.solo import SoloTransport
 from torchmn.errors import ExperimentError
@@ -30,7 +30,7 @@ def sigmoid(x):
     return 1 / (1 + np.exp(-x))
 
 
-def test_a_step_is_the_one_of_the_definition():
+def test_a_step_equals_its_definition():
     torch.manual_seed(0)
     machine = Boltzmann(5, 3, epochs=1, lr=0.2).double()
     with torch.no_grad():
@@ -55,11 +55,9 @@ def test_a_machine_learns_to_reconstruct():
     assert sum(costs[-4:]) < 0.8 * sum(costs[:4])
 
 
-def test_machines_are_pretrained_whole_and_in_the_list_of_the_model():
-    with pytest.raises(
-        ExperimentError, match=r"modelpar is not possible: rbm layers are pretrained whole. .* --datapar"
-    ):
+def test_machines_are_not_sharded_and_must_be_direct_children_of_the_model():
+    with pytest.raises(ExperimentError, match=r"modelpar is not possible: rbm layers cannot be sharded. Use --datapar"):
         check(experiment(TEXT, "parallel.mode=modelpar"), 2, (1, 8, 8))
     inside = experiment(TEXT.replace("{rbm: {units: 12, pretraining: {epochs: 20, lr: 0.5}}}", "{list: [rbm: 3]}"))
-    with pytest.raises(ExperimentError, match=r"x.yaml:\d+:\d+: rbm must stand in the model's own list"):
+    with pytest.raises(ExperimentError, match=r"x.yaml:\d+:\d+: rbm must be in the model's list"):
         build_model(inside, load_data(inside, None)["train"])

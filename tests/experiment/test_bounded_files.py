@@ -1,4 +1,4 @@
-"""Files that stand for more than any experiment are refused at once, wherever YAML is read: nothing hangs on one."""
+"""Files that exceed the size limits raise an error quickly, wherever YAML is read."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from tests.experiment.files import BASE
 from tests.experiment.running import experiment
 from torchmn.cli.main import main
 from torchmn.errors import ExperimentError
-from torchmn.experiment.file.document import MOST_CHARACTERS, MOST_LEVELS, MOST_VALUES, compose, document
-from torchmn.experiment.file.overrides import parse_set
+from torchmn.experiment import parse_set
+from torchmn.experiment.file.document import MAX_CHARACTERS, MAX_DEPTH, MAX_VALUES, compose, document
 from torchmn.experiment.run.run_directory import RunDirectory
 from torchmn.experiment.vocabulary.load import parse, read
 
-LEVELS = 14  # 10**14 values, of which no reader would see the end
+LEVELS = 14  # 10**14 values when expanded
 pytestmark = pytest.mark.timeout(120)
 
 
 def nested(first: str, more: str) -> str:
-    """Lines of which each stands for ten times the one before."""
+    """Returns lines of which each expands to ten times the one before."""
     lines = [f"a0: &a0 {first}"]
     lines += [f"a{k + 1}: &a{k + 1} {more.format(', '.join([f'*a{k}'] * 10))}" for k in range(LEVELS)]
     return "\n".join(lines) + "\n"
@@ -34,8 +34,8 @@ BOMBS = {
     "a chain of aliases": "a0: &a0 [x]\n" + "".join(f"a{k + 1}: &a{k + 1} [*a{k}]\n" for k in range(200)),
     "a chain of merge keys": "a0: &a0 {x: 1}\n" + "".join(f"a{k + 1}: &a{k + 1} {{<<: *a{k}}}\n" for k in range(200)),
     "one list, many times": f"a: &a [{', '.join(['x'] * 1000)}]\nb: [{', '.join(['*a'] * 1000)}]\n",
-    "levels": "[" * (MOST_LEVELS + 1) + "]" * (MOST_LEVELS + 1),
-    "characters": "# " + "x" * MOST_CHARACTERS,
+    "levels": "[" * (MAX_DEPTH + 1) + "]" * (MAX_DEPTH + 1),
+    "characters": "# " + "x" * MAX_CHARACTERS,
     "itself": "a: &a {b: {<<: *a}}\n",
     "a number": "epochs: 0x" + "f" * 100_000,
 }
@@ -43,39 +43,39 @@ every_bomb = pytest.mark.parametrize("text", BOMBS.values(), ids=BOMBS)
 
 
 @every_bomb
-def test_a_file_that_stands_for_too_much_is_refused(text):
+def test_a_file_that_is_too_large_raises_an_error(text):
     with pytest.raises(ExperimentError, match=r"^x\.yaml"):
         read("x.yaml", BASE + text if text.startswith("a") else text)
 
 
-def test_so_is_one_with_too_many_values_of_its_own():
+def test_too_many_values_without_aliases_raise_an_error():
     with pytest.raises(ExperimentError, match=r"^x\.yaml:1:\d+: expected at most 100000 values"):
-        read("x.yaml", "[" + "x," * MOST_VALUES + "]")
+        read("x.yaml", "[" + "x," * MAX_VALUES + "]")
 
 
 @every_bomb
-def test_so_is_one_of_neon(text):
+def test_a_neon_file_that_is_too_large_raises_an_error(text):
     head = "epoch: !obj:experiments.FitExperiment {}\n"
     with pytest.raises(ExperimentError, match=r"^x\.yaml"):
         parse("x.yaml", head + text)
 
 
 @every_bomb
-def test_so_is_a_value_of_the_command_line(text):
+def test_a_command_line_value_that_is_too_large_raises_an_error(text):
     with pytest.raises(ExperimentError, match="--set"):
         parse_set(f"model={text}")
 
 
 @every_bomb
 @pytest.mark.parametrize("flag", ["--resume", "--checkpoint"])
-def test_so_is_the_record_of_a_run(flag, text, tmp_path):
+def test_a_saved_experiment_that_is_too_large_raises_an_error(flag, text, tmp_path):
     directory = RunDirectory(tmp_path)
     (tmp_path / "experiment.yaml").write_text(text)
     with pytest.raises(ExperimentError, match=rf"^{flag}.*experiment\.yaml"):
-        (directory.go_on if flag == "--resume" else directory.check_trained)(experiment(BASE))
+        (directory.check_resumable if flag == "--resume" else directory.check_model)(experiment(BASE))
 
 
-def test_a_file_without_an_end_is_not_read_to_its_end(capsys):
+def test_an_endless_file_is_not_read_completely(capsys):
     assert main(["train", "/dev/zero"]) == 2
     assert "/dev/zero: expected at most" in capsys.readouterr().err
 
@@ -83,19 +83,19 @@ def test_a_file_without_an_end_is_not_read_to_its_end(capsys):
 def test_a_pipe_in_a_run_directory_is_not_waited_for(tmp_path):
     os.mkfifo(tmp_path / "experiment.yaml")
     with pytest.raises(ExperimentError, match="there is no run in"):
-        RunDirectory(tmp_path).go_on(experiment(BASE))
-    RunDirectory(tmp_path).check_trained(experiment(BASE))  # as where there is no record
+        RunDirectory(tmp_path).check_resumable(experiment(BASE))
+    RunDirectory(tmp_path).check_model(experiment(BASE))  # as without a saved experiment
 
 
 def test_lines_of_a_log_that_no_run_has_written_are_removed(tmp_path):
     directory = RunDirectory(tmp_path)
     strange = ["[" * 100_000, "[]", '"x"', '{"step": Infinity}', '{"step": "x"}', '{"step": 1' + "0" * 10_000 + "}"]
     directory.log.write_text("\n".join(['{"step": 1}', *strange]) + "\n")
-    directory.cut_log(5)
+    directory.truncate_log(5)
     assert directory.log.read_text() == '{"step": 1}\n'
 
 
-def test_what_people_write_is_far_from_the_bounds():
+def test_ordinary_files_are_far_below_the_limits():
     deep = "[" * 50 + "x" + "]" * 50
     layers = "".join(f"    - linear: {{units: {n}, activation: relu}}\n" for n in range(1, 500))
     values = document("x", compose("x", f"model:\n  layers:\n{layers}other: {deep}\n")).values

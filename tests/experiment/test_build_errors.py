@@ -1,4 +1,4 @@
-"""Whatever fails while a word of the file is built: the message names file, line, column and word, on all ranks."""
+"""Errors while a model, cost or data set is built name file, line, column and the layer, on all ranks."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from tests.experiment.files import BASE, swap
 from tests.experiment.running import experiment
 from tests.experiment.test_round_trip import options_of
 from torchmn.errors import ExperimentError
+from torchmn.experiment import Experiment
 from torchmn.experiment.file import registry
 from torchmn.experiment.run.model import build_model, load_data
 from torchmn.experiment.run.session import open_session
 from torchmn.experiment.vocabulary.load import read
-from torchmn.experiment.vocabulary.schema import Experiment
 
-WORD = "- max_pool: {kernel: 2}"
+LAYER = "- max_pool: {kernel: 2}"
 
 
-def test_a_pool_of_vectors_is_refused_with_its_place():
-    chosen = read("x.yaml", swap(WORD, f"- linear: 8\n    {WORD}"))
+def test_a_pool_of_vectors_raises_an_error_with_its_place():
+    chosen = read("x.yaml", swap(LAYER, f"- linear: 8\n    {LAYER}"))
     data = load_data(chosen, None)["train"]
     with pytest.raises(ExperimentError) as error:
         build_model(chosen, data)
@@ -35,18 +35,18 @@ SHAPES = [(7,), (3, 6), (2, 6, 5), (2, 4, 5, 6), (2, 3, 3, 3, 3), (1, 1, 1)]
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
-def test_every_layer_is_built_or_refused_with_its_place_for_samples_of_any_shape(shape):
+def test_every_layer_is_built_or_raises_an_error_with_its_place_for_samples_of_any_shape(shape):
     data = f"dataset={{name: random, shape: {list(shape)}, train: 60, test: 0}}"
     for name, cls in registry.layers.entries.items():
         layer = f"{{{name}: {options_of(cls)}}}".replace("'", '"')
         chosen = experiment(BASE, data, f"model.layers=[{layer}, flatten, linear: 10]")
-        said = refusal_of(chosen)
+        message = error_of(chosen)
         inner = "conv" if name in ("list", "sequence", "branch") else cls.kind
-        assert said is None or re.match(rf"--set model\.layers=.*: ({cls.kind}|{inner})1: ", said), said
-        assert "raised at" not in (said or ""), said  # which is for words of a user's own
+        assert message is None or re.match(rf"--set model\.layers=.*: ({cls.kind}|{inner})1: ", message), message
+        assert "raised at" not in (message or ""), message  # only for the code of users
 
 
-def refusal_of(chosen: Experiment) -> str | None:
+def error_of(chosen: Experiment) -> str | None:
     try:
         build_model(chosen, load_data(chosen, None)["train"])
     except ExperimentError as error:
@@ -62,7 +62,7 @@ ERRORS = {
     "ValueError('too small')": "too small",
 }
 FILES = {
-    "layer": (swap(WORD, "- own_failing"), "x.yaml:5:7: own_failing1: "),
+    "layer": (swap(LAYER, "- own_failing"), "x.yaml:5:7: own_failing1: "),
     "activation": (swap("relu", "own_failing"), "x.yaml:4:13: conv1: "),
     "initializer": (swap("activation: relu", "init: own_failing"), "x.yaml:4:13: conv1: "),
     "cost": (swap("cost: cross_entropy", "cost: own_failing"), "x.yaml:7:9: own_failing: "),
@@ -74,14 +74,14 @@ FILES = {
 
 @pytest.fixture
 def register():
-    """Registers a word `own_failing` of a kind."""
-    yield lambda noun, word: getattr(registry, f"register_{noun}")("own_failing")(word)
+    """Returns a function that registers `own_failing` as a layer, cost, ..."""
+    yield lambda noun, function: getattr(registry, f"register_{noun}")("own_failing")(function)
     for kind in registry.KINDS:
         kind.entries.pop("own_failing", None)
 
 
 def messages_of(text: str, ranks: int = 2) -> list[str]:
-    """What each rank raises when the experiment is opened."""
+    """Returns the error message of each rank when the experiment is opened."""
 
     def body(comm: torchmn.Communicator) -> str:
         with pytest.raises(ExperimentError) as error:
@@ -93,7 +93,7 @@ def messages_of(text: str, ranks: int = 2) -> list[str]:
 
 @pytest.mark.parametrize("raised", ERRORS)
 @pytest.mark.parametrize("noun", FILES)
-def test_what_a_word_of_ones_own_raises_is_said_with_its_place_on_all_ranks(noun, raised, register, tmp_path):
+def test_an_error_of_registered_code_is_reported_with_its_place_on_all_ranks(noun, raised, register, tmp_path):
     source = tmp_path / "own.py"
     takes_rate = "*args, lr: float" if noun == "optimizer" else "*args"
     source.write_text(f"def own_failing({takes_rate}):\n    raise {raised}\n")
@@ -107,7 +107,7 @@ def test_what_a_word_of_ones_own_raises_is_said_with_its_place_on_all_ranks(noun
     assert messages_of(text) == [expected] * 2
 
 
-def test_a_layer_that_fails_on_one_rank_is_said_on_all(register):
+def test_a_layer_that_fails_on_one_rank_is_reported_on_all_ranks(register):
     ranks = iter(range(100))
 
     def own_failing(shape):
@@ -116,20 +116,20 @@ def test_a_layer_that_fails_on_one_rank_is_said_on_all(register):
         return nn.Identity()
 
     register("layer", own_failing)
-    said = messages_of(FILES["layer"][0])
-    assert said[0] == said[1]
-    assert re.match(r"rank [01] of 2: model: x\.yaml:5:7: own_failing1: KeyError: 'only here'", said[0])
+    messages = messages_of(FILES["layer"][0])
+    assert messages[0] == messages[1]
+    assert re.match(r"rank [01] of 2: model: x\.yaml:5:7: own_failing1: KeyError: 'only here'", messages[0])
 
 
-def test_models_of_other_shapes_on_other_ranks_are_refused(register):
+def test_models_whose_shapes_differ_between_ranks_raise_an_error(register):
     sizes = iter((3, 4))
     register("layer", lambda shape: nn.Conv2d(shape[0], next(sizes), 1))
-    said = messages_of(FILES["layer"][0])
-    assert said[0] == said[1]
-    assert "all ranks must find the same model" in said[0] and "own_failing1.weight" in said[0]
+    messages = messages_of(FILES["layer"][0])
+    assert messages[0] == messages[1]
+    assert "all ranks must have the same model" in messages[0] and "own_failing1.weight" in messages[0]
 
 
-def test_a_layer_that_can_not_do_float64_names_the_model(register):
+def test_an_error_in_float64_names_the_model(register):
     class Single(nn.Module):
         def forward(self, x):
             return x @ nn.Parameter(np_ones(x.shape[-1]))
@@ -140,5 +140,5 @@ def test_a_layer_that_can_not_do_float64_names_the_model(register):
         return torch.from_numpy(np.ones((n, n), dtype=np.float32))
 
     register("layer", lambda shape: Single())
-    said = messages_of(FILES["layer"][0] + "dtype: float64\n")
-    assert said[0].startswith("x.yaml:6:15: the model in float64: ") and said[0] == said[1]
+    messages = messages_of(FILES["layer"][0] + "dtype: float64\n")
+    assert messages[0].startswith("x.yaml:6:15: the model in float64: ") and messages[0] == messages[1]

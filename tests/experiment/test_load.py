@@ -1,4 +1,4 @@
-"""What a file says, what the command line says instead, and names of one's own."""
+"""Loading files: layers, initial values, overrides, registered names, and the JSON schema."""
 
 from __future__ import annotations
 
@@ -14,9 +14,8 @@ from torch import nn
 from tests.experiment.files import BASE, swap
 from tests.experiment.running import experiment
 from torchmn.errors import ArgumentError, ExperimentError
-from torchmn.experiment import dump, load
+from torchmn.experiment import dump, load, parse_set
 from torchmn.experiment.file import registry
-from torchmn.experiment.file.overrides import parse_set
 from torchmn.experiment.file.writing import as_yaml
 from torchmn.experiment.run.model import build_model, load_data
 from torchmn.experiment.vocabulary.json_schema import json_schema
@@ -66,13 +65,13 @@ def test_initial_weights_follow_from_the_seed_alone():
         ("{name: sparse_eigen, sparseness: 3}", lambda w: bool(((w.flatten(1) != 0).sum(1) == 3).all())),
     ],
 )
-def test_initializers_fill_weights_as_they_say(init, expected):
+def test_initializers_fill_weights_as_documented(init, expected):
     weight = model_of(swap("activation: relu", f"init: {init}, bias_init: 0.25")).get_submodule("conv1")
     assert expected(weight.weight.detach())
     assert bool((weight.bias == 0.25).all())
 
 
-def test_a_bias_begins_as_the_weights_where_the_file_says_so():
+def test_bias_init_can_be_the_initializer_of_the_weights():
     model = model_of(swap("activation: relu", "init: {name: uniform, low: 2.0, high: 3.0}, bias_init: init"))
     bias = model.get_parameter("conv1.bias")
     assert bool(((bias >= 2) & (bias <= 3)).all()) and len(bias.unique()) > 1
@@ -86,14 +85,14 @@ def test_a_bias_begins_as_the_weights_where_the_file_says_so():
     ("init", "largest"),
     [("glorot", (6 / (4 * 9 + 5 * 9)) ** 0.5), ("auto_uniform", (4 * 9) ** -0.5)],
 )
-def test_local_filters_begin_at_each_place_as_those_of_a_convolution(init, largest):
+def test_local_filters_are_initialised_at_each_position_like_a_convolution(init, largest):
     layers = f"[conv: {{maps: 4, kernel: 3}}, local: {{maps: 5, kernel: 3, init: {init}}}, linear: 10]"
     weight = model_of(swap("  layers:\n", f"  layers: {layers}\n").replace(DEFAULT_LAYERS, "")).local1.weight
     bounds = weight.detach().abs().flatten(2).amax(dim=2)
     assert bounds.max() <= largest and bounds.min() > 0.8 * largest
 
 
-def test_orthonormal_local_filters_are_so_at_each_place():
+def test_orthonormal_local_filters_are_orthonormal_at_each_position():
     layers = "[conv: {maps: 4, kernel: 3}, local: {maps: 5, kernel: 3, init: orthonormal}, linear: 10]"
     weight = model_of(swap("  layers:\n", f"  layers: {layers}\n").replace(DEFAULT_LAYERS, "")).local1.weight
     filters = weight.detach().flatten(0, 1).flatten(2)
@@ -132,18 +131,18 @@ def test_overrides_win_and_reach_into_lists_and_short_forms():
     [
         ("optimizer.lr=fast", "--set optimizer.lr=fast: expected sgd's lr to be a number, got 'fast'"),
         ("optimiser.lr=1", "--set optimiser.lr=1: the file has no key 'optimiser'. Did you mean 'optimizer'?"),
-        ("epochs", "--set epochs: expected KEY=VALUE, as optimizer.lr=0.1"),
-        ("epochs.x=1", "--set epochs.x=1: there is no 'epochs.x': what stands there is no mapping"),
-        ("model.layers.9=1", "--set model.layers.9=1: there is no 'model.layers.9': what stands there is a list of 3"),
-        ("epochs=[", "--set epochs=[:1:2: this is not YAML"),
+        ("epochs", "--set epochs: expected KEY=VALUE, such as optimizer.lr=0.1"),
+        ("epochs.x=1", "--set epochs.x=1: there is no 'epochs.x': epochs is not a mapping"),
+        ("model.layers.9=1", "there is no 'model.layers.9': model.layers is a list with indices 0 to 2"),
+        ("epochs=[", "--set epochs=[:1:2: invalid YAML"),
     ],
 )  # fmt: skip
-def test_an_override_that_can_not_be_is_named_as_the_user_said_it(change, message):
+def test_an_invalid_override_is_reported_with_its_option(change, message):
     with pytest.raises(ExperimentError, match=re.escape(message)):
         experiment(BASE, change)
 
 
-def test_an_experiment_written_down_is_read_again_the_same(tmp_path):
+def test_a_written_experiment_is_read_as_the_same_experiment(tmp_path):
     chosen = experiment(
         BASE, "model.layers.1={dropout: {keep: 0.75}}", "optimizer.momentum={from: 0.1, to: 0.2, end: 3}"
     )
@@ -209,7 +208,7 @@ def own_module(tmp_path, monkeypatch):
         ("module: {name: own_words.Scaled, arguments: {factor: 6.0}}", 6.0),
     ],
 )
-def test_users_add_layers_of_their_own(layer, factor, own_module):
+def test_users_can_register_layers(layer, factor, own_module):
     text = "imports: [own_words]\n" + swap("- max_pool: {kernel: 2}", f"- {layer}")
     found = [m.factor for m in model_of(text).modules() if hasattr(m, "factor")]
     assert found == [factor]
@@ -223,13 +222,13 @@ def test_users_add_layers_of_their_own(layer, factor, own_module):
         ("scaled_as_clas", "there is no layer 'scaled_as_clas'. Did you mean 'scaled_as_a_class'?"),
     ],
 )
-def test_layers_of_ones_own_are_checked_as_ours(layer, message, own_module):
+def test_options_of_registered_layers_are_validated(layer, message, own_module):
     with pytest.raises(ExperimentError, match=re.escape(message)):
         model_of("imports: [own_words]\n" + swap("- max_pool: {kernel: 2}", f"- {layer}"))
 
 
-def test_a_name_is_given_once():
-    with pytest.raises(ArgumentError, match="there is a layer 'conv' already"):
+def test_a_name_can_be_registered_once():
+    with pytest.raises(ArgumentError, match="the layer 'conv' is already registered"):
         registry.register_layer("conv")(type("Mine", (registry.Layer,), {}))
     with pytest.raises(ArgumentError, match="expected a class derived from"):
         registry.register_layer("mine")(nn.ReLU)
@@ -237,14 +236,14 @@ def test_a_name_is_given_once():
         registry.register_layer("not a name")(type("Mine", (registry.Layer,), {}))
 
 
-def test_a_whole_module_of_ones_own_is_trained_as_it_is():
+def test_a_module_can_be_the_whole_model():
     text = BASE[: BASE.index("model:")] + (
         "model:\n  module: {name: torch.nn.Flatten, arguments: {start_dim: 1}}\n  cost: cross_entropy\n"
     ) + BASE[BASE.index("optimizer:") :]  # fmt: skip
     assert isinstance(model_of(text), nn.Flatten)
 
 
-def test_the_schema_for_editors_knows_every_name_and_refers_to_nothing_that_is_not_there():
+def test_the_json_schema_has_every_name_and_no_dangling_reference():
     schema = json_schema()
     text = json.dumps(schema)
     for reference in set(re.findall(r'"\$ref": "#/\$defs/([^"]+)"', text)):
@@ -256,13 +255,13 @@ def test_the_schema_for_editors_knows_every_name_and_refers_to_nothing_that_is_n
     assert set(schema["required"]) == {"dataset", "model", "optimizer", "epochs", "batch_size"}
 
 
-def test_a_file_that_is_not_there_or_not_text_is_said_in_one_line(tmp_path):
+def test_a_missing_or_unreadable_file_is_reported_in_one_line(tmp_path):
     (tmp_path / "digits.yaml").write_text(BASE)
     with pytest.raises(ExperimentError, match=r"there is no such file. Did you mean 'digits.yaml'\?"):
         load(tmp_path / "digit.yaml")
     with pytest.raises(ExperimentError, match="torchmn new mnist-cnn"):
         load(tmp_path / "nowhere" / "digit.yaml")
-    with pytest.raises(ExperimentError, match="can not be read"):
+    with pytest.raises(ExperimentError, match="cannot be read"):
         load(tmp_path)
     (tmp_path / "latin.yaml").write_bytes(b"epochs: \xff")
     with pytest.raises(ExperimentError, match="expected a text file in UTF-8, got byte 0xff"):
@@ -272,10 +271,10 @@ def test_a_file_that_is_not_there_or_not_text_is_said_in_one_line(tmp_path):
 @pytest.mark.parametrize("text", ["1e3", "1E-5", ".5e1", "0x1f", "yes", "1:30", "~", "", "<<", "-1.", "null", "üñí"])
 def test_text_that_looks_like_something_else_stays_text(text):
     chosen = experiment(BASE, f"dataset.path='{text}'")
-    assert chosen.the_dataset().path == text
+    assert chosen.dataset.path == text
     for written in (dump(chosen), as_yaml(plain(chosen))):
-        assert read("again.yaml", written).the_dataset().path == text
-        assert yaml.safe_load(written)["dataset"]["path"] == text  # as other programs read it
+        assert read("again.yaml", written).dataset.path == text
+        assert yaml.safe_load(written)["dataset"]["path"] == text  # as other YAML parsers read it
 
 
 def test_a_value_with_an_equals_sign_is_kept_whole():

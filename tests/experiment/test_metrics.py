@@ -1,4 +1,4 @@
-"""Costs and metrics against their definitions, written out."""
+"""Costs, metrics, schedules and optimizers, compared with their definitions."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch import tensor
 from torchmn.errors import ExperimentError
 from torchmn.experiment.file import registry
 from torchmn.experiment.vocabulary import schema  # noqa: F401  (schema registers the names)
-from torchmn.experiment.vocabulary.metrics import labelled
+from torchmn.experiment.vocabulary.metrics import by_label
 from torchmn.experiment.vocabulary.schedules import Schedule
 
 SCORES = tensor([[2.0, 1.0, 0.0], [0.0, 3.0, 1.0], [1.0, 0.5, 2.5], [0.2, 0.1, 0.3]], dtype=torch.float64)
@@ -28,24 +28,24 @@ def cost(name: str, activation: str = "identity", outputs=SCORES, targets=LABELS
     return registry.costs.find(name)().build(activation)(outputs, targets).tolist()
 
 
-def test_misclassification_in_its_four_forms_and_by_rank():
+def test_misclassification_in_its_four_forms_and_with_top():
     assert metric("misclassified") == 0.5 and metric("accuracy") == 0.5
     assert metric("misclassified_sum") == 2 and metric("misclassified_percentage") == 50
     assert metric("misclassified", top=2) == 0.25 and metric("misclassified", top=7) == 0
 
 
-def test_a_metric_is_called_by_its_options():
+def test_the_label_of_a_metric_has_its_options():
     some = [registry.metrics.find("misclassified")(**options) for options in ({}, {"top": 5})]
-    assert list(labelled(some)) == ["misclassified", "misclassified top 5"]
+    assert list(by_label(some)) == ["misclassified", "misclassified top 5"]
 
 
-def test_metrics_of_other_units_are_not_called_the_same():
+def test_labels_of_metrics_of_different_units_differ():
     some = [registry.metrics.find("accuracy")(units=units) for units in ([0, 4], [4, 8])]
-    assert list(labelled(some)) == ["accuracy units 0-4", "accuracy units 4-8"]
-    assert list(labelled(some[:1])) == ["accuracy"]
+    assert list(by_label(some)) == ["accuracy units 0-4", "accuracy units 4-8"]
+    assert list(by_label(some[:1])) == ["accuracy"]
 
 
-def test_log_loss_is_that_of_probabilities_however_the_outputs_come():
+def test_log_loss_is_the_same_for_scores_and_probabilities():
     p = torch.softmax(SCORES, dim=1)
     expected = [-math.log(p[row, label]) for row, label in enumerate(LABELS.tolist())]
     assert metric("log_loss") == pytest.approx(sum(expected) / 4)
@@ -100,7 +100,7 @@ def test_schedules_depend_on_the_epoch_alone(schedule, factors):
 
 
 @pytest.mark.parametrize("name", ["sgd", "adam", "adamw", "adadelta", "rmsprop", "adagrad"])
-def test_every_optimizer_makes_a_loss_smaller(name):
+def test_every_optimizer_decreases_a_loss(name):
     options = registry.optimizers.find(name)(lr=0.1)
     weight = torch.nn.Parameter(tensor([3.0, -2.0]))
     optimizer = options.build([{"params": [weight], "lr": 0.05, "own_momentum": True}])
@@ -114,18 +114,18 @@ def test_every_optimizer_makes_a_loss_smaller(name):
 
 
 @pytest.mark.parametrize("name", ["adam", "adamw", "adadelta", "adagrad", "rmsprop"])
-def test_a_momentum_that_an_optimizer_has_not_is_refused_and_not_forgotten(name):
+def test_momentum_of_a_layer_raises_an_error_if_the_optimizer_has_none(name):
     options = registry.optimizers.find(name)(lr=0.1)
     group = {"params": [torch.nn.Parameter(tensor([1.0]))], "momentum": 0.5, "own_momentum": True, "ramp": {}}
-    words = "momentum that changes" if name == "rmsprop" else "momentum, and"
-    with pytest.raises(ExperimentError, match=f"{name} has no {words}"):
+    what = "momentum ramp" if name == "rmsprop" else "momentum, but"
+    with pytest.raises(ExperimentError, match=f"{name} has no {what}"):
         options.build([group])
 
 
 @pytest.mark.parametrize(
     ("options", "epoch"), [({"lr": 1e308}, 0), ({"lr": 0.1, "schedule": Schedule(exponential=1e200)}, 2)]
 )
-def test_a_learning_rate_that_torch_can_not_take_is_refused(options, epoch):
+def test_a_learning_rate_that_is_too_large_for_torch_raises_an_error(options, epoch):
     rule = registry.optimizers.find("sgd")(**options)
     optimizer = rule.build([{"params": [torch.nn.Parameter(tensor([1.0]))]}])
     with pytest.raises(ExperimentError, match=f"the learning rate of epoch {epoch + 1} would be"):

@@ -1,4 +1,4 @@
-"""What a run writes down is read again as the same experiment: every word, every starter, words of a user's own."""
+"""Saved experiments are read as equal ones: every registered name, every starter file, and users' options."""
 
 from __future__ import annotations
 
@@ -17,15 +17,14 @@ from tests.experiment.running import experiment
 from torchmn import run_threads
 from torchmn.cli.commands.new import STARTERS, starters
 from torchmn.errors import ArgumentError, ExperimentError
-from torchmn.experiment import load
+from torchmn.experiment import Experiment, load
 from torchmn.experiment.file import registry
 from torchmn.experiment.file.writing import as_yaml
 from torchmn.experiment.train import Request, train
-from torchmn.experiment.vocabulary.load import check_readable, dump, plain, read
-from torchmn.experiment.vocabulary.schema import Experiment
+from torchmn.experiment.vocabulary.load import check_round_trip, dump, plain, read
 
-# What words must be told, or are worth to be told because it is written in more than one way.
-TOLD = {
+# Values of options that are required, or that have several forms.
+VALUES = {
     "kernel": 3, "maps": 4, "units": 5, "shape": [1, 28, 28], "last": 2, "factor": [2, 3], "split": 2, "lr": 0.1,
     "layers": [{"conv": {"maps": 2, "kernel": [3, 1], "padding": "same"}}, "relu"], "name": "torch.nn.Flatten",
     "step_size": 2, "milestones": [1, 2], "gamma": 0.5, "T_max": 3, "T_0": 3, "base_lr": 0.01, "max_lr": 0.1,
@@ -33,7 +32,7 @@ TOLD = {
 
 
 def same(one: Any, other: Any) -> bool:
-    """Whether two experiments are the same in all classes and values, whatever `plain` makes of them."""
+    """Returns whether all classes and values of two experiments are equal, independent of `plain`."""
     if type(one) is not type(other):
         return False
     if hasattr(type(one), "model_fields"):
@@ -48,28 +47,28 @@ def same(one: Any, other: Any) -> bool:
 def check(chosen: Experiment) -> None:
     for text in (dump(chosen), as_yaml(plain(chosen))):
         assert same(read("again.yaml", text), chosen), text
-    check_readable(chosen)
+    check_round_trip(chosen)
 
 
 def options_of(cls: type[registry.Options]) -> dict[str, Any]:
-    return {name: TOLD[name] for name, info in cls.model_fields.items() if info.is_required()}
+    return {name: VALUES[name] for name, info in cls.model_fields.items() if info.is_required()}
 
 
 def changes() -> Iterator[tuple[str, str]]:
-    """A file for each registered word, as a change of a small one."""
+    """Yields a change of a small file for each registered name."""
     for kind in registry.KINDS:
         for name, cls in kind.entries.items():
-            told = options_of(cls)
-            word = {"name": name, **told}
+            options = options_of(cls)
+            reference = {"name": name, **options}
             change = {
-                "layer": f"model.layers.1={{{name}: {told}}}",
-                "activation": f"model.layers.0.conv.activation={word}",
-                "initializer": f"model.layers.0.conv.init={word}",
-                "cost": f"model.cost=[{word}, {{name: sum_squared, scale: 2.0, units: [0, 3], target: inputs}}]",
-                "optimizer": f"optimizer={word}",
-                "schedule": f"optimizer.schedule={word}",
-                "metric": f"metrics={{train: [{word}], test: [{word}]}}",
-                "dataset": f"dataset={word}",
+                "layer": f"model.layers.1={{{name}: {options}}}",
+                "activation": f"model.layers.0.conv.activation={reference}",
+                "initializer": f"model.layers.0.conv.init={reference}",
+                "cost": f"model.cost=[{reference}, {{name: sum_squared, scale: 2.0, units: [0, 3], target: inputs}}]",
+                "optimizer": f"optimizer={reference}",
+                "schedule": f"optimizer.schedule={reference}",
+                "metric": f"metrics={{train: [{reference}], test: [{reference}]}}",
+                "dataset": f"dataset={reference}",
             }[kind.noun]
             yield f"{kind.noun} {name}", change.replace("'", '"')
 
@@ -77,7 +76,7 @@ def changes() -> Iterator[tuple[str, str]]:
 CHANGES = dict(changes())
 
 
-def test_every_word_is_read_again_as_it_was():
+def test_every_registered_name_is_read_unchanged():
     assert len(CHANGES) > 80
     for change in CHANGES.values():
         check(experiment(BASE, change))
@@ -97,11 +96,11 @@ MORE = [
 
 
 @pytest.mark.parametrize("change", MORE)
-def test_every_way_to_say_options_is_read_again_as_it_was(change):
+def test_every_form_of_options_is_read_unchanged(change):
     chosen = experiment(BASE, change)
     again = read("again.yaml", dump(chosen))
     assert plain(again) == plain(chosen) or ".nan" in change
-    check_readable(chosen)
+    check_round_trip(chosen)
 
 
 MODELS = [
@@ -112,17 +111,17 @@ MODELS = [
 
 
 @pytest.mark.parametrize("model", MODELS)
-def test_a_model_that_is_no_list_of_layers_is_read_again_as_it_was(model):
+def test_a_model_without_layers_is_read_unchanged(model):
     layers = BASE[BASE.index("  layers:") : BASE.index("  cost:")]
     check(experiment(BASE.replace(layers, f"  {model}\n")))
 
 
 @pytest.mark.parametrize("name", sorted(starters()))
-def test_every_starter_is_read_again_as_it_was(name):
+def test_every_starter_file_is_read_unchanged(name):
     check(load(STARTERS / f"{name}.yaml"))
 
 
-# Words of a user's own --------------------------------------------------------------------------------------------
+# Registered by users -----------------------------------------------------------------------------------------------
 
 
 class Kind(enum.Enum):
@@ -138,13 +137,13 @@ def own_words():
 
     @registry.register_layer("own_grown")
     class Grown(registry.Layer):
-        """An option that is another one each time it is read."""
+        """An option whose value changes each time it is read."""
 
         width: Annotated[int, BeforeValidator(lambda value: value + 1)] = 3
 
     @registry.register_layer("own_kind")
     class OfKind(registry.Layer):
-        """An option that is no plain value."""
+        """An option whose value is not plain."""
 
         of: Annotated[Any, BeforeValidator(Kind)] = Field(Kind.SOFT)
 
@@ -154,18 +153,18 @@ def own_words():
 
 
 @pytest.mark.parametrize("layer", ["own_window", "own_window: {sides: [1, 2], other: [0.5]}", "own_kind"])
-def test_options_of_ones_own_are_read_again_as_they_were(layer, own_words):
+def test_options_of_registered_layers_are_read_unchanged(layer, own_words):
     check(experiment(swap("- max_pool: {kernel: 2}", f"- {layer}")))
 
 
 REFUSED = {
-    "own_grown: {width: 3}": "model.layers.1.width is 5 and no longer 4, once it is written and read again",
+    "own_grown: {width: 3}": "model.layers.1.width changes from 4 to 5 when it is saved and read again",
     "own_kind: {of: soft}": "model.layers.1.own_kind.of is <Kind.SOFT: 'soft'>, a tests.",
 }
 
 
 @pytest.mark.parametrize(("layer", "message"), REFUSED.items(), ids=REFUSED)
-def test_a_run_that_could_not_be_read_again_is_refused_before_it_trains(layer, message, own_words, tmp_path):
+def test_an_experiment_that_cannot_be_saved_raises_an_error_before_training(layer, message, own_words, tmp_path):
     chosen = experiment(swap("- max_pool: {kernel: 2}", f"- {layer}"))
     request = Request("x.yaml", out=str(tmp_path / "run"), console=Console(quiet=True))
 
@@ -177,6 +176,6 @@ def test_a_run_that_could_not_be_read_again_is_refused_before_it_trains(layer, m
     assert not (tmp_path / "run").exists()
 
 
-def test_an_option_can_not_have_the_key_of_the_word_itself():
+def test_an_option_cannot_be_called_name():
     with pytest.raises(ArgumentError, match="expected own_named to have no option `name`"):
         registry.register_dataset("own_named")(lambda name="x": None)

@@ -1,4 +1,4 @@
-"""Costs and metrics of outputs that softmax or logistic has saturated: computed from the scores, they still count."""
+"""Costs and metrics of saturated softmax and logistic outputs are computed from the scores."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from torch.nn import functional
 
 import torchmn
 from tests.experiment.running import experiment, train
-from torchmn.communicators.communicator import Communicator
+from torchmn import Communicator
 from torchmn.communicators.transports.group import Settings
 from torchmn.communicators.transports.solo import SoloTransport
 from torchmn.errors import ExperimentError
-from torchmn.experiment.file.overrides import parse_set
+from torchmn.experiment import parse_set
 from torchmn.experiment.run.evaluation import evaluate, predict
 from torchmn.experiment.run.model import build_model, load_data
 from torchmn.experiment.run.session import Session, open_session
 from torchmn.experiment.vocabulary.load import read
-from torchmn.experiment.vocabulary.scores import Probabilities, log_not_p, log_p
+from torchmn.experiment.vocabulary.scores import Probabilities, log_complement_p, log_p
 
 # Scores of some hundreds: in float32 and in float64 every probability is 0 or 1.
 TEXT = """
@@ -42,7 +42,7 @@ def alone(chosen) -> Session:
 
 
 def scores_of(chosen, split: str = "train") -> tuple[torch.Tensor, torch.Tensor]:
-    """The scores of the initial model, with a gradient of their own, and the labels; in the order of the data."""
+    """Returns the scores of the initial model, as a leaf tensor, and the labels; in the order of the data."""
     data = load_data(chosen, None)
     inputs, labels = data[split].take(slice(None), torch.float64)
     model = build_model(chosen, data["train"]).double()
@@ -50,7 +50,7 @@ def scores_of(chosen, split: str = "train") -> tuple[torch.Tensor, torch.Tensor]
 
 
 def losses(scores: torch.Tensor, labels: torch.Tensor, activation: str, cost: str) -> torch.Tensor:
-    """By torch's own functions; softmax's binary cross-entropy from the definition, in long sums."""
+    """Losses by torch's functions; binary cross-entropy of softmax from the definition."""
     if activation == "logistic":
         wanted = functional.one_hot(labels, 4).double()
         return functional.binary_cross_entropy_with_logits(scores, wanted, reduction="none").sum(1)
@@ -73,7 +73,9 @@ def test_loss_and_gradient_of_saturated_outputs_are_those_of_the_scores(activati
     assert expected.item() > 50 and float(gradient.abs().max()) > 0.01
     ran = train(chosen)
     assert ran.losses[0] == pytest.approx(expected.item(), rel=1e-5)
-    bias = session.placed.model.get_parameter("linear1.bias").detach()  # its gradient is the sum of those of scores
+    bias = session.placed.model.get_parameter(
+        "linear1.bias"
+    ).detach()  # its gradient is the sum of the gradients of the scores
     moved = (bias - ran.weights["linear1.bias"]).double()
     torch.testing.assert_close(moved, gradient.sum(0), rtol=1e-4, atol=1e-5)
 
@@ -138,7 +140,7 @@ def test_neons_mlp_learns_after_its_first_steps_have_saturated_all_outputs():
     """In `make neon-results` on the full MNIST; here on the sample that comes with TorchMN."""
     file = Path(__file__).parents[2] / "benchmarks" / "neon" / "mnist_mlp-784-512-10.yaml"
     ran = train(read(file.name, file.read_text(), [parse_set("epochs=2")]))
-    assert max(ran.losses[:5]) > 30  # of which the clipped cost made 16.118, and left it there
+    assert max(ran.losses[:5]) > 30  # a clipped cost would stay at 16.118
     assert ran.history[-1]["test misclassified_percentage"] < 25
 
 
@@ -180,15 +182,15 @@ def test_probabilities_without_known_scores_keep_their_gradient_until_they_round
     Probabilities.of_values(p).log.sum().backward()
     assert p.grad is not None and float(p.grad[0]) == pytest.approx(1e30)
     given = Probabilities.of_values(torch.tensor([0.0, 1.0]))
-    assert torch.isfinite(given.log).all() and torch.isfinite(given.log_not).all()
+    assert torch.isfinite(given.log).all() and torch.isfinite(given.log_complement).all()
 
 
 def test_logarithms_of_small_scores_are_those_of_the_definition():
     scores = torch.randn(50, 6, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     for activation, p in (("softmax", scores.softmax(1)), ("logistic", scores.sigmoid())):
         torch.testing.assert_close(log_p(scores, activation), p.log())
-        torch.testing.assert_close(log_not_p(scores, activation), (1 - p).log())
-    assert torch.autograd.gradcheck(lambda x: log_not_p(x, "softmax"), scores[:3].requires_grad_())
+        torch.testing.assert_close(log_complement_p(scores, activation), (1 - p).log())
+    assert torch.autograd.gradcheck(lambda x: log_complement_p(x, "softmax"), scores[:3].requires_grad_())
 
 
 @pytest.mark.parametrize(
@@ -199,7 +201,7 @@ def test_logarithms_of_small_scores_are_those_of_the_definition():
         ("[linear: 1, softmax]", "binary_cross_entropy", "softmax of one unit is always 1"),
     ],
 )
-def test_a_cost_that_has_no_logarithm_is_refused(layers, cost, message):
+def test_a_cost_without_logarithm_raises_an_error(layers, cost, message):
     change = "dataset.classes=1" if "linear: 1" in layers else "seed=0"
     with pytest.raises(ExperimentError, match=message):
         alone(experiment(TEXT % KINDS[0], f"model.layers={layers}", f"model.cost={cost}", change))

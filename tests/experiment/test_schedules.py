@@ -1,4 +1,4 @@
-"""Schedules that are classes of torch.optim.lr_scheduler: torch's numbers, at any epoch that a run begins with."""
+"""Schedules of torch.optim.lr_scheduler have torch's values at any epoch, also after a resume."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def test_every_epoch_has_the_numbers_of_plain_torch(kind, name):
         scheduler.step()
 
 
-def test_a_stopped_run_goes_on_with_the_same_bits(tmp_path):
+def test_a_resumed_run_is_bitwise_equal(tmp_path):
     schedule = "optimizer.schedule={name: CosineAnnealingWarmRestarts, T_0: 3}"
     chosen = experiment(EVERYTHING, "dtype=float64", "epochs=4", schedule)
     whole = train(chosen)
@@ -73,13 +73,16 @@ def test_a_stopped_run_goes_on_with_the_same_bits(tmp_path):
         ("{name: StepLR, step_siz: 3}", "x.yaml:8:58: StepLR has no key 'step_siz'. Did you mean 'step_size'?"),
         ("StepLR", "x.yaml:8:43: StepLR needs the key 'step_size'"),
         ("{name: CyclicLR, scale_fn: x}", "CyclicLR has no key 'scale_fn'"),
-        ("{name: MultiStepLR, milestones: [1, a]}", "8:79: expected MultiStepLR's milestones to be a whole number"),
-        ("ReduceLROnPlateau", "x.yaml:8:43: the schedule 'ReduceLROnPlateau' is not supported: it follows a measured"),
-        ("{name: LambdaLR}", "x.yaml:8:50: the schedule 'LambdaLR' is not supported: a file holds no functions"),
-        ("{name: OneCycleLR, max_lr: 1}, momentum: {from: 0.5, to: 0.9, end: 2}", "say cycle_momentum: false"),
+        ("{name: MultiStepLR, milestones: [1, a]}", "8:79: expected MultiStepLR's milestones to be an integer"),
+        (
+            "ReduceLROnPlateau",
+            "x.yaml:8:43: the schedule 'ReduceLROnPlateau' is not supported: it depends on a measured",
+        ),
+        ("{name: LambdaLR}", "x.yaml:8:50: the schedule 'LambdaLR' is not supported: a file cannot contain functions"),
+        ("{name: OneCycleLR, max_lr: 1}, momentum: {from: 0.5, to: 0.9, end: 2}", "set cycle_momentum: false"),
     ],
 )
-def test_what_is_wrong_in_a_schedule_is_named_with_its_place(schedule, message):
+def test_an_invalid_schedule_is_reported_with_its_place(schedule, message):
     with pytest.raises(ExperimentError, match=re.escape(message)):
         read("x.yaml", swap("lr: 0.1", f"lr: 0.1, schedule: {schedule}"))
 
@@ -92,7 +95,7 @@ def test_what_is_wrong_in_a_schedule_is_named_with_its_place(schedule, message):
         ("{name: StepLR, step_size: 0}", "StepLR: "),
     ],
 )
-def test_what_torch_refuses_ends_a_run_before_its_first_step(schedule, message):
+def test_a_schedule_that_torch_rejects_raises_an_error_before_the_first_step(schedule, message):
     chosen = read("x.yaml", swap("lr: 0.1", f"lr: 0.1, schedule: {schedule}"))
     optimizer = chosen.optimizer.build(groups())
     with pytest.raises(ExperimentError, match=rf"x\.yaml:8:43: {re.escape(message)}"):

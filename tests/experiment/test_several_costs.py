@@ -1,4 +1,4 @@
-"""Costs with scales, of some units, against other targets, and of the batch as a whole."""
+"""Several costs with scales, units and targets, and costs of the whole batch."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch
 
 from tests._worlds import ranks
 from tests.experiment.running import experiment, train
-from torchmn.communicators.communicator import Communicator
+from torchmn import Communicator
 from torchmn.communicators.transports.group import Settings
 from torchmn.communicators.transports.solo import SoloTransport
 from torchmn.data.batches import share
@@ -24,7 +24,7 @@ from torchmn.experiment.vocabulary.scores import Outputs
 
 OUTPUTS = torch.from_numpy(np.random.default_rng(0).normal(size=(7, 5)))
 LABELS = torch.tensor([0, 1, 1, 0, 2, 2, 1])
-# A balance network: a code of classes and one of the rest, kept apart, which reconstruct the input together.
+# A balance network: class units and uncorrelated style units, which together reconstruct the input.
 BALANCE = """
 dataset: {name: toy_images, side: 8, train: 22, test: 9, validation: 20%}
 model:
@@ -107,20 +107,20 @@ def test_a_balance_network_is_the_same_on_any_ranks(size, mode):
 @pytest.mark.parametrize(
     ("old", "new", "message"),
     [
-        (", outputs: probabilities, scale: 10", "", "cross_entropy of some units of a branch: say `outputs: scores`"),
-        ("[6, 70]", "[6, 71]", "sum_squared: there are no units [6, 71] among 70"),
+        (", outputs: probabilities, scale: 10", "", "cross_entropy of some units of a branch: set `outputs: scores`"),
+        ("[6, 70]", "[6, 71]", "sum_squared: expected units within 0 to 70, the outputs of the model, got [6, 71]"),
         ("[6, 70]", "[6, 69]", "the outputs have shape 63, and should reconstruct inputs of 1 x 8 x 8"),
-        ("[0, 6], split: 4", "[0, 4], split: 4", "cross_covariance: a split at 4 leaves nothing of 4 units"),
-        ("units: [0, 6]", "units: [6, 0]", "expected cross_covariance's units to be a first unit and the one after"),
+        ("[0, 6], split: 4", "[0, 4], split: 4", "cross_covariance: expected a split below 4 units, got 4"),
+        ("units: [0, 6]", "units: [6, 0]", "expected cross_covariance's units to be the first unit and the one after"),
         ("scale: 10}\n    - {name: sum", "scale: 0}\n    - {name: sum", "cross_covariance's scale to be more than 0"),
         ("name: sum_squared", "name: sum_square", "there is no cost 'sum_square'. Did you mean 'sum_squared'?"),
         ("  train: [", "  trian: [", "metrics has no key 'trian'. Did you mean 'train'?"),
         ("  train: [{name: misclassified, units: [0, 4]}]", "  train: auc", "expected train to be a list of metrics"),
-        ("validation: 20%", "validation: 0%", "expected toy_images's validation to be a share of the data"),
+        ("validation: 20%", "validation: 0%", "expected toy_images's validation to be a fraction of the data"),
         ("validation: 20%", "validation: 1%", "0.01 of 22 samples for validation leaves one part empty"),
     ],
 )
-def test_what_does_not_fit_is_said_with_its_place(old, new, message):
+def test_costs_that_do_not_fit_are_reported_with_their_place(old, new, message):
     assert BALANCE.count(old) == 1, old
 
     def build() -> None:
@@ -132,7 +132,7 @@ def test_what_does_not_fit_is_said_with_its_place(old, new, message):
     assert message in str(error.value) and str(error.value).startswith("x.yaml:")
 
 
-def test_metrics_of_a_split_that_is_not_there_are_refused_with_the_way_out():
+def test_metrics_of_a_missing_split_raise_an_error_with_a_remedy():
     with pytest.raises(ExperimentError, match=r"asked for of validation samples, and there are only train, test. Say"):
         train(experiment(BALANCE.replace(", validation: 20%", "")))
 
@@ -147,7 +147,7 @@ def test_held_out_samples_are_not_trained_on_and_the_same_for_a_seed():
     assert np.array_equal(again.inputs, splits["validation"].inputs)
 
 
-def test_the_balance_network_of_the_page_is_one():
+def test_the_balance_network_of_the_documentation_can_be_built():
     page = (Path(__file__).parents[2] / "docs" / "experiments.md").read_text()
     (text,) = [block for block in re.findall(r"```yaml\n(.*?)```", page, re.S) if "cross_covariance" in block]
     chosen = experiment(text, "dataset.sample=1%")
@@ -166,7 +166,7 @@ def test_the_balance_network_of_the_page_is_one():
     ],
 )
 def test_the_activation_of_outputs_is_seen_through_layers_that_keep_values(layers, activation):
-    spec = experiment(BALANCE, f"model.layers={layers}", "model.cost=cross_entropy").the_model()
+    spec = experiment(BALANCE, f"model.layers={layers}", "model.cost=cross_entropy").model
     assert spec.activation_of(spec.costs[0]) == activation
 
 

@@ -1,4 +1,7 @@
-"""Experiments: one YAML file, any number of ranks, any mode."""
+"""Experiments described by one YAML file, for any number of ranks and any parallel mode.
+
+`load` reads and checks a file; the `register_*` decorators add names that a file may use.
+"""
 
 from torchmn.errors import ExperimentError
 from torchmn.experiment.file.overrides import Override, parse_set

@@ -1,1 +1,1 @@
-"""YAML documents, their fields and places; no vocabulary."""
+"""Reading, validating and writing YAML experiment files, independent of the names that a file may use."""

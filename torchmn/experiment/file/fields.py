@@ -1,91 +1,105 @@
-"""The types of values in an experiment file, each with the words for what it expects."""
+"""Types of the values in an experiment file: validators with their error texts, and marks for names and sections."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from annotated_types import Ge, Gt, Lt
 from pydantic import BaseModel, BeforeValidator, WithJsonSchema
 from pydantic_core import PydanticCustomError
 
 from torchmn.experiment.file import registry
-from torchmn.experiment.file.registry import Registry
+from torchmn.experiment.file.registry import Layer, Options, Registry
 
-# Not pydantic's Field(ge=1): before 2.12 the default of one option with such a type became that of all others with it,
-# and a file without a batch size was read as if it had one.
+if TYPE_CHECKING:
+    from typing import Annotated as Resolved
+else:
+
+    class Resolved:
+        """`Resolved[T, marks...]` annotates a field whose value `validation` replaces by a T, as the marks specify.
+
+        For type checkers it is `Annotated[T, marks...]`. Pydantic sees `Annotated[Any, marks...]`: where a value has an
+        error, which is already reported, the field is None.
+        """
+
+        def __class_getitem__(cls, arguments: tuple[Any, ...]) -> Any:
+            return Annotated[(Any, *arguments[1:])]
+
+
+# Not pydantic's Field(ge=1): before 2.12, the default of one field with such a type became the default of all fields
+# with that type, and a file without a batch size was accepted.
 Count = Annotated[int, Ge(1)]
 NotNegative = Annotated[float, Ge(0)]
 Positive = Annotated[float, Gt(0)]
-Share = Annotated[float, Ge(0), Lt(1)]
+Fraction = Annotated[float, Ge(0), Lt(1)]
 
 SPLITS = ("train", "validation", "test")
 
 
-def refuse(what: str) -> PydanticCustomError:
-    """An error that says: expected ... to be `what`, got ..."""
-    return PydanticCustomError("expected", "{what}", {"what": what})
+def wrong_value(expected: str) -> PydanticCustomError:
+    """Returns an error that is reported as "expected <key> to be <expected>, got <value>"."""
+    return PydanticCustomError("wrong_value", "{expected}", {"expected": expected})
 
 
-def problem(text: str) -> PydanticCustomError:
-    """An error that says `text`, after the name of what it is about."""
-    return PydanticCustomError("problem", "{text}", {"text": text})
+def invalid(text: str) -> PydanticCustomError:
+    """Returns an error that is reported as "<name> <text>", with the name of the section or option."""
+    return PydanticCustomError("invalid", "{text}", {"text": text})
 
 
-def _whole(value: Any, smallest: int) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value >= smallest
+def _is_integer(value: Any, minimum: int) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= minimum
 
 
-def extent(smallest: int, more: str = "") -> Callable[[Any], Any]:
-    """A check that a value is a whole number, or a list with one for each dim; `more` ends the message."""
+def extent_validator(minimum: int, alternative: str = "") -> Callable[[Any], Any]:
+    """Returns a validator for an integer, or a list with one per dim; `alternative` is appended to its error text."""
 
     def check(value: Any) -> Any:
-        if _whole(value, smallest):
+        if _is_integer(value, minimum):
             return value
-        if isinstance(value, list | tuple) and value and all(_whole(item, smallest) for item in value):
+        if isinstance(value, list | tuple) and value and all(_is_integer(item, minimum) for item in value):
             return tuple(value)
-        words = f"a whole number of at least {smallest}, or a list with one for each dim {more}"
-        raise refuse(words.strip())
+        raise wrong_value(f"an integer of at least {minimum}, or a list with one per dim{alternative}")
 
     return check
 
 
-def _extent_schema(smallest: int) -> WithJsonSchema:
-    one = {"type": "integer", "minimum": smallest}
-    return WithJsonSchema({"anyOf": [one, {"type": "array", "items": one, "minItems": 1}]})
+def _extent_schema(minimum: int) -> WithJsonSchema:
+    integer = {"type": "integer", "minimum": minimum}
+    return WithJsonSchema({"anyOf": [integer, {"type": "array", "items": integer, "minItems": 1}]})
 
 
-Extent = Annotated[Any, BeforeValidator(extent(1)), _extent_schema(1)]
-"""One number for all dims of an image, or one for each: 5 or [5, 3]."""
-Padding = Annotated[Any, BeforeValidator(extent(0)), _extent_schema(0)]
+Extent = Annotated[Any, BeforeValidator(extent_validator(1)), _extent_schema(1)]
+"""One number for all dims of an image, or one per dim: 5 or [5, 3]."""
+Padding = Annotated[Any, BeforeValidator(extent_validator(0)), _extent_schema(0)]
 
 
-def _sample(value: Any) -> float:
-    share = None
+def _sample_fraction(value: Any) -> float:
+    fraction = None
     if isinstance(value, str) and value.strip().endswith("%"):
         try:
-            share = float(value.strip()[:-1]) / 100
+            fraction = float(value.strip()[:-1]) / 100
         except ValueError:
-            share = None
+            fraction = None
     elif isinstance(value, float):
-        share = value
-    if share is None or not 0 < share <= 1:
-        raise refuse("a share of the data, as 10% or 0.1")
-    return share
+        fraction = value
+    if fraction is None or not 0 < fraction <= 1:
+        raise wrong_value("a fraction of the data, such as 10% or 0.1")
+    return fraction
 
 
-Sample = Annotated[
+SampleFraction = Annotated[
     Any,
-    BeforeValidator(_sample),
+    BeforeValidator(_sample_fraction),
     WithJsonSchema({"anyOf": [{"type": "string", "pattern": "%$"}, {"type": "number", "maximum": 1}]}),
 ]
 
 
 def _shape(value: Any) -> tuple[int, ...]:
-    if _whole(value, 1):
+    if _is_integer(value, 1):
         return (value,)
-    if not isinstance(value, list | tuple) or not value or not all(_whole(item, 1) for item in value):
-        raise refuse("the shape of a sample, as [1, 28, 28]")
+    if not isinstance(value, list | tuple) or not value or not all(_is_integer(item, 1) for item in value):
+        raise wrong_value("the shape of a sample, such as [1, 28, 28]")
     return tuple(value)
 
 
@@ -99,11 +113,11 @@ ShapeField = Annotated[
 def _units(value: Any) -> tuple[int, int] | None:
     if value is None:
         return None
-    if isinstance(value, list | tuple) and len(value) == 2 and all(_whole(item, 0) for item in value):
+    if isinstance(value, list | tuple) and len(value) == 2 and all(_is_integer(item, 0) for item in value):
         first, last = value
         if first < last:
             return first, last
-    raise refuse("a first unit and the one after the last, as [0, 10]")
+    raise wrong_value("the first unit and the one after the last, such as [0, 10]")
 
 
 UnitsField = Annotated[
@@ -111,37 +125,37 @@ UnitsField = Annotated[
     BeforeValidator(_units),
     WithJsonSchema({"type": "array", "items": {"type": "integer", "minimum": 0}, "minItems": 2, "maxItems": 2}),
 ]
-"""Some of a model's outputs: the first, and the one after the last."""
+"""A range of a model's outputs: the first, and the one after the last."""
 
 
 class Reference:
-    """Marks a field whose value is a name of `registry` with its options: `relu`, or {name: relu, ...}."""
+    """Marks a field whose value is a name in `registry`, alone or with options: `relu`, or {name: relu, ...}."""
 
     def __init__(self, registry: Registry):
         self.registry = registry
 
 
 class ReferenceList(Reference):
-    """Marks a field whose value is a list of such names."""
+    """Marks a field whose value is a list of references."""
 
 
 class ReferenceOrList(Reference):
-    """Marks a field whose value is such a name, or a list of them."""
+    """Marks a field whose value is a reference or a list of references."""
 
 
 class ReferencesBySplit(ReferenceList):
-    """Marks a field whose value is a list of such names, or a mapping of splits to lists."""
+    """Marks a field whose value is a list of references, or a mapping of splits to such lists."""
 
 
 class Nested:
-    """Marks a field whose value is a mapping with options of `cls`, or (with its shorthand) a plain value."""
+    """Marks a field whose value is a mapping with the fields of `cls`, or the value of its shorthand field."""
 
     def __init__(self, cls: type[BaseModel]):
         self.cls = cls
 
 
 class ReferenceOrNested(Reference):
-    """Marks a field whose value is such a name with its options, or a mapping without a name: options of `cls`."""
+    """Marks a field whose value is a reference, or a mapping without `name` that has the fields of `cls`."""
 
     def __init__(self, registry: Registry, cls: type[BaseModel]):
         super().__init__(registry)
@@ -156,22 +170,20 @@ DEFINITION = "x-definition"
 
 
 def named_schema(name: str) -> WithJsonSchema:
-    """In the JSON schema: what stands under this name among its definitions; `json_schema` makes a reference of it."""
+    """Returns a JSON schema that `json_schema` replaces by a reference to the definition of this name."""
     return WithJsonSchema({DEFINITION: name})
 
 
-ActivationField = Annotated[Any, Reference(registry.activations), named_schema("activation")]
-InitializerField = Annotated[Any, Reference(registry.initializers), named_schema("initializer")]
-CostField = Annotated[
-    Any,
+ActivationField = Resolved[Options | None, Reference(registry.activations), named_schema("activation")]
+InitializerField = Resolved[Options | None, Reference(registry.initializers), named_schema("initializer")]
+CostField = Resolved[
+    Options | list[Options],
     ReferenceOrList(registry.costs),
     WithJsonSchema({"anyOf": [{DEFINITION: "cost"}, {"type": "array", "items": {DEFINITION: "cost"}, "minItems": 1}]}),
 ]
-OptimizerField = Annotated[Any, Reference(registry.optimizers), named_schema("optimizer")]
-DatasetField = Annotated[Any, Reference(registry.datasets), named_schema("dataset")]
 _METRICS = {"type": "array", "items": {DEFINITION: "metric"}}
-MetricsField = Annotated[
-    Any,
+MetricsField = Resolved[
+    list[Options] | dict[str, list[Options]],
     ReferencesBySplit(registry.metrics),
     WithJsonSchema(
         {
@@ -182,6 +194,5 @@ MetricsField = Annotated[
         }
     ),
 ]
-LayersField = Annotated[
-    Any, LayerList(), WithJsonSchema({"type": "array", "items": {DEFINITION: "layer"}, "minItems": 1})
-]
+LAYERS_SCHEMA = WithJsonSchema({"type": "array", "items": {DEFINITION: "layer"}, "minItems": 1})
+LayersField = Resolved[list[Layer], LayerList(), LAYERS_SCHEMA]

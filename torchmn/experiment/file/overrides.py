@@ -1,4 +1,4 @@
-"""Values from the command line in the place of those of the file: --set optimizer.lr=0.1, --epochs 2."""
+"""Values on the command line that replace values of the file, such as --set optimizer.lr=0.1 or --epochs 2."""
 
 from __future__ import annotations
 
@@ -12,25 +12,39 @@ from torchmn.experiment.file.document import Document, KeyPath, compose, documen
 
 @dataclass(frozen=True)
 class Override:
-    """A value, where it goes, and how the user said it (which is where errors point to)."""
+    """A value that replaces or adds a value of an experiment file.
+
+    Attributes:
+        path: the keys and list indices that lead to the value, such as ("optimizer", "lr").
+        value: the new value, as plain YAML data.
+        source: the command line option that it comes from, for error messages.
+    """
 
     path: KeyPath
     value: Any
-    said: str
+    source: str
 
 
 def parse_set(text: str) -> Override:
-    """What `--set KEY.KEY=VALUE` says; the value is read as in a file."""
-    said = f"--set {text}"
+    """Returns the override that `--set KEY.KEY=VALUE` describes.
+
+    Args:
+        text: keys joined by dots, `=`, and the value as YAML; indices of lists are numbers, as in
+            `model.layers.0.conv.maps=8`.
+
+    Raises:
+        ExperimentError: if the text has another form or the value is not valid YAML.
+    """
+    source = f"--set {text}"
     key, equals, value = text.partition("=")
     path = tuple(int(part) if part.isdecimal() else part for part in key.strip().split("."))
     if not equals or not all(part != "" for part in path):
-        raise ExperimentError(f"{said}: expected KEY=VALUE, as optimizer.lr=0.1")
-    return Override(path, document(said, compose(said, value)).values if value.strip() else None, said)
+        raise ExperimentError(f"{source}: expected KEY=VALUE, such as optimizer.lr=0.1")
+    return Override(path, document(source, compose(source, value)).values if value.strip() else None, source)
 
 
 def apply(target: Document, overrides: Sequence[Override]) -> None:
-    """Put the values into the document, and note for each where it came from."""
+    """Puts the values into the document and records their sources as their places."""
     for override in overrides:
         _put(target, override)
 
@@ -42,30 +56,30 @@ def _put(target: Document, override: Override) -> None:
         step = path[: depth + 1]
         inner = _at(holder, part, override, step)
         if isinstance(inner, str) and not isinstance(path[depth + 1], int):
-            # The short form, `dataset: mnist`: the name of what now gets an option.
+            # The short form `dataset: mnist` becomes a mapping, since it gets an option.
             inner = {"name": inner}
             target.places[(*step, "name")] = target.where(step)
             holder[part] = inner
         elif inner is None:
             holder[part] = inner = {}
-            target.places[step] = target.key_places[step] = override.said
+            target.places[step] = target.key_places[step] = override.source
         holder = inner
     last = path[-1]
     _at(holder, last, override, path)
     holder[last] = override.value
     for known in [known for known in target.places if known[: len(path)] == path]:
         del target.places[known]
-    target.places[path] = target.key_places[path] = override.said
+    target.places[path] = target.key_places[path] = override.source
 
 
 def _at(holder: Any, part: str | int, override: Override, path: KeyPath) -> Any:
-    """What stands at `part` now: nothing, where a mapping has no such key yet."""
-    so_far = ".".join(map(str, path))
+    """Returns the current value at `part`; None if a mapping does not have this key yet."""
     if isinstance(holder, dict):
         return holder.get(part)
     if isinstance(holder, list) and isinstance(part, int) and part < len(holder):
         return holder[part]
-    what = (
-        f"a list of {len(holder)}: its places are 0 to {len(holder) - 1}" if isinstance(holder, list) else "no mapping"
-    )
-    raise ExperimentError(f"{override.said}: there is no {so_far!r}: what stands there is {what}")
+    key, parent = ".".join(map(str, path)), ".".join(map(str, path[:-1]))
+    what = "not a mapping"
+    if isinstance(holder, list):
+        what = f"a list with indices 0 to {len(holder) - 1}" if holder else "an empty list"
+    raise ExperimentError(f"{override.source}: there is no {key!r}: {parent} is {what}")

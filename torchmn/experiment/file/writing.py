@@ -1,4 +1,4 @@
-"""An experiment as a file for people: a line for each layer."""
+"""Writes an experiment as a YAML file that is easy to read: one line per layer."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ import yaml
 from torchmn.experiment.file.document import Dumper
 
 COMPOSITE = ("list", "sequence", "branch")
-"""Layers of layers. Others may have a number of `layers` (lstm), or a list in the place of all options (reshape)."""
+"""Layers that contain layers. Elsewhere, `layers` may be a number (lstm), and a list may be an option (reshape)."""
 
 
 def as_yaml(values: Mapping[str, Any]) -> str:
-    """The text of an experiment file with these values; `load` reads it again."""
+    """Returns the text of an experiment file with these values, which `load` can read."""
     lines = []
     for key, value in values.items():
         if key == "model" and isinstance(value, dict):

@@ -1,1 +1,1 @@
-"""The words of an experiment file: schema, layers, costs, optimizers, data sets, metrics."""
+"""The names that an experiment file may use: layers, costs, optimizers, data sets, metrics, and the file's schema."""

@@ -1,4 +1,4 @@
-"""Activations: `activation: relu` in a layer, or a layer of its own, `- relu`."""
+"""Activations, usable as an option (`activation: relu`) or as a layer (`- relu`)."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from torch import nn
 from torchmn.experiment.file.fields import Positive
 from torchmn.experiment.file.registry import Layer, Options, register_activation, register_layer
 
-PLAIN: dict[str, tuple[Callable[[], nn.Module], tuple[str, ...]]] = {
+WITHOUT_OPTIONS: dict[str, tuple[Callable[[], nn.Module], tuple[str, ...]]] = {
     "relu": (nn.ReLU, ("rectlin",)),
     "tanh": (nn.Tanh, ()),
     "logistic": (nn.Sigmoid, ("sigmoid",)),
@@ -31,7 +31,7 @@ def _register(name: str, aliases: tuple[str, ...], make: Callable[[], nn.Module]
         )
 
 
-for _name, (_make, _aliases) in PLAIN.items():
+for _name, (_make, _aliases) in WITHOUT_OPTIONS.items():
     _register(_name, _aliases, _make)
 
 
@@ -61,9 +61,9 @@ class LeakyReLULayer(_Slope, Layer):
 
 @register_activation("elu")
 class ELU(_Alpha):
-    """x, or alpha (exp x - 1) below zero."""
+    """x if x > 0, otherwise alpha (exp x - 1)."""
 
 
 @register_layer("elu")
 class ELULayer(_Alpha, Layer):
-    """x, or alpha (exp x - 1) below zero, as a layer."""
+    """x if x > 0, otherwise alpha (exp x - 1), as a layer."""

@@ -1,4 +1,4 @@
-"""The sparse autoencoder as an experiment's model: `autoencoder: {maps: 8, kernels: [4, 3, 3], ...}`."""
+"""Options of the sparse autoencoder as a model: `autoencoder: {maps: 8, kernels: [4, 3, 3], ...}`."""
 
 from __future__ import annotations
 
@@ -8,39 +8,43 @@ from torch import nn
 from torchmn.errors import ArgumentError
 from torchmn.experiment.file.fields import Count, NotNegative, Positive
 from torchmn.experiment.file.registry import Options
-from torchmn.experiment.vocabulary.layers.options import OwnRule, Shape, text
+from torchmn.experiment.vocabulary.layers.options import LayerOptimizer, Shape, format_shape, set_attributes
 from torchmn.models import SparseAutoencoder
 
 
 class Pretraining(BaseModel):
-    """How each stack learns to reconstruct its input, before there are labels."""
+    """Options of the unsupervised pretraining, in which each stack learns to reconstruct its input."""
 
     model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
 
-    epochs: int = Field(2, ge=0, description="how often each stack goes over the data")
+    epochs: int = Field(2, ge=0, description="number of passes of each stack over the data")
     lr: Positive = 0.01
 
 
 class Autoencoder(Options):
-    """[local filters, L2 pool, contrast normalisation] for each of `kernels`, then a linear classifier.
+    """A stack of [local filters, L2 pool, contrast normalisation] per entry of `kernels`, then a linear classifier.
 
-    Its outputs are scores; the cost that goes with it is binary_cross_entropy.
+    Its outputs are logits; the matching cost is binary_cross_entropy.
     """
 
-    maps: Count = Field(8, description="feature maps of every stack")
-    kernels: list[Count] = Field([4, 3, 3], min_length=1, description="the filters' side in each stack")
+    maps: Count = Field(8, description="number of feature maps of each stack")
+    kernels: list[Count] = Field([4, 3, 3], min_length=1, description="height and width of the filters of each stack")
     pool: Count = 3
-    norm: Count = Field(3, description="the side of the normalisation's window, odd")
+    norm: Count = Field(3, description="height and width of the normalisation window, odd")
     classes: Count = 10
-    tied: bool = Field(True, description="the decoder uses the encoder's filters")
+    tied: bool = Field(True, description="whether the decoder uses the encoder's filters")
     sparsity: NotNegative = 0.1
     pretraining: Pretraining = Field(default_factory=lambda: Pretraining(epochs=2))
-    classifier_epochs: int = Field(1, ge=0, description="how many of the epochs train the classifier alone")
-    classifier: OwnRule | None = Field(None, description="where the classifier learns otherwise, as {momentum: 0.9}")
+    classifier_epochs: int = Field(1, ge=0, description="number of first epochs that train the classifier only")
+    classifier: LayerOptimizer | None = Field(
+        None, description="optimizer options of the classifier, such as {momentum: 0.9}"
+    )
 
     def build(self, shape: Shape) -> nn.Module:
         if len(shape) != 3:
-            raise ValueError(f"autoencoder needs images of shape (maps, height, width), got samples of {text(shape)}")
+            raise ValueError(
+                f"autoencoder needs images of shape (maps, height, width), got samples of shape {format_shape(shape)}"
+            )
         try:
             model = SparseAutoencoder(
                 len(self.kernels),
@@ -56,7 +60,7 @@ class Autoencoder(Options):
             )
         except ArgumentError as error:
             raise ValueError(str(error).removeprefix("SparseAutoencoder: ")) from error
-        model.after_step = "unit_norm_"  # type: ignore[assignment]
+        set_attributes(model, after_step="unit_norm_")
         if self.classifier is not None:
-            model.classifier.own_rule = self.classifier.as_group()  # type: ignore[assignment]
+            set_attributes(model.classifier, optimizer_options=self.classifier.as_group())
         return model

@@ -1,9 +1,12 @@
-"""Costs: what a training makes smaller. `build(activation)` gives a function of outputs and targets.
+"""Costs that training minimises. `build(activation)` returns a function of outputs and targets.
 
-The function gives one loss per sample, so that every rank can sum its own and all together divide by the batch.
-outputs: (batch, units), targets: labels (batch,) or values of the outputs' shape
-A cost `of_probabilities` gets, after softmax or logistic, their logarithms: Probabilities, computed from the scores.
-A cost of the batch as a whole (`of_batch`) gets a third argument, which sums a tensor over the ranks of the batch.
+The function returns one loss per sample, so that each rank sums its losses and divides by the global batch size.
+
+    outputs: (batch, units, ...)
+    targets: labels of shape (batch,), or values of the outputs' shape
+
+A cost with `of_probabilities` receives `Probabilities` instead of outputs after softmax or logistic. A cost of the
+whole batch (`of_batch`) receives a third argument: a function that sums a tensor over the ranks that share the batch.
 """
 
 from __future__ import annotations
@@ -19,42 +22,45 @@ from torchmn.errors import ExperimentError
 from torchmn.experiment.file.fields import Positive, UnitsField
 from torchmn.experiment.file.registry import Options, register_cost
 from torchmn.experiment.file.registry import costs as registered
-from torchmn.experiment.vocabulary.scores import Probabilities, logarithms
+from torchmn.experiment.vocabulary.scores import Probabilities, as_probabilities
 
 Losses = Callable[[Any, Tensor], Tensor]
 SumOverRanks = Callable[[Tensor], Tensor]
 
 
 class Cost(Options):
-    """What every cost has, so that a model can have several: on which units, against what, and how much it counts."""
+    """Base class of costs, with the options that let a model have several: weight, units, and target."""
 
     of_batch: ClassVar[bool] = False
     of_probabilities: ClassVar[bool] = False
 
-    scale: Positive = Field(1.0, description="by what it is multiplied")
-    units: UnitsField = Field(None, description="of which outputs it is, as [0, 10]; of all, if it is not said")
-    target: Literal["labels", "inputs"] | None = Field(None, description="the model's target, if it is not said")
+    scale: Positive = Field(1.0, description="factor of this cost in the sum of costs")
+    units: UnitsField = Field(None, description="the outputs that it applies to, such as [0, 10]; default: all")
+    target: Literal["labels", "inputs"] | None = Field(
+        None, description="what the outputs are compared with; default: the target of the model"
+    )
     outputs: Literal["scores", "probabilities"] | None = Field(
-        None, description="what the units are; if it is not said, that follows from the last activation"
+        None, description="what the units are; default: derived from the last activation"
     )
 
 
-registered.base_of_functions = Cost
+registered.function_base = Cost
 
 
 def one_hot(targets: Tensor, outputs: Tensor) -> Tensor:
-    """Targets as values of the outputs' shape: labels become rows with a single one."""
+    """Returns targets as values of the outputs' shape; labels are converted to one-hot rows."""
     if targets.is_floating_point():
         return targets.to(outputs.dtype).reshape(outputs.shape)
     return functional.one_hot(targets, outputs.shape[1]).to(outputs.dtype)
 
 
 def per_sample(values: Tensor) -> Tensor:
+    """Returns the sum over all dims but the batch, of shape (batch,)."""
     return values.flatten(1).sum(dim=1)
 
 
 def check_per_sample(values: Tensor, outputs: Tensor, name: str) -> None:
-    """Raise where a user's cost or metric gives a mean: the mean of ranks' means is not that of the batch."""
+    """Raises an ExperimentError unless a cost or metric has one value per sample: means of ranks cannot be combined."""
     if values.shape != outputs.shape[:1]:
         raise ExperimentError(
             f"{name}: expected one number per sample, of shape ({len(outputs)},), got {tuple(values.shape)}: use "
@@ -63,23 +69,26 @@ def check_per_sample(values: Tensor, outputs: Tensor, name: str) -> None:
 
 
 def binary_of_scores(outputs: Tensor, targets: Tensor) -> Tensor:
-    """-Σ t log p + (1-t) log(1-p) of each sample, where p is the logistic function of an output."""
-    wanted = one_hot(targets, outputs)
-    return per_sample(functional.binary_cross_entropy_with_logits(outputs, wanted, reduction="none"))
+    """Returns -Σ t log p + (1-t) log(1-p) of each sample, where p is the logistic function of an output."""
+    expected = one_hot(targets, outputs)
+    return per_sample(functional.binary_cross_entropy_with_logits(outputs, expected, reduction="none"))
 
 
 def binary_of_probabilities(outputs: Tensor | Probabilities, targets: Tensor) -> Tensor:
-    """-Σ t log p + (1-t) log(1-p) of each sample."""
-    given = logarithms(outputs)
-    log, log_not = given.log, given.log_not
-    wanted = one_hot(targets, log)
-    return -per_sample(wanted * log + (1 - wanted) * log_not)
+    """Returns -Σ t log p + (1-t) log(1-p) of each sample."""
+    p = as_probabilities(outputs)
+    log = p.log
+    expected = one_hot(targets, log)
+    return -per_sample(expected * log + (1 - expected) * p.log_complement)
 
 
 @register_cost("cross_entropy")
 class CrossEntropy(Cost):
-    """-log of the probability of the right class. Outputs are scores; after `softmax` they are taken as
-    probabilities, and after `logistic` each unit as a probability of its own (binary cross-entropy)."""
+    """-log of the probability of the correct class.
+
+    Outputs are logits; after `softmax` they are probabilities of classes, and after `logistic` each unit is an
+    independent probability (binary cross-entropy).
+    """
 
     of_probabilities: ClassVar[bool] = True
 
@@ -98,13 +107,13 @@ class CrossEntropy(Cost):
 
     @staticmethod
     def _of_probabilities(outputs: Tensor | Probabilities, targets: Tensor) -> Tensor:
-        log = logarithms(outputs).log
+        log = as_probabilities(outputs).log
         return -per_sample(one_hot(targets, log) * log)
 
 
 @register_cost("binary_cross_entropy")
 class BinaryCrossEntropy(Cost):
-    """-Σ t log p + (1-t) log(1-p) over the units. Outputs are scores, or probabilities after `logistic`."""
+    """-Σ t log p + (1-t) log(1-p) over the units. Outputs are logits, or probabilities after `logistic`."""
 
     of_probabilities: ClassVar[bool] = True
 
@@ -140,18 +149,18 @@ class Absolute(Cost):
 class CrossCovariance(Cost):
     """½ Σ C², where C is the covariance, over the batch, of each of the first `split` units with each of the others.
 
-    It takes no targets: what the others say is then not what the first say (Cheung et al. 2014).
+    It ignores targets, and makes the two groups of units uncorrelated (Cheung et al. 2014).
     """
 
     of_batch: ClassVar[bool] = True
 
-    split: int = Field(ge=1, description="how many units there are in the first part")
+    split: int = Field(ge=1, description="number of units in the first group")
 
     def build(self, activation: str) -> Callable[[Tensor, Tensor, SumOverRanks], Tensor]:
         return self._of_batch
 
     def _of_batch(self, outputs: Tensor, targets: Tensor, total: SumOverRanks) -> Tensor:
-        """The same number for each sample, so that their mean is the cost."""
+        """Returns the same value for each sample, so that their mean is the cost."""
         count = total(outputs.new_tensor(float(len(outputs))))
         centred = outputs - total(outputs.sum(dim=0)) / count
         covariance = total(centred[:, : self.split].T @ centred[:, self.split :]) / count

@@ -1,6 +1,6 @@
-"""The data sets that an experiment file can name. `build(folder, seed)` gives the arrays of each split.
+"""Data sets that an experiment file can use. `build(folder, seed)` returns the arrays of each split.
 
-A data set of a user's own is a function of the folder, which gives pairs of inputs and targets by the names of splits.
+Users register a function of the directory that returns `{"train": (inputs, targets), "test": ...}`.
 """
 
 from __future__ import annotations
@@ -16,33 +16,40 @@ from pydantic import Field
 from torchmn import datasets
 from torchmn.datasets import Arrays, DatasetError
 from torchmn.datasets.byte_images import cifar10_arrays, cifar100_arrays, mnist_arrays
-from torchmn.experiment.file.fields import Count, Sample, ShapeField
+from torchmn.experiment.file.fields import SPLITS, Count, SampleFraction, ShapeField
 from torchmn.experiment.file.registry import Options, register_dataset
 from torchmn.experiment.file.registry import datasets as registered
 
-MOST_VALUES = 2**40
-"""More random numbers than any memory holds, and numpy begins to speak of its dimensions."""
+MAX_RANDOM_VALUES = 2**40
+"""More than any memory holds. For larger counts, NumPy's error is about dimensions and not about memory."""
 
 Splits = dict[str, Arrays]
-"""train, and validation and test where there are any."""
+"""Arrays by split: "train", and optionally "validation" and "test"."""
 
 
 class DatasetOptions(Options):
-    """What every data set has."""
+    """Base class of data sets, with the options common to all of them."""
 
-    as_function: ClassVar[str] = "load"
+    function_method: ClassVar[str] = "load"
 
-    path: str | None = Field(None, description="where its files are; the flag --data says so too")
-    sample: Sample | None = Field(None, description="take only a share of it, of every split, as 10%")
-    train_sample: Sample | None = Field(
-        None, description="take only a share of the training samples, where `sample` is not said"
+    path: str | None = Field(None, description="directory or file of the data; --data replaces it")
+    sample: SampleFraction | None = Field(None, description="the fraction of each split to use, such as 10%")
+    train_sample: SampleFraction | None = Field(
+        None, description="the fraction of the training samples to use; ignored if `sample` is set"
     )
-    validation: Sample | None = Field(None, description="a share of the training samples to hold out, as 10%")
+    validation: SampleFraction | None = Field(
+        None, description="the fraction of the training samples to hold out, such as 10%"
+    )
 
     def build(self, folder: Path | None, seed: int) -> Splits:
-        """The arrays of each split; `folder` is what --data says, and wins."""
-        place = folder if folder is not None else Path(self.path).expanduser() if self.path else None
-        splits = self._arrays(self.load(place))
+        """Returns the arrays of each split, sampled and with validation samples held out.
+
+        Args:
+            folder: the path from --data, which replaces the option `path`; None if not given.
+            seed: selects the samples that are used or held out.
+        """
+        path = folder if folder is not None else Path(self.path).expanduser() if self.path else None
+        splits = self._to_arrays(self.load(path))
         if self.sample is not None:
             splits = {name: arrays.sampled(self.sample, seed) for name, arrays in splits.items()}
         elif self.train_sample is not None:
@@ -53,22 +60,23 @@ class DatasetOptions(Options):
         return {"train": train, "validation": held_out, **{name: splits[name] for name in splits if name != "train"}}
 
     def load(self, folder: Path | None) -> Splits:
+        """Returns all samples of each split; `folder` is the path from --data or `path`."""
         raise NotImplementedError
 
     def known_shape(self, folder: str | None) -> tuple[int, ...] | None:
-        """The shape of a sample, where it is known before any file is read; `folder` is what --data says."""
+        """Returns the shape of a sample if it is known without reading files; `folder` is the path from --data."""
         return None
 
-    def _arrays(self, given: Any) -> Splits:
-        """What `load` gave, with pairs of inputs and targets as Arrays."""
-        if not isinstance(given, Mapping) or "train" not in given:
-            got = f"the keys {', '.join(map(repr, given))}" if isinstance(given, Mapping) else type(given).__name__
+    def _to_arrays(self, splits: Any) -> Splits:
+        """Checks the result of `load`, and converts pairs of inputs and targets to `Arrays`."""
+        if not isinstance(splits, Mapping) or "train" not in splits:
+            got = f"the keys {', '.join(map(repr, splits))}" if isinstance(splits, Mapping) else type(splits).__name__
             raise DatasetError(f"{self.kind}: expected {{'train': (inputs, targets), 'test': ...}}, got {got}")
-        unknown = [name for name in given if name not in ("train", "validation", "test")]
+        unknown = [name for name in splits if name not in SPLITS]
         if unknown:
             raise DatasetError(f"{self.kind}: expected the splits train, validation and test, got {unknown[0]!r}")
         return {
-            split: some if isinstance(some, Arrays) else self._from_pair(split, some) for split, some in given.items()
+            split: data if isinstance(data, Arrays) else self._from_pair(split, data) for split, data in splits.items()
         }
 
     def _from_pair(self, split: str, pair: Any) -> Arrays:
@@ -86,34 +94,39 @@ class DatasetOptions(Options):
             raise DatasetError(f"{name}: expected as many targets as inputs, got {len(targets)} and {len(inputs)}")
         if targets.dtype.kind in "iub" and targets.ndim > 1:
             raise DatasetError(
-                f"{name}: expected whole-number targets, which are labels, to be of shape (samples,), got "
-                f"{targets.shape}; values to be reproduced are floats"
+                f"{name}: expected integer targets, which are labels, to have shape (samples,), got {targets.shape}; "
+                "use floats for values to regress"
             )
         if targets.dtype.kind not in "fiub" or (targets.dtype.kind == "i" and targets.min() < 0):
             got = f"{targets.dtype}, the first {targets.flat[0]}"
             raise DatasetError(f"{name}: expected targets to be labels 0, 1, ... or floats, got {got}")
         return Arrays(name, inputs, targets if targets.dtype.kind == "f" else targets.astype(np.int64))
 
-    def needed(self, folder: Path | None, example: str) -> Path:
-        """The folder, without which this data set can not be read; or the folder in it that has its name."""
+    def required_folder(self, folder: Path | None, example: str) -> Path:
+        """Returns the directory of the data set: `folder`, or the subdirectory of it with the data set's name.
+
+        Raises:
+            DatasetError: if there is no folder; the message shows `example`.
+        """
         if folder is None:
             raise DatasetError(
-                f"{self.kind}: where is it? Say --data {example}, or dataset: {{name: {self.kind}, path: ...}}."
+                f"{self.kind}: no directory given. Pass --data {example}, or set dataset: {{name: {self.kind}, path: "
+                "...}."
             )
         return folder / self.kind if (folder / self.kind).is_dir() else folder
 
 
 def _native(values: np.ndarray) -> np.ndarray:
-    """The values in this machine's order of bytes, which is the only one that torch takes."""
+    """Returns the values in native byte order, which torch requires."""
     return values.astype(values.dtype.newbyteorder("="), copy=False)
 
 
-registered.base_of_functions = DatasetOptions
+registered.function_base = DatasetOptions
 
 
 @register_dataset("mnist")
 class MNIST(DatasetOptions):
-    """Handwritten digits; without a path, the sample of 6,000 + 1,000 that comes with TorchMN."""
+    """Handwritten digits; without a path, the 6,000 + 1,000 samples that are part of TorchMN."""
 
     def known_shape(self, folder: str | None) -> tuple[int, ...] | None:
         return (1, 28, 28) if folder is None and self.path is None else None
@@ -126,33 +139,33 @@ class MNIST(DatasetOptions):
 
 @register_dataset("cifar10")
 class CIFAR10(DatasetOptions):
-    """Colour photographs of ten classes, as python or binary files."""
+    """Colour photographs of ten classes, from the Python or binary files."""
 
     def known_shape(self, folder: str | None) -> tuple[int, ...] | None:
         return (3, 32, 32)
 
     def load(self, folder: Path | None) -> Splits:
-        folder = self.needed(folder, "DIR/cifar-10-batches-bin")
+        folder = self.required_folder(folder, "DIR/cifar-10-batches-bin")
         return {split: cifar10_arrays(split, folder) for split in ("train", "test")}
 
 
 @register_dataset("cifar100")
 class CIFAR100(DatasetOptions):
-    """Colour photographs of a hundred classes, as python or binary files."""
+    """Colour photographs of a hundred classes, from the Python or binary files."""
 
-    coarse: bool = Field(False, description="the 20 groups of classes as labels")
+    coarse: bool = Field(False, description="use the 20 superclasses as labels")
 
     def known_shape(self, folder: str | None) -> tuple[int, ...] | None:
         return (3, 32, 32)
 
     def load(self, folder: Path | None) -> Splits:
-        folder = self.needed(folder, "DIR/cifar-100-binary")
+        folder = self.required_folder(folder, "DIR/cifar-100-binary")
         return {split: cifar100_arrays(split, folder, self.coarse) for split in ("train", "test")}
 
 
 @register_dataset("iris")
 class Iris(DatasetOptions):
-    """Four measurements of 150 flowers; comes with TorchMN."""
+    """Four measurements of each of 150 flowers; part of TorchMN."""
 
     def load(self, folder: Path | None) -> Splits:
         return {split: datasets.iris(split) for split in ("train", "test")}
@@ -162,8 +175,8 @@ class Iris(DatasetOptions):
 class Images(DatasetOptions):
     """Images in DIR/train/CLASS/ and DIR/test/CLASS/, or in DIR/CLASS/."""
 
-    size: list[Count] | None = Field(None, min_length=2, max_length=2, description="height and width, as [32, 32]")
-    channels: int = Field(3, description="3 for colours, 1 for grey")
+    size: list[Count] | None = Field(None, min_length=2, max_length=2, description="height and width, such as [32, 32]")
+    channels: int = Field(3, description="3 for colour, 1 for grey")
 
     def known_shape(self, folder: str | None) -> tuple[int, ...] | None:
         return (self.channels, *self.size) if self.size else None
@@ -171,7 +184,7 @@ class Images(DatasetOptions):
     def load(self, folder: Path | None) -> Splits:
         if self.channels not in (1, 3):
             raise DatasetError(f"images: expected channels to be 1 or 3, got {self.channels}")
-        folder = self.needed(folder, "DIR")
+        folder = self.required_folder(folder, "DIR")
         size = (self.size[0], self.size[1]) if self.size else None
         if not (folder / "train").is_dir():
             return {"train": datasets.images(folder, size=size, channels=self.channels)}
@@ -185,82 +198,88 @@ class Images(DatasetOptions):
 
 @register_dataset("npz")
 class Npz(DatasetOptions):
-    """An .npz file with x_train, y_train and, if there is a test split, x_test, y_test."""
+    """An .npz file with x_train, y_train and, for a test split, x_test and y_test."""
 
     def load(self, folder: Path | None) -> Splits:
         if folder is None:
-            raise DatasetError("npz: which file? Say --data FILE.npz, or dataset: {name: npz, path: FILE.npz}.")
+            raise DatasetError("npz: no file given. Pass --data FILE.npz, or set dataset: {name: npz, path: FILE.npz}.")
         splits = {split: datasets.npz(folder, split) for split in ("train", "test")}
         return {split: arrays for split, arrays in splits.items() if arrays is not None}
 
 
 class HeldOut(DatasetOptions):
-    """A data set of one piece, of which a share is held out for testing."""
+    """A data set without splits, of which a fraction is held out for testing."""
 
-    test: Sample = Field(0.1, description="a share to test on, as 10%", validate_default=True)
-    seed: int = Field(0, ge=0, description="which samples these are")
+    test: SampleFraction = Field(0.1, description="the fraction to test on, such as 10%", validate_default=True)
+    seed: int = Field(0, ge=0, description="selects the test samples")
 
     def load(self, folder: Path | None) -> Splits:
-        train, test = self.whole(folder).parted(self.test, self.seed, "test")
+        train, test = self.load_all(folder).parted(self.test, self.seed, "test")
         return {"train": train, "test": test}
 
-    def whole(self, folder: Path | None) -> Arrays:
+    def load_all(self, folder: Path | None) -> Arrays:
+        """Returns all samples."""
         raise NotImplementedError
 
 
 @register_dataset("housing")
 class Housing(HeldOut):
-    """13 numbers about each of 506 suburbs of Boston, and the price of a house there (UCI's housing.data)."""
+    """13 attributes of 506 suburbs of Boston, and the median price of a house (UCI's housing.data)."""
 
-    def whole(self, folder: Path | None) -> Arrays:
-        return datasets.housing(self.needed(folder, "DIR"))
+    def load_all(self, folder: Path | None) -> Arrays:
+        return datasets.housing(self.required_folder(folder, "DIR"))
 
 
 @register_dataset("sparsenet")
 class Sparsenet(HeldOut):
-    """Pieces of ten photographs of nature (IMAGES.mat), which are their own targets."""
+    """Patches of ten photographs of nature (IMAGES.mat); the targets are the inputs."""
 
-    whitened: bool = Field(True, description="IMAGES.mat, and not IMAGES_RAW.mat")
+    whitened: bool = Field(True, description="use IMAGES.mat; false for IMAGES_RAW.mat")
 
-    def whole(self, folder: Path | None) -> Arrays:
-        return datasets.sparsenet(self.needed(folder, "DIR"), whitened=self.whitened)
+    def load_all(self, folder: Path | None) -> Arrays:
+        return datasets.sparsenet(self.required_folder(folder, "DIR"), whitened=self.whitened)
 
 
 @register_dataset("text", "mobydick")
 class Text(DatasetOptions):
-    """A text file: from `length` characters, the next is to be told. Its last part is for testing."""
+    """A text file: the target of `length` characters is the next one. The end of the file is the test split."""
 
-    length: Count = Field(20, description="how many characters a sample has")
-    stride: Count | None = Field(None, description="how far apart samples begin; their length, if not said")
-    test: Sample = Field(0.1, description="which share of the end is for testing, as 10%", validate_default=True)
+    length: Count = Field(20, description="number of characters of a sample")
+    stride: Count | None = Field(None, description="distance between the starts of samples; default: their length")
+    test: SampleFraction = Field(
+        0.1, description="the fraction at the end of the file to test on, such as 10%", validate_default=True
+    )
 
     def load(self, folder: Path | None) -> Splits:
         if folder is None:
-            raise DatasetError("text: which file? Say --data FILE.txt, or dataset: {name: text, path: FILE.txt}.")
+            raise DatasetError(
+                "text: no file given. Pass --data FILE.txt, or set dataset: {name: text, path: FILE.txt}."
+            )
         everything = datasets.text(folder, length=self.length, stride=self.stride)
-        tested = round(len(everything) * self.test)
-        if not 0 < tested < len(everything):
-            raise DatasetError(f"text: {self.test:.3g} of {len(everything)} samples leaves one part empty")
+        tests = round(len(everything) * self.test)
+        if not 0 < tests < len(everything):
+            raise DatasetError(f"text: {self.test:.3g} of {len(everything)} samples for testing leaves a split empty")
         rows = np.arange(len(everything))
-        return {"train": everything.only(rows[:-tested]), "test": everything.only(rows[-tested:], "text test")}
+        return {"train": everything.only(rows[:-tests]), "test": everything.only(rows[-tests:], "text test")}
 
 
 @register_dataset("random")
 class Random(DatasetOptions):
     """Random inputs of any shape, and random labels."""
 
-    shape: ShapeField = Field(description="the shape of a sample, as [3, 32, 32]")
+    shape: ShapeField = Field(description="the shape of a sample, such as [3, 32, 32]")
     classes: Count = 10
-    train: Count = Field(1000, description="how many samples to train on")
-    test: int = Field(200, ge=0, description="how many samples to test on")
+    train: Count = Field(1000, description="number of training samples")
+    test: int = Field(200, ge=0, description="number of test samples")
     seed: int = Field(0, ge=0)
 
     def known_shape(self, folder: str | None) -> tuple[int, ...] | None:
         return self.shape
 
     def load(self, folder: Path | None) -> Splits:
-        if self.train * math.prod(self.shape) > MOST_VALUES or self.test * math.prod(self.shape) > MOST_VALUES:
-            raise DatasetError(f"random: {max(self.train, self.test)} samples of {self.shape} are too many to be made")
+        count = max(self.train, self.test)
+        if count * math.prod(self.shape) > MAX_RANDOM_VALUES:
+            raise DatasetError(f"random: {count} samples of shape {self.shape} are too many values to generate")
         splits = {"train": datasets.random(self.shape, count=self.train, classes=self.classes, seed=self.seed)}
         if self.test:
             splits["test"] = datasets.random(self.shape, count=self.test, classes=self.classes, seed=self.seed + 1)
@@ -269,9 +288,9 @@ class Random(DatasetOptions):
 
 @register_dataset("ellipses")
 class Ellipses(DatasetOptions):
-    """Outlines of circles and ellipses in colour, half of each: neon's ToyImages."""
+    """Coloured outlines, half of them circles and half ellipses: neon's ToyImages."""
 
-    side: int = Field(32, ge=16, multiple_of=2, description="height and width, even")
+    side: int = Field(32, ge=16, multiple_of=2, description="height and width; even")
     train: Count = 128
     test: int = Field(128, ge=0)
     seed: int = Field(0, ge=0)
@@ -290,7 +309,7 @@ class Ellipses(DatasetOptions):
 
 @register_dataset("toy_images")
 class ToyImages(DatasetOptions):
-    """Drawn circles, squares, crosses and stripes."""
+    """Generated images of circles, squares, crosses and stripes."""
 
     side: int = Field(32, ge=8, description="height and width")
     train: Count = 1000

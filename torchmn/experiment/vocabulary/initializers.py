@@ -1,7 +1,7 @@
-"""How weights begin: `init: gaussian`, or `init: {name: gaussian, std: 0.01}`. `build()` gives a function of a tensor.
+"""Initializers of weights: `init: gaussian`, or `init: {name: gaussian, std: 0.01}`.
 
-They draw from torch's global generator, which `build` seeds from the file's seed: every rank draws the same whole
-tensors, and cuts its part out of them afterwards.
+`build()` returns a function that fills a tensor in place. Random numbers come from torch's global generator, seeded
+with the experiment's seed: every rank draws the same global tensors, which are sharded afterwards.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ Fill = Callable[[Tensor], object]
 
 
 def fans(weight: Tensor) -> tuple[int, int]:
-    """How many values each output is made of, and how many outputs each value goes into."""
+    """Returns fan-in and fan-out: the inputs of each output value, and the outputs of each input value."""
     window = math.prod(weight.shape[2:])
     inputs = weight.shape[1] if weight.dim() > 1 else weight.shape[0]
     return inputs * window, weight.shape[0] * window
@@ -27,7 +27,7 @@ def fans(weight: Tensor) -> tuple[int, int]:
 
 @register_initializer("uniform")
 class Uniform(Options):
-    """Uniform between `low` and `high`."""
+    """Uniform in [low, high)."""
 
     low: float = -0.1
     high: float = 0.1
@@ -38,7 +38,7 @@ class Uniform(Options):
 
 @register_initializer("auto_uniform")
 class AutoUniform(Options):
-    """Uniform within ±scale/√(inputs)."""
+    """Uniform within ±scale / √(fan-in)."""
 
     scale: Positive = 1.0
 
@@ -52,7 +52,7 @@ class AutoUniform(Options):
 
 @register_initializer("gaussian", "normal")
 class Gaussian(Options):
-    """Normal with `mean` and `std`."""
+    """Normal distribution with `mean` and `std`."""
 
     mean: float = 0.0
     std: Positive = 0.01
@@ -63,7 +63,7 @@ class Gaussian(Options):
 
 @register_initializer("glorot", "node_normalized", "xavier")
 class Glorot(Options):
-    """Uniform within ±scale √(6 / (inputs + outputs))."""
+    """Uniform within ±scale √(6 / (fan-in + fan-out))."""
 
     scale: Positive = 1.0
 
@@ -77,7 +77,7 @@ class Glorot(Options):
 
 @register_initializer("kaiming", "he")
 class Kaiming(Options):
-    """Normal with std √(2 / inputs)."""
+    """Normal distribution with std √(2 / fan-in)."""
 
     def build(self) -> Fill:
         return lambda weight: nn.init.normal_(weight, 0.0, math.sqrt(2 / fans(weight)[0]))
@@ -85,7 +85,7 @@ class Kaiming(Options):
 
 @register_initializer("orthonormal", "ortho_normalized")
 class Orthonormal(Options):
-    """Rows (or columns, where these are fewer) that are orthonormal, times `scale`."""
+    """Orthonormal rows (or columns, if these are fewer), times `scale`."""
 
     scale: Positive = 1.0
 
@@ -95,7 +95,7 @@ class Orthonormal(Options):
 
 @register_initializer("sparse_eigen")
 class SparseEigen(Options):
-    """`sparseness` normal values in each row and zeros, scaled so that the largest singular value is `eigenvalue`."""
+    """`sparseness` normal values per row, zeros elsewhere, scaled to a largest singular value of `eigenvalue`."""
 
     sparseness: Count = 15
     eigenvalue: Positive = 1.2
@@ -114,8 +114,8 @@ class SparseEigen(Options):
 
 
 @register_initializer("constant")
-class Constant(Options):
-    """The same value everywhere."""
+class ConstantValue(Options):
+    """All elements equal to `value`."""
 
     value: float = 0.0
 

@@ -1,4 +1,4 @@
-"""The JSON schema of experiment files, from the same classes that check them."""
+"""Generates the JSON schema of experiment files from the classes that validate them."""
 
 from __future__ import annotations
 
@@ -10,44 +10,44 @@ from torchmn.experiment.file import registry
 from torchmn.experiment.file.fields import DEFINITION
 from torchmn.experiment.file.registry import Options, Registry
 from torchmn.experiment.vocabulary.autoencoder import Autoencoder
-from torchmn.experiment.vocabulary.layers.own_module import OwnModule
+from torchmn.experiment.vocabulary.layers.user_module import UserModule
 from torchmn.experiment.vocabulary.schedules import Schedule
-from torchmn.experiment.vocabulary.schema import Experiment, Grid, Model, Parallel
+from torchmn.experiment.vocabulary.schema import Experiment, Grid, ModelSection, Parallel
 
 
 def json_schema() -> dict[str, Any]:
-    """A JSON schema (2020-12) that accepts what `load` accepts, as far as a schema can say it."""
+    """Returns a JSON schema (2020-12) that accepts what `load` accepts, as far as a schema can express it."""
     definitions: dict[str, Any] = {}
     top = _schema(Experiment, definitions)
-    for section in (Model, Parallel, Grid, OwnModule, Autoencoder, Schedule):
+    for section in (ModelSection, Parallel, Grid, UserModule, Autoencoder, Schedule):
         definitions[section.__name__] = _schema(section, definitions)
-    definitions["OwnModule"] = {"anyOf": [{"type": "string"}, definitions["OwnModule"]]}
+    definitions["UserModule"] = {"anyOf": [{"type": "string"}, definitions["UserModule"]]}
     for kind in registry.KINDS:
-        definitions[kind.noun] = _layer(definitions) if kind is registry.layers else _named(kind, definitions)
+        definitions[kind.noun] = _layer(definitions) if kind is registry.layers else _reference(kind, definitions)
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", "title": "TorchMN experiment", **top,
             "$defs": definitions}  # fmt: skip
 
 
 def _schema(cls: type[BaseModel], definitions: dict[str, Any]) -> dict[str, Any]:
-    """The schema of one class; classes that stand inside of it go to the definitions."""
+    """Returns the schema of one class; adds classes nested in it to the definitions."""
     schema = cls.model_json_schema(ref_template="#/$defs/{model}")
     definitions.update(schema.pop("$defs", {}))
     schema.pop("title", None)
-    return _referring(schema)
+    return _with_references(schema)
 
 
-def _referring(schema: Any) -> Any:
-    """The schema with references in the places that name a definition: pydantic refuses those that it did not make."""
+def _with_references(schema: Any) -> Any:
+    """Replaces `x-definition` by `$ref`; pydantic rejects references to definitions that it did not create."""
     if isinstance(schema, list):
-        return [_referring(item) for item in schema]
+        return [_with_references(item) for item in schema]
     if not isinstance(schema, dict):
         return schema
-    made = {key: _referring(value) for key, value in schema.items() if key != DEFINITION}
-    return {**made, "$ref": f"#/$defs/{schema[DEFINITION]}"} if DEFINITION in schema else made
+    result = {key: _with_references(value) for key, value in schema.items() if key != DEFINITION}
+    return {**result, "$ref": f"#/$defs/{schema[DEFINITION]}"} if DEFINITION in schema else result
 
 
-def _named(kind: Registry, definitions: dict[str, Any]) -> dict[str, Any]:
-    """`name`, or {name: ..., options}."""
+def _reference(kind: Registry, definitions: dict[str, Any]) -> dict[str, Any]:
+    """Returns the schema of `name` or {name: ..., options}."""
     choices: list[dict[str, Any]] = [{"enum": [name for name, cls in kind.entries.items() if not _required(cls)]}]
     for name, cls in kind.entries.items():
         schema = _schema(cls, definitions)
@@ -58,7 +58,7 @@ def _named(kind: Registry, definitions: dict[str, Any]) -> dict[str, Any]:
 
 
 def _layer(definitions: dict[str, Any]) -> dict[str, Any]:
-    """`kind`, or {kind: options}."""
+    """Returns the schema of `kind` or {kind: options}."""
     choices: list[dict[str, Any]] = [
         {"enum": [name for name, cls in registry.layers.entries.items() if not _required(cls)]}
     ]

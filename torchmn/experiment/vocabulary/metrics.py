@@ -1,8 +1,8 @@
-"""Metrics: numbers about outputs and targets of a whole data set, exact at any number of ranks.
+"""Metrics of a whole data set, with the same values at any number of ranks.
 
-`build(activation)` gives a Measure. A measure is a sum over samples, which ranks add up; or, where that is not
-enough (the area under a curve), it asks for all outputs. A function of outputs and targets that gives one number per
-sample does too: its mean is the metric.
+`build(activation)` returns a `Measure`: a sum over samples, which is reduced over ranks, or (`needs_all`) a function of
+all outputs, such as the area under a curve. It may also return a function of outputs and targets with one value per
+sample, whose mean is the metric.
 """
 
 from __future__ import annotations
@@ -20,57 +20,69 @@ from torchmn.experiment.file.fields import Count, UnitsField
 from torchmn.experiment.file.registry import Options, register_metric
 from torchmn.experiment.file.registry import metrics as registered
 from torchmn.experiment.vocabulary.costs import check_per_sample, one_hot, per_sample
-from torchmn.experiment.vocabulary.scores import Outputs, Probabilities, Source, logarithms
+from torchmn.experiment.vocabulary.scores import Outputs, Probabilities, ProbabilitySource, as_probabilities
 
 
 class Measure(ABC):
-    """How a metric is computed: either from sums over samples, or (`needs_all`) from all samples at once."""
+    """Base class for the computation of a metric, from sums over samples or (`needs_all`) from all samples at once.
 
-    needs_all: ClassVar[bool] = False
-    percent: ClassVar[bool] = False
-    source: Source | None = None
-    """Where its probabilities come from: then `of` is given Probabilities, and not outputs."""
+    Attributes:
+        needs_all: whether `of` must be called once, with the samples of all ranks.
+        percent: whether the value is a fraction that tables show in percent.
+        source: where the probabilities that `of` receives instead of outputs come from; None if it receives outputs.
+    """
+
+    needs_all: bool = False
+    percent: bool = False
+    source: ProbabilitySource | None = None
 
     @abstractmethod
     def of(self, outputs: Any, targets: Tensor) -> Tensor:
-        """One number per sample; with `needs_all`, the number itself."""
+        """Returns one value per sample; with `needs_all`, the metric.
+
+        Args:
+            outputs: (samples, units, ...)
+            targets: labels of shape (samples,), or values of the outputs' shape.
+        """
 
     def finish(self, total: float, samples: int) -> float:
-        """The metric, from the sum over all samples."""
+        """Returns the metric, given the sum of `of` over all samples; by default the mean."""
         return total / samples if samples else float("nan")
 
-    def seen(self, outputs: Outputs) -> Tensor | Probabilities:
-        """What `of` is given of the outputs."""
+    def select(self, outputs: Outputs) -> Tensor | Probabilities:
+        """Returns the first argument of `of` for these outputs."""
         return outputs.values if self.source is None else self.source.probabilities(outputs.scores)
 
 
-class Metric(Options):
-    """A metric by its name.
+class MetricOptions(Options):
+    """Base class of metrics.
 
-    compares: it is about targets with as many values as the outputs; of_classes: it is about classes
-    of_probabilities: after softmax or logistic it takes Probabilities
+    Attributes:
+        compares: whether it needs targets with as many values as the outputs.
+        of_classes: whether it needs targets that are classes.
+        of_probabilities: whether its measure receives `Probabilities` after softmax or logistic.
     """
 
     compares: ClassVar[bool] = False
     of_classes: ClassVar[bool] = False
     of_probabilities: ClassVar[bool] = False
 
-    units: UnitsField = Field(None, description="of which outputs it is, as [0, 10]; of all, if it is not said")
+    units: UnitsField = Field(None, description="the outputs that it applies to, such as [0, 10]; default: all")
     outputs: Literal["scores", "probabilities"] | None = Field(
-        None, description="what the units are; if it is not said, that follows from the last activation"
+        None, description="what the units are; default: derived from the last activation"
     )
 
     def build(self, activation: str) -> Measure | Callable[[Tensor, Tensor], Tensor]:
         raise NotImplementedError
 
 
-registered.base_of_functions = Metric
+registered.function_base = MetricOptions
 
 
-def labelled(metrics: Sequence[Options]) -> dict[str, Options]:
-    """Metrics by what they are called in tables: the name, with the options that it was given.
+def by_label(metrics: Sequence[Options]) -> dict[str, Options]:
+    """Returns metrics by their labels in tables: the name and the options that differ from the defaults.
 
-    Of which units it is stands there only where another metric would be called the same.
+    `units` and `outputs` are part of a label only if another metric would have the same label without them.
     """
     short = [_label(metric, {"units", "outputs"}) for metric in metrics]
     return {
@@ -80,13 +92,13 @@ def labelled(metrics: Sequence[Options]) -> dict[str, Options]:
 
 
 def _label(metric: Options, without: set[str]) -> str:
-    said = metric.model_dump(exclude_defaults=True, exclude=without)
-    values = {key: "-".join(map(str, value)) if isinstance(value, tuple) else value for key, value in said.items()}
+    options = metric.model_dump(exclude_defaults=True, exclude=without)
+    values = {key: "-".join(map(str, value)) if isinstance(value, tuple) else value for key, value in options.items()}
     return " ".join([metric.kind, *(f"{key} {value}" for key, value in values.items())])
 
 
 class PerSample(Measure):
-    """The mean of what a function says of each sample."""
+    """The mean of a function with one value per sample."""
 
     def __init__(self, function: Callable[[Tensor, Tensor], Tensor], name: str):
         self.function, self.name = function, name
@@ -98,11 +110,11 @@ class PerSample(Measure):
 
 
 class OfUnits(Measure):
-    """A measure of some of the outputs."""
+    """A measure applied to some of the outputs."""
 
     def __init__(self, measure: Measure, units: tuple[int, int]):
         self.measure, self.units = measure, units
-        self.needs_all, self.percent = measure.needs_all, measure.percent  # type: ignore[misc]
+        self.needs_all, self.percent = measure.needs_all, measure.percent
 
     def of(self, outputs: Tensor, targets: Tensor) -> Tensor:
         return self.measure.of(outputs[:, self.units[0] : self.units[1]], targets)
@@ -111,8 +123,8 @@ class OfUnits(Measure):
         return self.measure.finish(total, samples)
 
 
-def measure_of(metric: Options, activation: str, source: Source | None = None) -> Measure:
-    """How a metric is computed, of the units that it names, or of the probabilities of a source."""
+def build_measure(metric: Options, activation: str, source: ProbabilitySource | None = None) -> Measure:
+    """Returns the measure of a metric, for the units in its options or for the probabilities of a source."""
     units = getattr(metric, "units", None)
     measure = metric.build(activation)
     if not isinstance(measure, Measure):
@@ -123,40 +135,41 @@ def measure_of(metric: Options, activation: str, source: Source | None = None) -
     return measure if units is None else OfUnits(measure, units)
 
 
-def class_logarithms(outputs: Tensor | Probabilities, activation: str) -> Tensor:
-    """Log-probabilities of the classes, whose probabilities sum to 1."""
+def class_log_probabilities(outputs: Tensor | Probabilities, activation: str) -> Tensor:
+    """Returns log-probabilities of classes, normalised so that the probabilities sum to 1: (samples, classes)."""
     if activation in ("softmax", "logistic"):
-        log = logarithms(outputs).log
+        log = as_probabilities(outputs).log
         return log - log.logsumexp(dim=1, keepdim=True)
     assert isinstance(outputs, Tensor)
     return functional.log_softmax(outputs, dim=1)
 
 
 class Misclassification(Measure):
+    """Counts correct or wrong classes among the `top` largest outputs; `kind` is the metric's name."""
+
     def __init__(self, top: int, kind: str):
         self.top, self.kind = top, kind
-        self.percent = kind in ("misclassified", "accuracy")  # type: ignore[misc]
+        self.percent = kind in ("misclassified", "accuracy")
 
     def of(self, outputs: Tensor | Probabilities, targets: Tensor) -> Tensor:
         if isinstance(outputs, Probabilities):
-            outputs = outputs.log  # of which fewer are equal
+            outputs = outputs.log  # has fewer ties than rounded probabilities
         labels = targets if not targets.is_floating_point() else targets.argmax(dim=1)
         best = outputs.topk(min(self.top, outputs.shape[1]), dim=1).indices
-        # Which of several NaN is the largest depends on the batch, and so on the ranks: they are right about nothing.
-        right = (best == labels.unsqueeze(1)).any(dim=1) & ~outputs.isnan().any(dim=1)
-        return (right if self.kind == "accuracy" else ~right).double()
+        # topk of several NaN depends on the batch, and so on the number of ranks: samples with NaN count as wrong.
+        correct = (best == labels.unsqueeze(1)).any(dim=1) & ~outputs.isnan().any(dim=1)
+        return (correct if self.kind == "accuracy" else ~correct).double()
 
     def finish(self, total: float, samples: int) -> float:
-        share = super().finish(total, samples)
-        return {"misclassified_sum": total, "misclassified_percentage": 100 * share}.get(self.kind, share)
+        fraction = super().finish(total, samples)
+        return {"misclassified_sum": total, "misclassified_percentage": 100 * fraction}.get(self.kind, fraction)
 
 
-class _Misclassified(Metric):
+class _Misclassified(MetricOptions):
     of_classes: ClassVar[bool] = True
     of_probabilities: ClassVar[bool] = True
 
-    top: Count = 1
-    """The right class may be any of the `top` best."""
+    top: Count = Field(1, description="a sample is correct if its class is among so many largest outputs")
 
     def build(self, activation: str) -> Measure:
         return Misclassification(self.top, self.kind)
@@ -164,22 +177,22 @@ class _Misclassified(Metric):
 
 @register_metric("misclassified", "misclassified_rate")
 class Misclassified(_Misclassified):
-    """The share of samples in a wrong class."""
+    """The fraction of misclassified samples."""
 
 
 @register_metric("misclassified_sum")
 class MisclassifiedSum(_Misclassified):
-    """How many samples are in a wrong class."""
+    """The number of misclassified samples."""
 
 
 @register_metric("misclassified_percentage")
 class MisclassifiedPercentage(_Misclassified):
-    """The share of samples in a wrong class, in percent."""
+    """The percentage of misclassified samples."""
 
 
 @register_metric("accuracy")
 class Accuracy(_Misclassified):
-    """The share of samples in the right class."""
+    """The fraction of correctly classified samples."""
 
 
 class _LogLoss(Measure):
@@ -187,7 +200,7 @@ class _LogLoss(Measure):
         self.activation, self.is_sum = activation, is_sum
 
     def of(self, outputs: Tensor | Probabilities, targets: Tensor) -> Tensor:
-        log = class_logarithms(outputs, self.activation)
+        log = class_log_probabilities(outputs, self.activation)
         return -per_sample(one_hot(targets, log) * log).double()
 
     def finish(self, total: float, samples: int) -> float:
@@ -195,8 +208,8 @@ class _LogLoss(Measure):
 
 
 @register_metric("log_loss", "log_loss_mean")
-class LogLoss(Metric):
-    """The mean of -log of the probability of the right class."""
+class LogLoss(MetricOptions):
+    """The mean of -log of the probability of the correct class."""
 
     of_classes: ClassVar[bool] = True
     of_probabilities: ClassVar[bool] = True
@@ -206,8 +219,8 @@ class LogLoss(Metric):
 
 
 @register_metric("log_loss_sum")
-class LogLossSum(Metric):
-    """The sum of -log of the probability of the right class."""
+class LogLossSum(MetricOptions):
+    """The sum of -log of the probability of the correct class."""
 
     of_classes: ClassVar[bool] = True
     of_probabilities: ClassVar[bool] = True
@@ -229,7 +242,7 @@ class _Squares(Measure):
 
 
 @register_metric("sse")
-class SSE(Metric):
+class SSE(MetricOptions):
     """The sum of squared errors over all samples and units."""
 
     compares: ClassVar[bool] = True
@@ -239,7 +252,7 @@ class SSE(Metric):
 
 
 @register_metric("mse")
-class MSE(Metric):
+class MSE(MetricOptions):
     """The mean of squared errors over all samples and units."""
 
     compares: ClassVar[bool] = True
@@ -252,29 +265,36 @@ class _AUC(Measure):
     needs_all = True
 
     def of(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        """The mean over classes that occur (and are not all) of the area under their curve."""
-        wanted = one_hot(targets, outputs).bool()
+        """Returns the mean area over the classes that some, but not all, samples belong to; NaN if there is none."""
+        positive = one_hot(targets, outputs).bool()
         if outputs.shape[1] == 2 and not targets.is_floating_point():
-            outputs, wanted = (outputs[:, 1:] - outputs[:, :1]), wanted[:, 1:]
+            outputs, positive = (outputs[:, 1:] - outputs[:, :1]), positive[:, 1:]
         areas = [
-            area(outputs[:, k], wanted[:, k]) for k in range(outputs.shape[1]) if 0 < wanted[:, k].sum() < len(wanted)
+            area_under_curve(outputs[:, k], positive[:, k])
+            for k in range(outputs.shape[1])
+            if 0 < positive[:, k].sum() < len(positive)
         ]
         return torch.stack(areas).mean() if areas else torch.tensor(float("nan"), dtype=torch.float64)
 
 
-def area(values: Tensor, positive: Tensor) -> Tensor:
-    """The probability that a positive sample has a larger value than a negative one; ties count half."""
-    unique, place = values.unique(return_inverse=True)
-    counts = torch.bincount(place, minlength=len(unique)).double()
-    rank = counts.cumsum(0) - (counts - 1) / 2  # the mean rank among equals
+def area_under_curve(values: Tensor, positive: Tensor) -> Tensor:
+    """Returns the probability that a positive sample has a larger value than a negative one; ties count half.
+
+    Args:
+        values: (samples,)
+        positive: (samples,), bool; neither all true nor all false.
+    """
+    unique, inverse = values.unique(return_inverse=True)
+    counts = torch.bincount(inverse, minlength=len(unique)).double()
+    rank = counts.cumsum(0) - (counts - 1) / 2  # the mean rank of equal values
     positives = positive.sum().double()
     negatives = len(values) - positives
-    return (rank[place][positive].sum() - positives * (positives + 1) / 2) / (positives * negatives)
+    return (rank[inverse][positive].sum() - positives * (positives + 1) / 2) / (positives * negatives)
 
 
 @register_metric("auc")
-class AUC(Metric):
-    """The area under the ROC curve; with several classes, the mean of each against the rest."""
+class AUC(MetricOptions):
+    """The area under the ROC curve; with several classes, the mean over classes, each against the rest."""
 
     of_classes: ClassVar[bool] = True
 

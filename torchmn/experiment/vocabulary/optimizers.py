@@ -1,7 +1,7 @@
-"""Optimizers and how their numbers change from epoch to epoch.
+"""Optimizers, and the options of single layers.
 
-`build(parameters)` gives torch's optimizer; `set_epoch` sets its learning rates and momentum, which depend on nothing
-but the epoch: after a resume they are what they would have been.
+`build(parameters)` returns a torch optimizer. `set_epoch` sets its learning rates and momentum, which are functions of
+the epoch, so that a resumed run uses the same values.
 """
 
 from __future__ import annotations
@@ -15,40 +15,41 @@ from pydantic import Field, model_validator
 from torch import nn
 
 from torchmn.errors import ExperimentError
-from torchmn.experiment.file.fields import NotNegative, Positive, Share, problem
+from torchmn.experiment.file.fields import Fraction, NotNegative, Positive, invalid
 from torchmn.experiment.file.registry import Options, register_optimizer
 from torchmn.experiment.file.registry import optimizers as registered
 from torchmn.experiment.vocabulary.layers.options import Momentum, Ramp
 from torchmn.experiment.vocabulary.schedules import ScheduleField, TorchSchedule
 
 LARGEST_LR = 1e38
-"""Near the largest number of float32, which torch turns learning rates into."""
+"""Near the largest float32, to which torch converts learning rates."""
 
 
 class Optimizer(Options):
-    """What every optimizer has."""
+    """Base class of optimizers, with the options common to all of them."""
 
     lr: NotNegative = Field(description="the learning rate")
     weight_decay: NotNegative = 0.0
     schedule: ScheduleField = None
 
     def build(self, parameters: Iterable[Any]) -> torch.optim.Optimizer:
+        """Returns a torch optimizer for groups of parameters, the result of `parameter_groups`."""
         raise NotImplementedError
 
     def set_epoch(self, optimizer: torch.optim.Optimizer, epoch: int, epochs: int) -> None:
-        """Set the learning rates (and momentum) of `epoch`, the first being 0."""
+        """Sets the learning rates (and momentum) for `epoch`, counted from 0."""
         first = [group.setdefault("first_lr", group["lr"]) for group in optimizer.param_groups]
         for group, values in zip(optimizer.param_groups, self._scheduled(first, epoch, epochs), strict=True):
             lr = values["lr"]
             if not lr < LARGEST_LR:
                 raise ExperimentError(
-                    f"{self.where}: the learning rate of epoch {epoch + 1} would be {lr:g}, and torch takes less than "
-                    f"{LARGEST_LR:g}: choose a smaller lr, or another schedule"
+                    f"{self.where}: the learning rate of epoch {epoch + 1} would be {lr:g}, expected less than "
+                    f"{LARGEST_LR:g}: use a smaller lr or another schedule"
                 )
             group.update(values)
 
     def _scheduled(self, lrs: list[float], epoch: int, epochs: int) -> list[dict[str, Any]]:
-        """What the schedule makes of the learning rates of all groups in `epoch`, and of momentum if it changes it."""
+        """Returns, per group, the scheduled learning rate in `epoch`, and momentum if the schedule changes it."""
         if isinstance(self.schedule, TorchSchedule):
             return self.schedule.values(self.build, lrs, epoch, epochs)
         try:
@@ -58,63 +59,68 @@ class Optimizer(Options):
         return [{"lr": lr * factor} for lr in lrs]
 
     def groups(self, parameters: Iterable[Any], *rules: str) -> list[dict[str, Any]]:
-        """Groups of parameters with what layers say of their own; an ExperimentError where that is not in `rules`."""
-        found = []
+        """Returns the groups without keys of this package; raises if a layer sets an option that is not in `rules`."""
+        result = []
         for group in parameters:
             for key in group:
                 if key not in ("params", "own_momentum", *rules):
-                    what = "momentum that changes" if key == "ramp" and "momentum" in rules else "momentum"
+                    what = "momentum ramp" if key == "ramp" and "momentum" in rules else "momentum"
                     raise ExperimentError(
-                        f"{self.where}: {self.kind} has no {what}, and a layer's own `optimizer:` asks for one: "
-                        "leave it out there, or use sgd"
+                        f"{self.where}: {self.kind} has no {what}, but the `optimizer:` of a layer sets one: remove it "
+                        "there, or use sgd"
                     )
-            found.append({key: value for key, value in group.items() if key != "own_momentum"})
-        return found
+            result.append({key: value for key, value in group.items() if key != "own_momentum"})
+        return result
 
 
-registered.base_of_functions = Optimizer
+registered.function_base = Optimizer
 
 
-def own_rules(model: nn.Module) -> dict[str, dict[str, Any]]:
-    """The rules of layers that learn otherwise than the optimizer says, by the names of their parameters."""
+def layer_optimizer_options(model: nn.Module) -> dict[str, dict[str, Any]]:
+    """Returns the optimizer options that layers set for themselves, by parameter name."""
     return {
-        f"{prefix}.{name}" if prefix else name: module.own_rule  # type: ignore[misc]
+        f"{prefix}.{name}" if prefix else name: vars(module)["optimizer_options"]
         for prefix, module in model.named_modules()
-        if hasattr(module, "own_rule")
+        if "optimizer_options" in vars(module)
         for name, _ in module.named_parameters()
     }
 
 
-def parameter_groups(model: nn.Module, rules: Mapping[str, dict[str, Any]]) -> list[dict[str, Any]]:
-    """The parameters that follow the optimizer's rule, and those with a rule of their own."""
+def parameter_groups(model: nn.Module, layer_options: Mapping[str, dict[str, Any]]) -> list[dict[str, Any]]:
+    """Returns the parameters of a model in groups with equal options.
+
+    Args:
+        model: the model, sharded or not.
+        layer_options: the result of `layer_optimizer_options`, for the model before it was sharded.
+    """
     groups: dict[str, dict[str, Any]] = {}
     for name, parameter in model.named_parameters():
-        rule = dict(rules.get(name, {}))
-        if "momentum" in rule:
-            rule["own_momentum"] = True
-        groups.setdefault(repr(sorted(rule.items())), {**rule, "params": []})["params"].append(parameter)
+        options = dict(layer_options.get(name, {}))
+        if "momentum" in options:
+            options["own_momentum"] = True
+        groups.setdefault(repr(sorted(options.items())), {**options, "params": []})["params"].append(parameter)
     return list(groups.values())
 
 
 @register_optimizer("sgd", "gradient_descent")
 class SGD(Optimizer):
-    """Stochastic gradient descent, with momentum if asked for."""
+    """Stochastic gradient descent, optionally with momentum."""
 
     momentum: Momentum = 0.0
     nesterov: bool = False
-    dampening: Share = 0.0
+    dampening: Fraction = 0.0
 
     @model_validator(mode="after")
-    def _momentum(self) -> SGD:
+    def _check_momentum(self) -> SGD:
         if self.nesterov and (self.momentum == 0.0 or self.dampening):
-            raise problem("has nesterov, which needs a momentum, as 0.9, and no dampening")
+            raise invalid("has nesterov, which needs a momentum, such as 0.9, and no dampening")
         if isinstance(self.momentum, Ramp) and getattr(self.schedule, "changes_momentum", False):
-            raise problem("has a momentum that changes, and a schedule that changes it too: say cycle_momentum: false")
+            raise invalid("has a momentum ramp and a schedule that also changes momentum: set cycle_momentum: false")
         return self
 
     def build(self, parameters: Iterable[Any]) -> torch.optim.Optimizer:
         momentum = self.momentum.at(0) if isinstance(self.momentum, Ramp) else self.momentum
-        # torch refuses Nesterov without momentum, which a ramp may begin with.
+        # torch rejects Nesterov without momentum, and a ramp may start at 0.
         return torch.optim.SGD(
             parameters, self.lr, momentum, self.dampening, self.weight_decay, self.nesterov and momentum > 0
         )
@@ -122,7 +128,7 @@ class SGD(Optimizer):
     def set_epoch(self, optimizer: torch.optim.Optimizer, epoch: int, epochs: int) -> None:
         super().set_epoch(optimizer, epoch, epochs)
         for group in optimizer.param_groups:
-            if "ramp" in group:  # a layer's own
+            if "ramp" in group:  # set by a layer
                 group["momentum"] = Ramp.model_validate(group["ramp"]).at(epoch)
             elif isinstance(self.momentum, Ramp) and not group.get("own_momentum"):
                 group["momentum"] = self.momentum.at(epoch)
@@ -131,7 +137,7 @@ class SGD(Optimizer):
 
 class _Adam(Optimizer):
     lr: NotNegative = 1e-3
-    betas: list[Share] = Field([0.9, 0.999], min_length=2, max_length=2)
+    betas: list[Fraction] = Field([0.9, 0.999], min_length=2, max_length=2)
     eps: Positive = 1e-8
 
 
@@ -160,7 +166,7 @@ class Adadelta(Optimizer):
     """Adadelta."""
 
     lr: NotNegative = 1.0
-    rho: Share = 0.9
+    rho: Fraction = 0.9
     eps: Positive = 1e-6
 
     def build(self, parameters: Iterable[Any]) -> torch.optim.Optimizer:
@@ -173,9 +179,9 @@ class RMSprop(Optimizer):
     """RMSprop."""
 
     lr: NotNegative = 1e-2
-    alpha: Share = 0.99
+    alpha: Fraction = 0.99
     eps: Positive = 1e-8
-    momentum: Share = 0.0
+    momentum: Fraction = 0.0
 
     def build(self, parameters: Iterable[Any]) -> torch.optim.Optimizer:
         groups = self.groups(parameters, "lr", "weight_decay", "momentum")

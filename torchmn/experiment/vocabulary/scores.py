@@ -1,7 +1,7 @@
-"""Scores: what goes into the softmax or logistic function whose outputs a cost or a metric takes for probabilities.
+"""Computes costs and metrics of probabilities from scores (logits), the inputs of a softmax or logistic activation.
 
-`with_scores` finds these activations in a model, and lets the model give their inputs beside its outputs. They leave
-the model as its outputs do, so that under every mode they are whole on every rank.
+`with_scores` finds these activations in a model and makes the model return their inputs together with its outputs. As
+outputs of the model, scores are global tensors on every rank in every parallel mode.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ from torchmn.experiment.vocabulary.layers.shaping import Slice
 
 
 class Probabilities:
-    """Probabilities p, as log p and log(1 - p), each computed when it is first asked for.
+    """Probabilities p, available as log p and log(1 - p), each computed on access.
 
-    In float32 a logistic output is exactly 1 from a score of 17 on: neither its logarithm nor its gradient says how
-    wrong it is. The logarithms that are computed from scores do.
+    In float32, a logistic output rounds to 1 for scores above 17: its logarithm and gradient then lose the error.
+    Logarithms computed from scores keep it.
     """
 
-    def __init__(self, log: Callable[[], Tensor], log_not: Callable[[], Tensor]):
-        self._log, self._log_not = log, log_not
+    def __init__(self, log: Callable[[], Tensor], log_complement: Callable[[], Tensor]):
+        self._log, self._log_complement = log, log_complement
 
     @staticmethod
     def of_values(p: Tensor) -> Probabilities:
-        """From probabilities whose scores are unknown: those that round to 0 or 1 have no gradient.
+        """Returns probabilities whose scores are unknown: those that round to 0 or 1 have no gradient.
 
         Args:
             p: (batch, units, ...)
@@ -41,7 +41,7 @@ class Probabilities:
         limits = torch.finfo(p.dtype)
         return Probabilities(
             lambda: p.clamp(min=limits.tiny).log(),
-            lambda: (1 - p).clamp(min=limits.eps / 2).log(),  # the next smaller float than 1 is 1 - eps / 2
+            lambda: (1 - p).clamp(min=limits.eps / 2).log(),  # the largest float below 1 is 1 - eps / 2
         )
 
     @property
@@ -50,28 +50,28 @@ class Probabilities:
         return self._log()
 
     @property
-    def log_not(self) -> Tensor:
+    def log_complement(self) -> Tensor:
         """log(1 - p): (batch, units, ...)"""
-        return self._log_not()
+        return self._log_complement()
 
 
-def logarithms(outputs: Tensor | Probabilities) -> Probabilities:
-    """What a cost or a metric is given, as logarithms."""
+def as_probabilities(outputs: Tensor | Probabilities) -> Probabilities:
+    """Returns the outputs as `Probabilities`."""
     return outputs if isinstance(outputs, Probabilities) else Probabilities.of_values(outputs)
 
 
 def log_p(scores: Tensor, activation: str) -> Tensor:
-    """log p of what `activation` makes of scores (batch, units, ...)."""
+    """Returns log p, where p is the activation of the scores: (batch, units, ...)."""
     return functional.log_softmax(scores, dim=1) if activation == "softmax" else functional.logsigmoid(scores)
 
 
-def log_not_p(scores: Tensor, activation: str) -> Tensor:
-    """log(1 - p) of what `activation` makes of scores (batch, units, ...)."""
-    return _log_not_softmax(scores) if activation == "softmax" else functional.logsigmoid(-scores)
+def log_complement_p(scores: Tensor, activation: str) -> Tensor:
+    """Returns log(1 - p), where p is the activation of the scores: (batch, units, ...)."""
+    return _log_complement_softmax(scores) if activation == "softmax" else functional.logsigmoid(-scores)
 
 
-def _log_not_softmax(scores: Tensor) -> Tensor:
-    """Only the largest p can round to 1: there 1 - p is the sum of the others, and elsewhere p is at most 1/2."""
+def _log_complement_softmax(scores: Tensor) -> Tensor:
+    # Only the largest p can round to 1: there 1 - p is computed as the sum of the others. Elsewhere p is at most 1/2.
     total = scores.logsumexp(dim=1, keepdim=True)
     best = scores.argmax(dim=1, keepdim=True)
     others = scores.scatter(1, best, -torch.inf).logsumexp(dim=1, keepdim=True) - total
@@ -82,97 +82,99 @@ def _log_not_softmax(scores: Tensor) -> Tensor:
 PROBABILITIES = ("softmax", "logistic")
 Units = tuple[int, int]
 Shapes = Mapping[nn.Module, tuple[Shape, Shape]]
-"""Of each module, the shapes of a sample before and after it."""
+"""Maps each module to the shapes of its input and output sample."""
 
 
 @dataclass(frozen=True)
 class Outputs:
-    """What a model gives for a batch: its outputs (batch, units, ...), and the scores that were asked for."""
+    """A model's outputs for a batch, (batch, units, ...), and the scores that costs and metrics need."""
 
     values: Tensor
     scores: tuple[Tensor, ...] = ()
 
 
 @dataclass(frozen=True)
-class Piece:
-    """The units from `first` to `last` behind an activation, whose inputs are the scores at `place`."""
+class ScoreSlice:
+    """Units `first` to `last` (exclusive) of an activation, whose inputs are entry `index` of `Outputs.scores`."""
 
-    place: int
+    index: int
     activation: str
     first: int
     last: int
 
 
 @dataclass(frozen=True)
-class Source:
-    """Where the probabilities of some outputs come from: pieces side by side, in the shape of these outputs."""
+class ProbabilitySource:
+    """The scores from which the probabilities of some outputs are computed: slices to concatenate and reshape."""
 
-    pieces: tuple[Piece, ...]
+    slices: tuple[ScoreSlice, ...]
     shape: Shape
 
     def probabilities(self, scores: Sequence[Tensor]) -> Probabilities:
-        return Probabilities(lambda: self._joined(log_p, scores), lambda: self._joined(log_not_p, scores))
+        """Returns the probabilities of a batch, given `Outputs.scores`."""
+        return Probabilities(
+            lambda: self._concatenate(log_p, scores), lambda: self._concatenate(log_complement_p, scores)
+        )
 
-    def _joined(self, function: Any, scores: Sequence[Tensor]) -> Tensor:
+    def _concatenate(self, function: Callable[[Tensor, str], Tensor], scores: Sequence[Tensor]) -> Tensor:
         logs = [
-            function(scores[piece.place], piece.activation)[:, piece.first : piece.last].flatten(1)
-            for piece in self.pieces
+            function(scores[part.index], part.activation)[:, part.first : part.last].flatten(1) for part in self.slices
         ]
         return torch.cat(logs, dim=1).reshape(len(logs[0]), *self.shape)
 
 
 def with_scores(
-    model: nn.Module, shape: Shape, readers: Iterable[tuple[Options, str]]
-) -> tuple[nn.Module, dict[int, Source]]:
-    """Lets a model give the scores from which costs and metrics are computed.
+    model: nn.Module, shape: Shape, costs_and_metrics: Iterable[tuple[Options, str]]
+) -> tuple[nn.Module, dict[int, ProbabilitySource]]:
+    """Makes a model return the scores from which costs and metrics are computed.
 
     Args:
-        model: of `build_model`; changed in place
-        shape: of a sample
-        readers: costs and metrics, each with the activation of the units that it reads
+        model: the result of `build_model`; modified in place.
+        shape: the shape of a sample.
+        costs_and_metrics: each with the activation of the units that it applies to.
 
     Returns:
-        The model, which gives a tuple (outputs, scores, ...) if any scores were found, and the source of each reader
-        that has one, by its id.
+        The model, which returns a tuple (outputs, scores, ...) if any scores were found; and the sources of the costs
+        and metrics that have one, by the id of their options.
     """
-    wanted = [reader for reader, activation in readers if _reads_logarithms(reader, activation)]
-    if not wanted or not isinstance(model, nn.Sequential):
+    consumers = [options for options, activation in costs_and_metrics if _needs_probabilities(options, activation)]
+    if not consumers or not isinstance(model, nn.Sequential):
         return model, {}
-    shapes, places, sources = _shapes(model, shape), dict[nn.Module, int](), dict[int, Source]()
-    whole = shapes[model][1]
-    for reader in wanted:
-        units: Units = getattr(reader, "units", None) or (0, whole[0])
-        found = _find(_flattened([model]), units, shapes)
+    shapes, indices, sources = _shapes(model, shape), dict[nn.Module, int](), dict[int, ProbabilitySource]()
+    output = shapes[model][1]
+    for options in consumers:
+        units: Units = getattr(options, "units", None) or (0, output[0])
+        found = _find(_flatten_modules([model]), units, shapes)
         if found:
-            pieces = [Piece(places.setdefault(of, len(places)), KINDS[type(of)], *some) for of, some in found]
-            sources[id(reader)] = Source(tuple(pieces), (units[1] - units[0], *whole[1:]))
-    if places:
-        kept = _Kept()
-        for activation, place in places.items():
-            activation.register_forward_pre_hook(_Keep(kept, place))
-        model.add_module("scores", _GiveScores(kept))
+            slices = [ScoreSlice(indices.setdefault(of, len(indices)), KINDS[type(of)], *some) for of, some in found]
+            sources[id(options)] = ProbabilitySource(tuple(slices), (units[1] - units[0], *output[1:]))
+    if indices:
+        captured = _CapturedScores()
+        for activation, index in indices.items():
+            activation.register_forward_pre_hook(_CaptureInput(captured, index))
+        model.add_module("scores", _ReturnScores(captured))
     return model, sources
 
 
-def _reads_logarithms(reader: Options, activation: str) -> bool:
-    return getattr(reader, "of_probabilities", False) and activation in PROBABILITIES
+def _needs_probabilities(options: Options, activation: str) -> bool:
+    return getattr(options, "of_probabilities", False) and activation in PROBABILITIES
 
 
-# -- where probabilities come from -------------------------------------------------------------------------------------
+# -- finding the activations -------------------------------------------------------------------------------------------
 
 KINDS: dict[type[nn.Module], str] = {nn.Softmax: "softmax", nn.Sigmoid: "logistic"}
 Found = list[tuple[nn.Module, Units]]
 
 
 def _find(modules: Sequence[nn.Module], units: Units, shapes: Shapes) -> Found | None:
-    """The activations that these units (along dim 1, behind the last module) come from; None where that is unclear."""
-    for place in reversed(range(len(modules))):
-        module = modules[place]
+    """Returns the activations whose outputs are these units of the last module's output; None if that is unclear."""
+    for index in reversed(range(len(modules))):
+        module = modules[index]
         if type(module) in KINDS:
             return [(module, units)]
         before, after = shapes.get(module, ((), ()))
         if isinstance(module, Branch):
-            return _find_in_branch(modules[:place], module, units, shapes) if module.join == "concat" else None
+            return _find_in_branch(modules[:index], module, units, shapes) if module.join == "concat" else None
         if isinstance(module, Slice):
             units = units[0] + module.first, units[1] + module.first
         elif not isinstance(module, nn.Identity | nn.Flatten | nn.Unflatten):
@@ -180,7 +182,7 @@ def _find(modules: Sequence[nn.Module], units: Units, shapes: Shapes) -> Found |
         elif before != after:
             if units != (0, after[0]):
                 return None
-            units = 0, before[0]  # all of them, in the same order
+            units = 0, before[0]  # all units, in the same order
     return None
 
 
@@ -191,7 +193,7 @@ def _find_in_branch(before: Sequence[nn.Module], branch: Branch, units: Units, s
         width = shapes[part][1][0]
         some = max(units[0] - begin, 0), min(units[1] - begin, width)
         if some[0] < some[1]:
-            here = _find([*before, *_flattened([part])], some, shapes)
+            here = _find([*before, *_flatten_modules([part])], some, shapes)
             if here is None:
                 return None
             found += here
@@ -199,10 +201,12 @@ def _find_in_branch(before: Sequence[nn.Module], branch: Branch, units: Units, s
     return found
 
 
-def _flattened(modules: Iterable[nn.Module]) -> list[nn.Module]:
-    """The modules in their order, in the place of each Sequential those inside of it."""
+def _flatten_modules(modules: Iterable[nn.Module]) -> list[nn.Module]:
+    """Returns the modules in order, with each Sequential replaced by the modules in it."""
     return [
-        inner for module in modules for inner in (_flattened(module) if isinstance(module, nn.Sequential) else [module])
+        inner
+        for module in modules
+        for inner in (_flatten_modules(module) if isinstance(module, nn.Sequential) else [module])
     ]
 
 
@@ -222,36 +226,36 @@ def _shapes(model: nn.Module, shape: Shape) -> Shapes:
     return found
 
 
-# -- inside of the model -----------------------------------------------------------------------------------------------
+# -- modules and hooks ------------------------------------------------------------------------------------------------
 
 
-class _Kept:
-    """The inputs of activations, from when they are computed to the end of the forward."""
+class _CapturedScores:
+    """Inputs of activations during one forward, by index."""
 
     def __init__(self) -> None:
         self.scores: dict[int, Tensor] = {}
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> _Kept:
-        return _Kept()  # a copy of the model keeps its own
+    def __deepcopy__(self, memo: dict[int, Any]) -> _CapturedScores:
+        return _CapturedScores()  # a copied model captures its scores separately
 
 
-class _Keep:
-    """A hook that keeps the input of an activation."""
+class _CaptureInput:
+    """A forward pre-hook that stores the input of an activation."""
 
-    def __init__(self, kept: _Kept, place: int):
-        self.kept, self.place = kept, place
+    def __init__(self, captured: _CapturedScores, index: int):
+        self.captured, self.index = captured, index
 
     def __call__(self, module: nn.Module, args: tuple[Tensor]) -> None:
-        self.kept.scores[self.place] = args[0]
+        self.captured.scores[self.index] = args[0]
 
 
-class _GiveScores(nn.Module):
-    """The last module: gives its input, and the scores that were kept."""
+class _ReturnScores(nn.Module):
+    """The last module of a model: returns its input and the captured scores."""
 
-    def __init__(self, kept: _Kept):
+    def __init__(self, captured: _CapturedScores):
         super().__init__()
-        self.kept = kept
+        self.captured = captured
 
     def forward(self, x: Tensor) -> tuple[Tensor, ...]:
-        scores, self.kept.scores = self.kept.scores, {}
-        return x, *(scores[place] for place in sorted(scores))
+        scores, self.captured.scores = self.captured.scores, {}
+        return x, *(scores[index] for index in sorted(scores))

@@ -1,4 +1,4 @@
-"""The layers that an experiment file can name; importing this registers them."""
+"""The layers that an experiment file can use. Importing this package registers them."""
 
 from torchmn.experiment.vocabulary.layers import (  # noqa: F401
     boltzmann,
@@ -8,8 +8,8 @@ from torchmn.experiment.vocabulary.layers import (  # noqa: F401
     linear,
     local_filters,
     normalization,
-    own_module,
     pooling,
     recurrent,
     shaping,
+    user_module,
 )

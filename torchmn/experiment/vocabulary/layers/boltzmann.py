@@ -1,4 +1,4 @@
-"""Layers that are pretrained as restricted Boltzmann machines: several of them make a deep belief net."""
+"""Layers that are pretrained as restricted Boltzmann machines; several of them form a deep belief network."""
 
 from __future__ import annotations
 
@@ -17,9 +17,15 @@ from torchmn.experiment.vocabulary.layers.options import Shape
 
 
 class Boltzmann(nn.Module):
-    """The hidden units' probabilities, given the visible ones: a logistic layer that can be pretrained.
+    """A restricted Boltzmann machine; its forward is a logistic layer, the probabilities of the hidden units.
 
-    visible_bias is used in the pretraining alone, and so no parameter of the training.
+    `visible_bias` is used by pretraining only, and is therefore a buffer.
+
+    Args:
+        visible: number of visible units.
+        hidden: number of hidden units.
+        epochs: number of epochs of pretraining.
+        lr: learning rate of pretraining.
     """
 
     def __init__(self, visible: int, hidden: int, epochs: int, lr: float):
@@ -31,23 +37,23 @@ class Boltzmann(nn.Module):
         self.epochs, self.lr = epochs, lr
 
     def forward(self, visible: Tensor) -> Tensor:
-        """visible: (batch, units), as probabilities"""
+        """Returns the probabilities of the hidden units, (batch, hidden), given those of the visible ones."""
         return torch.sigmoid(self.hidden(visible))
 
     def reconstruct(self, hidden: Tensor) -> Tensor:
-        """The visible units' probabilities, given the hidden ones."""
+        """Returns the probabilities of the visible units, (batch, visible), given the hidden ones."""
         assert isinstance(self.visible_bias, Tensor)
         return torch.sigmoid(hidden @ self.hidden.weight + self.visible_bias)
 
 
-def machines(model: nn.Module) -> list[Boltzmann]:
-    """The machines that stand in the chain of a model, from the lowest to the highest."""
+def boltzmann_layers(model: nn.Module) -> list[Boltzmann]:
+    """Returns the machines among the direct children of a model, from the lowest to the highest."""
     return [module for module in model.children() if isinstance(module, Boltzmann)]
 
 
 @torch.no_grad()
-def input_of(model: nn.Module, machine: Boltzmann, x: Tensor) -> Tensor:
-    """What the modules before `machine` make of inputs."""
+def layer_input(model: nn.Module, machine: Boltzmann, x: Tensor) -> Tensor:
+    """Returns the input of `machine` for a batch `x` of model inputs, computed in eval mode."""
     training = model.training
     model.eval()
     try:
@@ -57,17 +63,23 @@ def input_of(model: nn.Module, machine: Boltzmann, x: Tensor) -> Tensor:
             x = module(x)
     finally:
         model.train(training)
-    raise ValueError("the machine does not stand in the chain of the model")
+    raise ValueError("the machine is not a direct child of the model")
 
 
 @torch.no_grad()
 def contrastive_divergence(
     machine: Boltzmann, visible: Tensor, seed: int, samples: int, replicas: Communicator
 ) -> float:
-    """One update; gives ½‖v - v̂‖² per sample, of all ranks.
+    """Updates a machine by one step of contrastive divergence, and returns ½‖v - v̂‖² per sample of the global batch.
 
-    visible: (batch, units), this rank's share of `samples`. Every rank draws the numbers of the whole batch and takes
-    its rows, so that hidden units are sampled as on one rank.
+    Every rank draws the random numbers of the global batch and uses its rows, so that results equal those of one rank.
+
+    Args:
+        machine: the same on all ranks.
+        visible: (batch, units), this rank's samples.
+        seed: seed of the random numbers of this step, the same on all ranks.
+        samples: the global batch size.
+        replicas: the ranks that share the batch; all of them must call.
     """
     hidden = machine(visible)
     generator = torch.Generator().manual_seed(seed)
@@ -93,23 +105,23 @@ def contrastive_divergence(
     return float(changes[3]) / samples
 
 
-class Divergence(BaseModel):
-    """How a machine learns before there are labels."""
+class DivergenceOptions(BaseModel):
+    """Options of the pretraining of a machine."""
 
     model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
 
-    epochs: int = Field(1, ge=0, description="how often it goes over the data")
+    epochs: int = Field(1, ge=0, description="number of passes over the data")
     lr: Positive = 0.1
 
 
 @register_layer("rbm", "boltzmann")
 class BoltzmannLayer(Layer):
-    """A logistic layer, pretrained by contrastive divergence to model its input, which is flattened before."""
+    """A logistic layer on the flattened input, pretrained by contrastive divergence to model that input."""
 
     shorthand: ClassVar[str | None] = "units"
 
-    units: Count = Field(description="how many hidden units there are")
-    pretraining: Divergence = Field(default_factory=lambda: Divergence(epochs=1))
+    units: Count = Field(description="number of hidden units")
+    pretraining: DivergenceOptions = Field(default_factory=lambda: DivergenceOptions(epochs=1))
 
     def build(self, shape: Shape) -> nn.Module:
         return Boltzmann(math.prod(shape), self.units, self.pretraining.epochs, self.pretraining.lr)

@@ -1,7 +1,8 @@
-"""From layers of an experiment to a torch module: shapes are inferred from layer to layer."""
+"""Builds a torch module from the layers of an experiment, with shapes inferred from layer to layer."""
 
 from __future__ import annotations
 
+import math
 import traceback
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -13,35 +14,47 @@ from torch import nn
 from torchmn.context import process
 from torchmn.errors import ExperimentError, TorchMNError
 from torchmn.experiment.file.registry import Layer
-from torchmn.experiment.vocabulary.layers.options import Shape, Weighted, batch_norm_for, text
+from torchmn.experiment.vocabulary.layers.options import (
+    Shape,
+    WeightedLayer,
+    batch_norm_for,
+    format_shape,
+    set_attributes,
+)
 
-USUAL = (ValueError, RuntimeError, TypeError, IndexError, NotImplementedError, AttributeError, TorchMNError, OSError)
-"""Errors of layers that do not fit, whose text is enough; of others, users need the kind and the line too."""
+SELF_EXPLANATORY = (
+    ValueError, RuntimeError, TypeError, IndexError, NotImplementedError, AttributeError, TorchMNError, OSError
+)  # fmt: skip
+"""Errors whose text is enough, as for layers that do not fit. For others, the message adds their class and line."""
 
 
 @contextmanager
-def random_numbers_from(seed: int) -> Iterator[None]:
-    """Inside, torch's global generator starts from `seed`; afterwards it goes on as before.
+def torch_seed(seed: int) -> Iterator[None]:
+    """Context manager that seeds torch's global generator and restores its state afterwards.
 
-    One thread at a time: ranks that are threads share that generator.
+    Holds a lock of the process, since ranks that are threads share the generator.
     """
     with process.lock, torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         yield
 
 
-def chain(layers: Sequence[Layer], shape: Shape) -> nn.Sequential:
-    """The modules of `layers`, one after the other, for samples of `shape`.
+def build_layers(layers: Sequence[Layer], shape: Shape) -> nn.Sequential:
+    """Returns the modules of `layers` in sequence, named as in the file with a number: conv1, conv1_relu, max_pool1.
 
-    They are named as in the file, with a number: conv1, conv1_relu, max_pool1. A layer that does not fit is an
-    ExperimentError with its place in the file.
+    Args:
+        layers: options of the layers.
+        shape: the shape of one sample, without the batch dim.
+
+    Raises:
+        ExperimentError: if a layer does not fit; names its place in the file.
     """
     modules = nn.Sequential()
     counts: Counter[str] = Counter()
     for layer in layers:
         counts[layer.kind] += 1
         name = f"{layer.kind}{counts[layer.kind]}"
-        with naming(layer.where, name, shape):
+        with errors_at(layer.where, name, shape):
             for part, module in _modules_of(layer, name, shape):
                 modules.add_module(part, module)
                 shape = output_shape(module, shape)
@@ -49,20 +62,20 @@ def chain(layers: Sequence[Layer], shape: Shape) -> nn.Sequential:
 
 
 @contextmanager
-def naming(where: str, name: str, shape: Shape | None = None) -> Iterator[None]:
-    """Turns every error inside into an ExperimentError: place in the file, what was built there, reason, input's shape.
+def errors_at(where: str, name: str, shape: Shape | None = None) -> Iterator[None]:
+    """Context manager that converts errors to an ExperimentError with place, name, reason and input shape.
 
-    An error that is one already has named a place of its own: that of a layer inside of a layer.
+    An ExperimentError passes unchanged: it already has the place of a nested layer.
     """
     try:
         yield
     except ExperimentError:
         raise
-    except (Exception, SystemExit) as error:  # a word of a user's own may raise anything
+    except (Exception, SystemExit) as error:  # the code of users may raise anything
         lines = str(error).splitlines()
         reason = lines[0] if lines else type(error).__name__
-        about = [] if shape is None or isinstance(error, ValueError) else [f"its input has shape {text(shape)}"]
-        if not isinstance(error, USUAL):
+        about = [] if shape is None or isinstance(error, ValueError) else [f"its input has shape {format_shape(shape)}"]
+        if not isinstance(error, SELF_EXPLANATORY):
             reason = f"{type(error).__name__}: {reason}" if lines else reason
             last = traceback.extract_tb(error.__traceback__)[-1]
             about.insert(0, f"raised at {last.filename}:{last.lineno}")
@@ -74,26 +87,20 @@ def _modules_of(layer: Layer, name: str, shape: Shape) -> Iterator[tuple[str, nn
         yield f"{name}_flatten", nn.Flatten()
     module = layer.build(shape)
     yield name, module
-    if isinstance(layer, Weighted):
-        layer.begin(module)
+    if isinstance(layer, WeightedLayer):
+        layer.init_weights(module)
         if layer.optimizer is not None:
-            module.own_rule = layer.optimizer.as_group()  # type: ignore[assignment]
+            set_attributes(module, optimizer_options=layer.optimizer.as_group())
         if layer.batch_norm:
-            yield (
-                f"{name}_norm",
-                batch_norm_for(output_shape(module, shape if layer.kind != "linear" else _flat(shape))),
-            )
+            input_shape = (math.prod(shape),) if layer.kind == "linear" else shape
+            yield f"{name}_norm", batch_norm_for(output_shape(module, input_shape))
         if layer.activation is not None:
             yield f"{name}_{layer.activation.kind}", layer.activation.build()
 
 
-def _flat(shape: Shape) -> Shape:
-    return (int(torch.Size(shape).numel()),)
-
-
 @torch.no_grad()
 def output_shape(module: nn.Module, shape: Shape) -> Shape:
-    """The shape of a sample after `module`, found by trying it; its state stays as it is."""
+    """Returns the shape of an output sample of `module`, found by a forward of zeros in eval mode."""
     training = module.training
     parameter = next(module.parameters(), None)
     dtype = parameter.dtype if parameter is not None and parameter.is_floating_point() else None
@@ -102,7 +109,8 @@ def output_shape(module: nn.Module, shape: Shape) -> Shape:
     finally:
         module.train(training)
     if not isinstance(output, torch.Tensor):
-        raise ValueError(f"it gives {type(output).__name__}, and no tensor")
+        raise ValueError(f"expected it to return a tensor, got {type(output).__name__}")
     if output.dim() < 1 or output.shape[0] != 1:
-        raise ValueError(f"it gives {text(tuple(output.shape))} for a batch of 1: the first dim must stay the batch")
+        got = format_shape(tuple(output.shape))
+        raise ValueError(f"expected the first dim of its output to be the batch, 1, got shape {got}")
     return tuple(output.shape[1:])

@@ -1,4 +1,4 @@
-"""Layers of layers: one after the other, or side by side."""
+"""Layers that contain layers, in sequence or in parallel branches."""
 
 from __future__ import annotations
 
@@ -10,24 +10,24 @@ from torch import Tensor, nn
 
 from torchmn.experiment.file.fields import LayersField
 from torchmn.experiment.file.registry import Layer, register_layer
-from torchmn.experiment.vocabulary.layers.build import chain, output_shape
-from torchmn.experiment.vocabulary.layers.options import Shape, text
+from torchmn.experiment.vocabulary.layers.build import build_layers, output_shape
+from torchmn.experiment.vocabulary.layers.options import Shape, format_shape
 
 
 @register_layer("list", "sequence")
 class ListLayer(Layer):
-    """Layers one after the other, where one is expected (in a branch)."""
+    """Layers in sequence, used as one layer (of a branch)."""
 
     shorthand: ClassVar[str | None] = "layers"
 
     layers: LayersField = Field(description="a list of layers")
 
     def build(self, shape: Shape) -> nn.Module:
-        return chain(self.layers, shape)
+        return build_layers(self.layers, shape)
 
 
 class Branch(nn.Module):
-    """The same input through several modules; their outputs side by side along the maps, or summed."""
+    """Applies several modules to the same input, and concatenates their outputs along dim 1 or sums them."""
 
     def __init__(self, modules: list[nn.Module], join: str):
         super().__init__()
@@ -46,17 +46,19 @@ class Branch(nn.Module):
 
 @register_layer("branch")
 class BranchLayer(Layer):
-    """Each of `layers` sees the same input; `join` says what becomes of their outputs."""
+    """Applies each of `layers` to the same input; `join` concatenates or sums their outputs."""
 
     shorthand: ClassVar[str | None] = "layers"
 
-    layers: LayersField = Field(description="a list of layers; `list:` for several one after the other")
+    layers: LayersField = Field(description="a list of layers; use `list:` for several in sequence")
     join: Literal["concat", "sum"] = "concat"
 
     def build(self, shape: Shape) -> nn.Module:
-        modules: list[nn.Module] = [chain([layer], shape) for layer in self.layers]
+        modules: list[nn.Module] = [build_layers([layer], shape) for layer in self.layers]
         shapes = [output_shape(module, shape) for module in modules]
         fits = len({s[1:] for s in shapes}) == 1 if self.join == "concat" else len(set(shapes)) == 1
         if not fits:
-            raise ValueError(f"outputs of shapes {', '.join(map(text, shapes))} can not be joined by {self.join}")
+            raise ValueError(
+                f"outputs of shapes {', '.join(map(format_shape, shapes))} cannot be joined by {self.join}"
+            )
         return Branch(modules, self.join)

@@ -1,4 +1,4 @@
-"""Convolutions: shared filters, and the local (untied) ones of the sparse autoencoder."""
+"""Convolutions and transposed convolutions in 1 to 3 dims."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Field, WithJsonSchema
 from torch import nn
 
-from torchmn.experiment.file.fields import Count, Extent, Padding, extent
+from torchmn.experiment.file.fields import Count, Extent, Padding, extent_validator
 from torchmn.experiment.file.registry import register_layer
-from torchmn.experiment.vocabulary.layers.options import Shape, Weighted, check_window, image_dims, per_dim
+from torchmn.experiment.vocabulary.layers.options import Shape, WeightedLayer, check_window, image_dims, per_dim
 
 CONVOLUTIONS = {1: nn.Conv1d, 2: nn.Conv2d, 3: nn.Conv3d}
 TRANSPOSED = {1: nn.ConvTranspose1d, 2: nn.ConvTranspose2d, 3: nn.ConvTranspose3d}
 
 
 def _padding(value: Any) -> Any:
-    return value if value == "same" else extent(0, "or 'same'")(value)
+    return value if value == "same" else extent_validator(0, ", or 'same'")(value)
 
 
 PaddingOrSame = Annotated[
@@ -27,13 +27,13 @@ PaddingOrSame = Annotated[
 
 
 @register_layer("conv", "convolution")
-class Convolution(Weighted):
-    """A convolution of 1, 2 or 3 dims, as the input has them."""
+class Convolution(WeightedLayer):
+    """A convolution of as many dims as the input has: 1, 2 or 3."""
 
-    maps: Count = Field(description="how many feature maps come out")
-    kernel: Extent = Field(description="the side of the window, as 5 or [5, 3]")
+    maps: Count = Field(description="number of output maps (channels)")
+    kernel: Extent = Field(description="size of the window, such as 5 or [5, 3]")
     stride: Extent = 1
-    padding: PaddingOrSame = Field(0, description="a number, one for each dim, or `same`")
+    padding: PaddingOrSame = Field(0, description="a number, one per dim, or `same`")
     dilation: Extent = 1
     groups: Count = 1
     padding_mode: Literal["zeros", "reflect", "replicate", "circular"] = "zeros"
@@ -61,11 +61,11 @@ class Convolution(Weighted):
 
 
 @register_layer("deconv", "conv_transpose")
-class Deconvolution(Weighted):
-    """A transposed convolution, which makes images larger."""
+class Deconvolution(WeightedLayer):
+    """A transposed convolution, which enlarges images."""
 
-    maps: Count = Field(description="how many feature maps come out")
-    kernel: Extent = Field(description="the side of the window, as 5 or [5, 3]")
+    maps: Count = Field(description="number of output maps (channels)")
+    kernel: Extent = Field(description="size of the window, such as 5 or [5, 3]")
     stride: Extent = 1
     padding: Padding = 0
     output_padding: Padding = 0

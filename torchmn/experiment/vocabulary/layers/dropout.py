@@ -1,4 +1,4 @@
-"""Dropout. Its masks are those of one rank at any number of ranks: `experiment.randomness` sees to that."""
+"""Dropout, with masks that do not depend on the number of ranks."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 from pydantic import Field, model_validator
 from torch import Tensor, nn
 
-from torchmn.experiment.file.fields import Share, problem
+from torchmn.experiment.file.fields import Fraction, invalid
 from torchmn.experiment.file.registry import Layer, register_layer
 from torchmn.experiment.vocabulary.layers.options import Shape
 
@@ -15,7 +15,7 @@ from torchmn.experiment.vocabulary.layers.options import Shape
 class Dropout(nn.Dropout):
     """nn.Dropout that draws its mask in the order of indices.
 
-    torch draws it in the order in which values lie in memory, which depends on the convolution before.
+    nn.Dropout draws it in memory order, which depends on the memory format that the layer before returns.
     """
 
     def forward(self, input: Tensor) -> Tensor:  # noqa: A002  (torch's name)
@@ -24,24 +24,24 @@ class Dropout(nn.Dropout):
 
 @register_layer("dropout")
 class DropoutLayer(Layer):
-    """Sets a share `rate` of the values to zero in training; the others grow so that the mean stays."""
+    """Sets a fraction `rate` of the values to zero in training, and scales the others to keep the mean."""
 
     shorthand: ClassVar[str | None] = "rate"
 
-    rate: Share = Field(0.5, description="which share of the values becomes zero")
-    keep: float | None = Field(None, gt=0, le=1, description="the other way round: which share stays")
+    rate: Fraction = Field(0.5, description="the fraction of values to drop")
+    keep: float | None = Field(None, gt=0, le=1, description="instead of rate: the fraction of values to keep")
 
     @model_validator(mode="before")
     @classmethod
-    def _one_of_both(cls, given: Any) -> Any:
-        if not isinstance(given, dict) or given.get("keep") is None:
-            return given
-        if "rate" in given:
-            raise problem("has both a rate and a keep: expected one of them")
-        keep = given["keep"]
+    def _keep_to_rate(cls, values: Any) -> Any:
+        if not isinstance(values, dict) or values.get("keep") is None:
+            return values
+        if "rate" in values:
+            raise invalid("has both rate and keep: expected one of them")
+        keep = values["keep"]
         if isinstance(keep, bool) or not isinstance(keep, int | float) or not 0 < keep <= 1:
-            return given  # the field itself says what is wrong
-        return {**{key: value for key, value in given.items() if key != "keep"}, "rate": 1.0 - keep}
+            return values  # the validation of the field reports it
+        return {**{key: value for key, value in values.items() if key != "keep"}, "rate": 1.0 - keep}
 
     def build(self, shape: Shape) -> nn.Module:
         return Dropout(self.rate)

@@ -1,20 +1,20 @@
-"""Layers that normalise."""
+"""Batch and layer normalisation."""
 
 from __future__ import annotations
 
 from torch import nn
 
-from torchmn.experiment.file.fields import Positive, Share
+from torchmn.experiment.file.fields import Fraction, Positive
 from torchmn.experiment.file.registry import Layer, register_layer
 from torchmn.experiment.vocabulary.layers.options import Shape, batch_norm_for
 
 
 @register_layer("batch_norm")
 class BatchNorm(Layer):
-    """Mean 0 and variance 1 over the batch of all ranks, for each map or unit."""
+    """Batch normalisation of each map or unit, with statistics over the global batch."""
 
     eps: Positive = 1e-5
-    momentum: Share = 0.1
+    momentum: Fraction = 0.1
 
     def build(self, shape: Shape) -> nn.Module:
         return batch_norm_for(shape, eps=self.eps, momentum=self.momentum)
@@ -22,7 +22,7 @@ class BatchNorm(Layer):
 
 @register_layer("layer_norm")
 class LayerNorm(Layer):
-    """Mean 0 and variance 1 over each sample."""
+    """Layer normalisation over all dims of a sample."""
 
     eps: Positive = 1e-5
 

@@ -1,4 +1,4 @@
-"""Layers that only rearrange."""
+"""Layers that reshape, slice or resize samples."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from torch import Tensor, nn
 
 from torchmn.experiment.file.fields import Extent, ShapeField
 from torchmn.experiment.file.registry import Layer, register_layer
-from torchmn.experiment.vocabulary.layers.options import Shape, image_dims, text
+from torchmn.experiment.vocabulary.layers.options import Shape, format_shape, image_dims
 
 
 @register_layer("flatten")
 class FlattenLayer(Layer):
-    """Each sample as a vector."""
+    """Flattens each sample to a vector."""
 
     def build(self, shape: Shape) -> nn.Module:
         return nn.Flatten()
@@ -23,17 +23,17 @@ class FlattenLayer(Layer):
 
 @register_layer("reshape")
 class ReshapeLayer(Layer):
-    """Each sample in another shape, with as many values."""
+    """Reshapes each sample."""
 
     shorthand: ClassVar[str | None] = "shape"
 
-    shape: ShapeField = Field(description="the shape of a sample afterwards, as [28, 28]")
+    shape: ShapeField = Field(description="the new shape of a sample, such as [28, 28]")
 
     def build(self, shape: Shape) -> nn.Module:
         if math.prod(shape) != math.prod(self.shape):
             raise ValueError(
-                f"a sample of {text(shape)} has {math.prod(shape)} values, and one of {text(self.shape)} has "
-                f"{math.prod(self.shape)}"
+                f"cannot reshape a sample of {format_shape(shape)}, {math.prod(shape)} values, to "
+                f"{format_shape(self.shape)}, {math.prod(self.shape)} values"
             )
         return (
             nn.Unflatten(1, self.shape) if len(shape) == 1 else nn.Sequential(nn.Flatten(), nn.Unflatten(1, self.shape))
@@ -41,7 +41,7 @@ class ReshapeLayer(Layer):
 
 
 class Slice(nn.Module):
-    """The maps, or units, from `first` to `last`."""
+    """Returns the maps, or units, from `first` to `last` (exclusive)."""
 
     def __init__(self, first: int, last: int):
         super().__init__()
@@ -53,24 +53,26 @@ class Slice(nn.Module):
 
 @register_layer("slice")
 class SliceLayer(Layer):
-    """Some of the maps, or units."""
+    """Selects a range of maps or units."""
 
     first: int = Field(0, ge=0)
-    last: int = Field(ge=1, description="the one after the last that stays")
+    last: int = Field(ge=1, description="the index after the last map or unit")
 
     def build(self, shape: Shape) -> nn.Module:
         if not self.first < self.last <= shape[0]:
-            raise ValueError(f"there is no {self.first}..{self.last} among {shape[0]} maps or units")
+            raise ValueError(
+                f"expected 0 <= first < last <= {shape[0]} maps or units, got {self.first} and {self.last}"
+            )
         return Slice(self.first, self.last)
 
 
 @register_layer("upsample")
 class UpsampleLayer(Layer):
-    """Larger images."""
+    """Enlarges images."""
 
     shorthand: ClassVar[str | None] = "factor"
 
-    factor: Extent = Field(description="how many times as large")
+    factor: Extent = Field(description="scale factor, such as 2 or [2, 3]")
     mode: Literal["nearest", "bilinear"] = "nearest"
 
     def build(self, shape: Shape) -> nn.Module:

@@ -1,4 +1,4 @@
-"""Words that users register: data sets, costs, metrics, optimizers, layers and the rest as plain functions."""
+"""Names that users register as functions: data sets, costs, metrics, optimizers, layers and others."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ def own_words():
 
 
 @pytest.mark.parametrize(("ranks", "mode"), [(2, "datapar"), (3, "datapar"), (2, "modelpar"), (4, "halopar")])
-def test_words_of_ones_own_give_the_same_numbers_on_any_number_of_ranks(ranks, mode, own_words):
+def test_registered_names_give_the_same_numbers_on_any_number_of_ranks(ranks, mode, own_words):
     alone, together = train(experiment(FILE)), train(experiment(FILE), ranks, mode)
     np.testing.assert_allclose(together.losses, alone.losses, rtol=1e-10)
     for ours, theirs in zip(together.history, alone.history, strict=True):
@@ -122,14 +122,14 @@ GIVEN = {
 
 
 @pytest.mark.parametrize(("function", "message"), GIVEN.values(), ids=GIVEN)
-def test_what_a_data_set_of_ones_own_must_give(function, message, own_words):
+def test_the_result_of_a_registered_data_set_is_checked(function, message, own_words):
     registry.register_dataset("own_broken")(function)
     with pytest.raises(ExperimentError, match=re.escape(message)):
         train(experiment(FILE.replace("{name: own_stripes, count: 26, validation: 20%}", "own_broken")))
 
 
 @pytest.mark.parametrize("noun", ["cost", "metric"])
-def test_a_mean_where_numbers_of_samples_are_expected_is_refused(noun, own_words):
+def test_a_cost_or_metric_that_returns_a_mean_raises_an_error(noun, own_words):
     getattr(registry, f"register_{noun}")("own_mean")(lambda: lambda outputs, targets: outputs.mean())
     text = FILE.replace(
         "own_confidence" if noun == "metric" else "{name: own_margin, margin: 0.5, scale: 2.0}", "own_mean"
@@ -140,7 +140,7 @@ def test_a_mean_where_numbers_of_samples_are_expected_is_refused(noun, own_words
         train(experiment(text))
 
 
-def test_an_optimizer_of_ones_own_takes_a_learning_rate():
+def test_a_registered_optimizer_must_take_a_learning_rate():
     with pytest.raises(ArgumentError, match="register_optimizer: expected own_nothing to take lr="):
 
         @registry.register_optimizer("own_nothing")
@@ -153,7 +153,7 @@ def _given(pair):
 
 
 @pytest.mark.parametrize("from_file", [False, True], ids=["own", "npz"])
-def test_values_in_another_machines_order_of_bytes_are_the_same_values(from_file, own_words, tmp_path):
+def test_the_byte_order_of_arrays_does_not_matter(from_file, own_words, tmp_path):
     inputs, targets = np.random.default_rng(0).normal(size=(6, 4)), np.eye(3)[[0, 1, 2, 2, 1, 0]]
     text = (
         "model: {layers: [linear: 3], cost: mean_squared}\noptimizer: adam\nepochs: 1\nbatch_size: 4\ndtype: float64\n"
