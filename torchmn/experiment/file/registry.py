@@ -28,18 +28,20 @@ from pydantic import BaseModel, ConfigDict, PrivateAttr, create_model, model_val
 from torchmn.errors import ArgumentError, nearest
 
 
-class Options(BaseModel):
-    """Base class of the options of a layer, cost, data set, or other name; the annotated fields are the options.
+class Section(BaseModel):
+    """Base class of mappings in a file, with a field per key: unknown keys and wrong types are errors."""
 
-    Options are validated when a file is read: unknown keys and wrong types are errors.
+    model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
+
+
+class Options(Section):
+    """Base class of the options of a layer, cost, data set, or other name; the annotated fields are the options.
 
     Attributes:
         kind: the name in the file, set by the registry.
         shorthand: the field that `- kind: value` sets, if the value is not a mapping; None if there is none.
         function_method: the method that a registered function implements.
     """
-
-    model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
 
     kind: ClassVar[str] = ""
     shorthand: ClassVar[str | None] = None

@@ -38,7 +38,7 @@ EXPECTED = {
 BOUNDS = {"greater_than_equal": ("ge", "at least"), "greater_than": ("gt", "more than"),
           "less_than_equal": ("le", "at most"), "less_than": ("lt", "less than")}  # fmt: skip
 
-Section = TypeVar("Section", bound=BaseModel)
+SectionT = TypeVar("SectionT", bound=BaseModel)
 
 
 @dataclass
@@ -59,7 +59,7 @@ class Validation:
             more = [f"{self.document.name}: and {hidden} more"] if hidden > 0 else []
             raise ExperimentError("\n".join(lines[:MAX_LINES] + more))
 
-    def section(self, cls: type[Section], value: Any, path: KeyPath) -> Section | None:
+    def section(self, cls: type[SectionT], value: Any, path: KeyPath) -> SectionT | None:
         """Returns an instance of `cls` with all references in it resolved; None if there is a problem."""
         if not isinstance(value, dict):
             self.problem(path, f"expected {_name(path)} to be a mapping of keys to values, got {_describe(value)}")
@@ -178,26 +178,26 @@ class Validation:
         kind, context = detail["type"], detail.get("ctx", {})
         location = tuple(part for part in detail["loc"] if not str(part).startswith(TAG))
         here, last = (*path, *location), location[-1] if location else None
-        own = getattr(cls, "kind", "")
-        owner = f"{own}'s " if own else ""
+        kind_name = getattr(cls, "kind", "")
+        name = kind_name or _name(path)
         inner = _model_at(cls, location[:-1])
+        section = name if inner is cls else _name(here[:-1])
         if kind == "missing":
-            what = _name(here[:-1]) if inner is not cls else own or _name(path)
             needs = "needs" if len(here) > 1 else "must have"
-            self.problem(here[:-1], f"{what} {needs} the key {last!r}{_described(inner, last)}")
+            self.problem(here[:-1], f"{section} {needs} the key {last!r}{_described(inner, last)}")
         elif kind == "extra_forbidden":
-            what = _name(here[:-1]) if inner is not cls else own or _name(path)
             known = nearest(last, _keys(inner)) if _keys(inner) else "It takes no keys."
-            self.problem(here, f"{what} has no key {str(last)!r}. {known}", of_key=True)
+            self.problem(here, f"{section} has no key {str(last)!r}. {known}", of_key=True)
         elif kind == "invalid_key":
-            self.problem((*path, *location), f"expected names as the keys of {own or _name(path)}, got {last!r}", True)
+            self.problem(here, f"expected names as the keys of {name}, got {last!r}", of_key=True)
         elif kind == "invalid":
-            self.problem(here, f"{_name(here) if location else own or _name(path)} {context['text']}")
+            self.problem(here, f"{_name(here) if location else name} {context['text']}")
         else:
             what, got = _expected(kind, context, detail), _describe(detail["input"])
             hint = ""
             if kind == "literal_error" and isinstance(detail["input"], str):
                 hint = f". {nearest(detail['input'], _choices(context))}"
+            owner = f"{kind_name}'s " if kind_name else ""
             subject = f"{owner}{_name(location)}" if location else _name(path)
             self.problem(here, f"expected {subject} to be {what}, got {got}{hint}")
 

@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 from torch import nn
 
 from torchmn.errors import ArgumentError
 from torchmn.experiment.file.fields import Count, NotNegative, Positive
-from torchmn.experiment.file.registry import Options
+from torchmn.experiment.file.registry import Options, Section
 from torchmn.experiment.vocabulary.layers.options import LayerOptimizer, Shape, format_shape, set_attributes
 from torchmn.models import SparseAutoencoder
 
 
-class Pretraining(BaseModel):
+class Pretraining(Section):
     """Options of the unsupervised pretraining, in which each stack learns to reconstruct its input."""
-
-    model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
 
     epochs: int = Field(2, ge=0, description="number of passes of each stack over the data")
     lr: Positive = 0.01

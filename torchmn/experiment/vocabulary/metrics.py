@@ -165,7 +165,7 @@ class Misclassification(Measure):
         return {"misclassified_sum": total, "misclassified_percentage": 100 * fraction}.get(self.kind, fraction)
 
 
-class _Misclassified(MetricOptions):
+class _MisclassifiedOptions(MetricOptions):
     of_classes: ClassVar[bool] = True
     of_probabilities: ClassVar[bool] = True
 
@@ -176,35 +176,41 @@ class _Misclassified(MetricOptions):
 
 
 @register_metric("misclassified", "misclassified_rate")
-class Misclassified(_Misclassified):
+class Misclassified(_MisclassifiedOptions):
     """The fraction of misclassified samples."""
 
 
 @register_metric("misclassified_sum")
-class MisclassifiedSum(_Misclassified):
+class MisclassifiedSum(_MisclassifiedOptions):
     """The number of misclassified samples."""
 
 
 @register_metric("misclassified_percentage")
-class MisclassifiedPercentage(_Misclassified):
+class MisclassifiedPercentage(_MisclassifiedOptions):
     """The percentage of misclassified samples."""
 
 
 @register_metric("accuracy")
-class Accuracy(_Misclassified):
+class Accuracy(_MisclassifiedOptions):
     """The fraction of correctly classified samples."""
 
 
-class _LogLoss(Measure):
+class _SumOrMean(Measure):
+    def __init__(self, is_sum: bool):
+        self.is_sum = is_sum
+
+    def finish(self, total: float, samples: int) -> float:
+        return total if self.is_sum else super().finish(total, samples)
+
+
+class _LogLossMeasure(_SumOrMean):
     def __init__(self, activation: str, is_sum: bool):
-        self.activation, self.is_sum = activation, is_sum
+        super().__init__(is_sum)
+        self.activation = activation
 
     def of(self, outputs: Tensor | Probabilities, targets: Tensor) -> Tensor:
         log = class_log_probabilities(outputs, self.activation)
         return -per_sample(one_hot(targets, log) * log).double()
-
-    def finish(self, total: float, samples: int) -> float:
-        return total if self.is_sum else super().finish(total, samples)
 
 
 @register_metric("log_loss", "log_loss_mean")
@@ -215,40 +221,18 @@ class LogLoss(MetricOptions):
     of_probabilities: ClassVar[bool] = True
 
     def build(self, activation: str) -> Measure:
-        return _LogLoss(activation, is_sum=False)
+        return _LogLossMeasure(activation, is_sum=self.kind == "log_loss_sum")
 
 
 @register_metric("log_loss_sum")
-class LogLossSum(MetricOptions):
+class LogLossSum(LogLoss):
     """The sum of -log of the probability of the correct class."""
 
-    of_classes: ClassVar[bool] = True
-    of_probabilities: ClassVar[bool] = True
 
-    def build(self, activation: str) -> Measure:
-        return _LogLoss(activation, is_sum=True)
-
-
-class _Squares(Measure):
-    def __init__(self, is_sum: bool):
-        self.is_sum = is_sum
-
+class _SquaredErrors(_SumOrMean):
     def of(self, outputs: Tensor, targets: Tensor) -> Tensor:
         squares = (outputs - one_hot(targets, outputs)).double().flatten(1) ** 2
         return squares.sum(dim=1) if self.is_sum else squares.mean(dim=1)
-
-    def finish(self, total: float, samples: int) -> float:
-        return total if self.is_sum else super().finish(total, samples)
-
-
-@register_metric("sse")
-class SSE(MetricOptions):
-    """The sum of squared errors over all samples and units."""
-
-    compares: ClassVar[bool] = True
-
-    def build(self, activation: str) -> Measure:
-        return _Squares(is_sum=True)
 
 
 @register_metric("mse")
@@ -258,7 +242,12 @@ class MSE(MetricOptions):
     compares: ClassVar[bool] = True
 
     def build(self, activation: str) -> Measure:
-        return _Squares(is_sum=False)
+        return _SquaredErrors(is_sum=self.kind == "sse")
+
+
+@register_metric("sse")
+class SSE(MSE):
+    """The sum of squared errors over all samples and units."""
 
 
 class _AUC(Measure):

@@ -13,9 +13,7 @@ from typing import Any, ClassVar, Literal, Union, get_args, get_origin, get_type
 
 import torch
 from pydantic import (
-    BaseModel,
     BeforeValidator,
-    ConfigDict,
     Field,
     PrivateAttr,
     WithJsonSchema,
@@ -35,7 +33,7 @@ from torchmn.experiment.file.fields import (
     Resolved,
     invalid,
 )
-from torchmn.experiment.file.registry import Options
+from torchmn.experiment.file.registry import Options, Section
 from torchmn.experiment.file.registry import schedules as registered
 
 # The short forms, each with an example.
@@ -45,10 +43,8 @@ SHORT_FORMS = {
 }  # fmt: skip
 
 
-class Schedule(BaseModel):
+class Schedule(Section):
     """A schedule in short form: one of step, every, exponential, linear, cosine."""
-
-    model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
 
     step: list[Count] | None = Field(None, description="epochs after which the learning rate is multiplied by ratio")
     every: Count | None = Field(None, description="number of epochs after which it is multiplied by ratio, repeatedly")

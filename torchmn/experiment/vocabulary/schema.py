@@ -7,7 +7,7 @@ from itertools import takewhile
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
 
 from torchmn.errors import ExperimentError
 from torchmn.experiment.file import registry
@@ -23,7 +23,7 @@ from torchmn.experiment.file.fields import (
     invalid,
     named_schema,
 )
-from torchmn.experiment.file.registry import Layer, Options
+from torchmn.experiment.file.registry import Layer, Options, Section
 from torchmn.experiment.vocabulary import activations, costs, initializers, layers, metrics, optimizers
 from torchmn.experiment.vocabulary import datasets as dataset_options
 from torchmn.experiment.vocabulary.autoencoder import Autoencoder
@@ -47,12 +47,6 @@ if TYPE_CHECKING:
     ModeName = str
 else:
     ModeName = Literal[NAMES]
-
-
-class Section(BaseModel):
-    """Base class of the sections of a file."""
-
-    model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
 
 
 class Grid(Section):

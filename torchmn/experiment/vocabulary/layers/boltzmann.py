@@ -6,13 +6,13 @@ import math
 from typing import ClassVar
 
 import torch
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 from torch import Tensor, nn
 
 from torchmn.communicators.communicator import Communicator
 from torchmn.data.batches import share
 from torchmn.experiment.file.fields import Count, Positive
-from torchmn.experiment.file.registry import Layer, register_layer
+from torchmn.experiment.file.registry import Layer, Section, register_layer
 from torchmn.experiment.vocabulary.layers.options import Shape
 
 
@@ -105,10 +105,8 @@ def contrastive_divergence(
     return float(changes[3]) / samples
 
 
-class DivergenceOptions(BaseModel):
+class DivergenceOptions(Section):
     """Options of the pretraining of a machine."""
-
-    model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
 
     epochs: int = Field(1, ge=0, description="number of passes over the data")
     lr: Positive = 0.1

@@ -6,7 +6,7 @@ import math
 from typing import Annotated, Any
 
 import torch
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Discriminator, Field, Tag, WithJsonSchema, model_validator
+from pydantic import BeforeValidator, ConfigDict, Discriminator, Field, Tag, WithJsonSchema, model_validator
 from torch import Tensor, nn
 
 from torchmn.experiment.file.fields import (
@@ -18,13 +18,13 @@ from torchmn.experiment.file.fields import (
     invalid,
     wrong_value,
 )
-from torchmn.experiment.file.registry import Layer
+from torchmn.experiment.file.registry import Layer, Section
 
 
-class Ramp(BaseModel):
+class Ramp(Section):
     """A momentum that changes linearly from one value to another, between two epochs."""
 
-    model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False, populate_by_name=True)
+    model_config = ConfigDict(populate_by_name=True)
 
     first: Fraction = Field(alias="from")
     last: Fraction = Field(alias="to")
@@ -52,10 +52,8 @@ Momentum = Annotated[
 Shape = tuple[int, ...]
 
 
-class LayerOptimizer(BaseModel):
+class LayerOptimizer(Section):
     """Optimizer options of a single layer, which replace those of the optimizer."""
-
-    model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
 
     lr: NotNegative | None = None
     momentum: Momentum | None = None
