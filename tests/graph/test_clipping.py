@@ -73,7 +73,7 @@ def test_a_multi_node_optimizer_over_the_ranks_of_a_chain_is_refused(comm):
     pair, equals = comm.split(comm.rank // 2, comm.rank), comm.split(comm.rank % 2, comm.rank)
     chain = torchmn.MultiNodeChainList.from_sequential(nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2)), pair)
     optimizer = torch.optim.SGD(chain.parameters(), lr=0.1)
-    words = ("hold different components", "Use the torch optimizer as it is")
+    words = ("hold different components", "Use the torch optimizer without wrapping it")
     for ranks_of_the_mean in (comm, pair):
         assert_refused(
             ranks_of_the_mean,

@@ -92,7 +92,7 @@ def test_a_graph_that_can_not_run_can_still_be_described(comm):
     chain.add_link(nn.Tanh(), *((None, 1) if comm.rank == 0 else ([1, 0, 0], 1)))
     text = describe(chain)
     assert "rank 0: 0 Tanh, rank 0, which sends nothing -> own 0 Tanh" in text
-    assert text.count("can not run: ") == 2
+    assert text.count("cannot run: ") == 2
 
 
 @ranks(1, 3, on="threads")

@@ -104,7 +104,7 @@ def test_a_result_that_backward_forgot_is_told_in_the_words_of_the_chain(comm):
     del result
     comm.barrier()
     with pytest.raises(DelegateError) as caught:
-        edges_of(chain.comm).tend()
+        edges_of(chain.comm).poll()
     told = str(caught.value)
     assert "rank 0 of 2: backward did not visit what rank 0's component 0 (Linear) sent to rank 1's component 0" in told
     assert told.count("of the chain at ") == told.count("test_failures.py:") == 2

@@ -1,4 +1,4 @@
-"""MultiNodeChainList: one model whose components lie on several ranks."""
+"""MultiNodeChainList: one model whose components are on several ranks."""
 
 from __future__ import annotations
 
@@ -23,24 +23,31 @@ from torchmn.graph.sequential import stage_of_rank
 
 
 class MultiNodeChainList(nn.Module):
-    """A model of components that lie on the ranks of `comm` and feed each other; each rank adds its own.
+    """A model whose components are on the ranks of `comm` and send their results to each other.
 
-    Calling it runs this rank's components: with what the rank passes (where `rank_in` is None) or with what others
-    send. It returns this rank's output (a tuple if several components have `rank_out=None`), or, on a rank without
-    output, a 0-d delegate. So the training loop is the same everywhere:
-    `loss = ...; loss.backward(); optimizer.step()`, with the delegate itself as the loss where there is no output.
+    Each rank adds its own components. Calling the model runs them, with the arguments of the call (for `rank_in=None`)
+    or with what other ranks send. It returns this rank's output (a tuple if several components have `rank_out=None`),
+    or, on a rank without output, a 0-d delegate. So the training loop is the same on all ranks:
+    `loss = ...; loss.backward(); optimizer.step()`, with the delegate as the loss of a rank without output.
 
-    A component runs when its inputs are there; of several that could, the one added first. The graph is checked by
-    all ranks together on first use and whenever a rank has changed it: a GraphError on every rank names both ends of
-    what does not fit.
+    A component runs when its inputs are available; of several, the one added first. All ranks check the graph together
+    on first use and whenever a rank has changed it.
 
-    With `microbatches=m` the batch (the first dim of every tensor) is cut into m parts that flow through the ranks
-    as a pipeline, in forward and in backward, and outputs are joined again; a batch of fewer rows into as many as it
-    has. The numbers stay those of m=1, but for
-    layers whose result depends on the batch (BatchNorm): a warning names them.
+    With `microbatches=m` the batch (the first dim of every tensor) is cut into m micro-batches, or one per row if it
+    has fewer rows. They pass through the ranks as a pipeline, in forward and backward; outputs are concatenated again.
+    The numbers are those of m=1, except for layers whose result depends on the batch (BatchNorm): a warning names them.
 
     `state_dict`, `parameters`, `.to` and hooks are those of this rank's components, which are named "0", "1", ... in
-    the order of add_link. A deep copy talks to the same ranks; a pickled one must be given its `comm` again.
+    the order of add_link. A deep copy uses the same communicator; after unpickling, assign one to `comm`.
+
+    Args:
+        comm: communicator of the ranks.
+        microbatches: number of micro-batches, the same on all ranks.
+
+    Raises:
+        ArgumentError: for wrong arguments.
+        GraphError: from `forward`, on every rank, with both ends of each edge that does not match.
+        ComponentError: from `forward`, if a component raised one of Python's exceptions.
     """
 
     comm: Communicator | None
@@ -51,7 +58,7 @@ class MultiNodeChainList(nn.Module):
             raise ArgumentError(f"MultiNodeChainList: expected comm to be a communicator, got {describe(comm)}")
         self.comm = comm
         self._components: list[Component] = []
-        self._program: Program | None = None  # None if it has to be agreed on
+        self._program: Program | None = None  # None until ranks agree on one
         self._previous: Program | None = None
         self._warned_of: list[str] = []
         self.microbatches = microbatches
@@ -66,12 +73,24 @@ class MultiNodeChainList(nn.Module):
         sample: Any = None,
         microbatches: int = 1,
     ) -> MultiNodeChainList:
-        """A chain in which each rank holds a stretch of the layers of `model`; every rank passes the same `model`.
+        """Returns a pipeline in which each rank has consecutive layers of `model`, as component 0.
 
-        `balance`: "parameters" gives each rank about as many of them; "time" measures, on rank 0, how long forward and
-        backward of each layer take on `sample` (a small batch, needed on rank 0 only); a list says how many layers
-        each rank gets, 0 for none. The first of these ranks takes the model's input, the last one has its output. The
-        layers are not copied, and keep their names inside the stage, which is component 0.
+        The first rank takes the model's input, the last one has its output. Layers are not copied, and keep their names
+        inside of the component.
+
+        Args:
+            model: the layers; the same on all ranks.
+            comm: communicator of the ranks.
+            balance: "parameters" gives each rank about the same number of parameters; "time" measures on rank 0 how
+                long forward and backward of each layer take on `sample`; a list contains the number of layers of each
+                rank, 0 for none.
+            sample: a small batch, for `balance="time"`, on rank 0 only.
+            microbatches: see the class.
+
+        Raises:
+            ArgumentError: on every rank, for wrong arguments on one.
+            MismatchError: on every rank, if models or `balance` differ.
+            GraphError: if two ranks would share a parameter.
         """
         stage, before, after = stage_of_rank(model, comm, balance, sample)
         chain = cls(comm, microbatches)
@@ -81,7 +100,7 @@ class MultiNodeChainList(nn.Module):
 
     @property
     def microbatches(self) -> int:
-        """Into how many parts a batch is cut; the same on every rank."""
+        """Number of micro-batches of a batch; the same on every rank."""
         return self._microbatches
 
     @microbatches.setter
@@ -97,13 +116,20 @@ class MultiNodeChainList(nn.Module):
         rank_in: int | Iterable[int] | None = None,
         rank_out: int | Iterable[int] | None = None,
     ) -> None:
-        """Add a component on this rank.
+        """Adds a component on this rank.
 
-        `rank_in`: None to call it with the model's arguments; a rank, or several, to call it with one argument from
-        each, in this order. `rank_out`: None to make its result an output of the model; a rank, or several, to send
-        it to each. The own rank keeps a value for a later component here. Between two ranks, the n-th value sent is
-        the n-th received, in the order of add_link at both ends. A value is any nesting of tuples, lists and dicts
-        of tensors, and arrives as one argument.
+        Between two ranks, the n-th value sent is the n-th received, in the order of add_link on both ranks. A value is
+        any nesting of tuples, lists and dicts of tensors, and is received as one argument. With this rank in both
+        lists, a value is passed to another component of this rank.
+
+        Args:
+            module: the component.
+            rank_in: None to call it with the model's arguments; a rank, or several, to call it with one argument from
+                each, in this order.
+            rank_out: None to make its result an output of the model; a rank, or several, to send it to each.
+
+        Raises:
+            ArgumentError: for arguments of other types.
         """
         if not isinstance(module, nn.Module):
             raise ArgumentError(f"add_link: expected a torch.nn.Module, got {describe(module)}")
@@ -118,7 +144,7 @@ class MultiNodeChainList(nn.Module):
         return len(self._components)
 
     def __getitem__(self, place: int) -> nn.Module:
-        """The component that was added as number `place` on this rank."""
+        """Returns the component that was added as number `place` on this rank."""
         return self.get_submodule(str(self._components[place].place))
 
     def __iter__(self) -> Iterator[nn.Module]:
@@ -131,8 +157,8 @@ class MultiNodeChainList(nn.Module):
         try:
             outputs, delegate = program.run(list(self), inputs, pieces)
         except BaseException:
-            # What this rank did not receive any more must not be taken for values of the next call: that agrees anew,
-            # on edges of its own, and drops what is left on these.
+            # The next call must not receive values of this one: it agrees on a new program with new tags, and drops
+            # the values that this call did not receive.
             self._program = None
             raise
         if not outputs:
@@ -144,28 +170,27 @@ class MultiNodeChainList(nn.Module):
         return restore(structure, iter(attach(delegate, tensors)))
 
     def gather_graph(self) -> Graph:
-        """The graph over all ranks, with the problems that it has; every rank must call it."""
+        """Returns the graph of all ranks, with its problems; every rank must call this."""
         return gather_graph(self._components, self.require_comm())
 
     def require_comm(self) -> Communicator:
-        """Returns `comm`; an ArgumentError if there is none."""
+        """Returns `comm`; raises an ArgumentError if there is none."""
         if self.comm is None:
             raise ArgumentError("MultiNodeChainList was unpickled and has no communicator: assign one to its .comm")
         return self.comm
 
     @uncompiled
     def _agreed_program(self, inputs: tuple[Any, ...]) -> tuple[Program, int]:
-        """The program of all ranks, and into how many micro-batches this batch is cut."""
+        """Returns the program that ranks agreed on, and the number of micro-batches of this batch."""
         comm = self.require_comm()
-        changed, rows, pieces = self._program is None, None, self._microbatches
+        rows, pieces = None, self._microbatches
         if pieces > 1 and any(component.rank_in is None for component in self._components):
             rows = rows_if_few(inputs, pieces)
-        # One tiny message, by which a rank learns that another one changed the graph.
-        told = comm.agree("MultiNodeChainList.forward", differ=(changed, rows))
-        changed = any(its_change for its_change, _ in told)
-        pieces = min([its_rows for _, its_rows in told if its_rows is not None], default=pieces)
-        if changed or self._program is None:
-            self._program = None  # stays so if the graph is refused: then the next call asks again
+        # Another rank may have changed the graph.
+        states = comm.agree("MultiNodeChainList.forward", differ=(self._program is None, rows))
+        pieces = min([rows for _, rows in states if rows is not None], default=pieces)
+        if self._program is None or any(changed for changed, _ in states):
+            self._program = None  # if the graph has problems, the next call checks it again
             self._program = Program.agree(self._components, comm, self._microbatches, self._previous)
             self._previous = self._program
         return self._program, pieces
@@ -179,13 +204,13 @@ class MultiNodeChainList(nn.Module):
                 f"rank {comm.rank} of {comm.size}: with microbatches={self._microbatches} these layers see one "
                 f"micro-batch at a time, so the numbers are not those of microbatches=1: {', '.join(found)}. Use "
                 "layers that treat each sample alone (GroupNorm, LayerNorm), or microbatches=1.",
-                stacklevel=5,  # who called the chain
+                stacklevel=5,  # the caller of the chain
             )
 
     def __deepcopy__(self, memo: dict[int, Any]) -> MultiNodeChainList:
         copy = type(self).__new__(type(self))
         memo[id(self)] = copy
-        shared = {"comm": self.comm, "_program": None, "_previous": None}  # the copy agrees on edges of its own
+        shared = {"comm": self.comm, "_program": None, "_previous": None}  # the copy gets its own tags
         copy.__dict__.update({**{k: deepcopy(v, memo) for k, v in self.__dict__.items() if k not in shared}, **shared})
         return copy
 
@@ -194,7 +219,7 @@ class MultiNodeChainList(nn.Module):
 
 
 def _ranks(name: str, ranks: Any) -> tuple[int, ...] | None:
-    """`ranks` as a tuple; None stays None."""
+    """Returns `ranks` as a tuple; None for None."""
     if ranks is None:
         return None
     try:
@@ -203,22 +228,22 @@ def _ranks(name: str, ranks: Any) -> tuple[int, ...] | None:
         got = list(ranks) if isinstance(ranks, (list, tuple)) else ranks
         raise ArgumentError(
             f"add_link: expected {name} to be a rank (an int), a list of ranks, or None, got "
-            f"{got if isinstance(got, list) and len(str(got)) < 60 else describe(ranks)}.{_in_a_list(name, got)}"
+            f"{got if isinstance(got, list) and len(str(got)) < 60 else describe(ranks)}.{_advice(name, got)}"
         ) from None
 
 
-def _in_a_list(name: str, ranks: Any) -> str:
-    """How a component gets the model's input beside what others send; the same for outputs."""
+def _advice(name: str, ranks: Any) -> str:
+    """Returns how a component gets the model's input and values of ranks; the same for outputs."""
     if not isinstance(ranks, list) or not any(rank is None for rank in ranks):
         return ""
     if name == "rank_in":
         return (
-            " None stands alone. A component that takes the model's input beside what other ranks send gets it from "
-            "one of its own rank: add_link(nn.Identity(), rank_in=None, rank_out=own rank), with the own rank in "
-            "this list"
+            " None cannot be in a list. A component that takes the model's input and values of other ranks gets the "
+            "input from a component of its own rank: add_link(nn.Identity(), rank_in=None, rank_out=own rank), with "
+            "the own rank in this list"
         )
     return (
-        " None stands alone. What is sent and is an output too goes by way of the own rank: put that into this list, "
+        " None cannot be in a list. For a value that is sent and is an output, too, put the own rank into this list, "
         "and add_link(nn.Identity(), rank_in=own rank, rank_out=None)"
     )
 
@@ -226,4 +251,4 @@ def _in_a_list(name: str, ranks: Any) -> str:
 def _rank(rank: Any) -> int:
     if isinstance(rank, bool):
         raise TypeError
-    return index(rank)  # NumPy's integers too
+    return index(rank)  # also for NumPy's integers

@@ -1,4 +1,4 @@
-"""One end of an edge that crosses ranks: payloads go in at one rank and come out at the other, with their gradients."""
+"""Channel: sends and receives the payloads of one edge between two ranks; differentiable."""
 
 from __future__ import annotations
 
@@ -13,66 +13,66 @@ from torchmn.communicators.communicator import Communicator
 from torchmn.communicators.messages import wire
 from torchmn.errors import GraphError, PeerError
 from torchmn.graph.delegates import join
-from torchmn.graph.description import Edge
+from torchmn.graph.description import GraphEdge
 from torchmn.graph.payload import TENSOR, Heading, flatten, restore
 
-_AS_BEFORE = wire.room(0)
-_LONE_TENSOR = Heading()
+_SAME_HEADING = wire.empty_bytes(0)
+_SINGLE_TENSOR = Heading()
 
 
 class Channel:
-    """This rank's end of `edge`. Both ends remember the last heading, so it travels only when it changes.
+    """This rank's end of `edge`. Both ends store the last heading, so that it is sent only if it changes.
 
-    A payload that is one tensor, under the heading of the one before, is sent as it is. Any other is sent as a tuple
-    whose first element is the heading, or empty if it is that of the payload before.
+    A single tensor with the same heading as before is sent as one tensor. Any other payload is sent as a tuple, whose
+    first element is the heading, or empty if the heading is the same as before.
     """
 
-    def __init__(self, edge: Edge, comm: Communicator, tag: int):
+    def __init__(self, edge: GraphEdge, comm: Communicator, tag: int):
         self.edge = edge
         self.comm = comm
         self.tag = tag
-        self.passed = 0  # payloads that went through this end
-        self._heading = _LONE_TENSOR
-        self._encoded = _LONE_TENSOR.encode()
+        self.payloads = 0  # sent or received so far
+        self._heading = _SINGLE_TENSOR
+        self._encoded = _SINGLE_TENSOR.encode()
 
     def send(self, payload: Any, rows: int | None, delegate: Tensor | None) -> Tensor | None:
-        """Send without waiting; the delegate that stands for `delegate` and for the gradient that will come back."""
+        """Sends without waiting; returns the delegate of `delegate` and of this payload."""
         if isinstance(payload, Tensor) and self._heading == (TENSOR, rows):
             message = payload
         else:
             message = self._with_heading(payload, rows)
-        self.passed += 1
+        self.payloads += 1
         return join(delegate, (F.send(message, self.comm, self.edge.target.rank, self.tag),))
 
     def _with_heading(self, payload: Any, rows: int | None) -> tuple[Tensor, ...]:
         where = f"rank {self.comm.rank} of {self.comm.size}: what {self.edge.source} sends to {self.edge.target}"
         tensors, structure = flatten(payload, where)
         heading = Heading(structure, rows)
-        # As bytes: 1, 1.0 and True are equal, and NaN is not even itself.
+        # Compared as bytes: 1, 1.0 and True are equal, and NaN is not equal to itself.
         encoded = heading.encode()
         if encoded == self._encoded:
-            return (_AS_BEFORE, *tensors)
+            return (_SAME_HEADING, *tensors)
         self._heading, self._encoded = heading, encoded
         return (wire.from_bytes(encoded), *tensors)
 
     def receive(self, delegate: Tensor | None) -> tuple[Any, int | None, Tensor | None]:
-        """The next payload, the rows of its micro-batch, and the delegate that stands for it and for `delegate`."""
-        self.passed += 1
+        """Waits; returns the payload, the rows of its micro-batch, and the delegate of it and of `delegate`."""
+        self.payloads += 1
         message = F.recv(self.comm, self.edge.source.rank, delegate, self.tag)
         tensors = (message,) if isinstance(message, Tensor) else message[1:]
         if not isinstance(message, Tensor) and message[0].numel():
             self._heading = Heading.decode(wire.to_bytes(message[0]))
         if any(x.requires_grad for x in tensors):
-            delegate = join(None, tensors)  # `delegate` itself hangs behind the tensors now
+            delegate = join(None, tensors)  # backward from the tensors reaches `delegate`, too
         remaining = iter(tensors)
         payload = restore(self._heading.structure, remaining)
         if next(remaining, None) is not None:
-            raise GraphError(f"{self.edge.target} got more tensors from {self.edge.source} than it was told of")
+            raise GraphError(f"{self.edge.target} got more tensors from {self.edge.source} than its heading contains")
         return payload, self._heading.rows, delegate
 
     def drop(self, sent: int) -> None:
-        """Receive what is left of the `sent` payloads of the other end, for nobody: their sender need not wait."""
-        while self.passed < sent:
-            self.passed += 1
-            with torch.no_grad(), suppress(PeerError):  # or its sender could not send it
+        """Receives and discards the rest of the `sent` payloads of the other end, whose sender waits for gradients."""
+        while self.payloads < sent:
+            self.payloads += 1
+            with torch.no_grad(), suppress(PeerError):  # the sender may have raised instead of sending
                 F.recv(self.comm, self.edge.source.rank, None, self.tag)

@@ -1,8 +1,8 @@
-"""Delegates: how the backward pass of one rank finds every message of the forward pass, and in which order.
+"""Delegates of a chain: by them the backward of a rank visits all its messages, in the reverse order of forward.
 
-A rank's messages form one chain of delegates. What was sent before a value was received hangs behind that value, so
-backward answers for the value before it waits for anything that was sent earlier: it goes through the forward plan in
-reverse, which can not hang if forward did not.
+A rank's messages form one chain of delegates. What was sent before a value was received is connected behind that value,
+so backward sends the value's gradient before it waits for the gradient of anything that was sent earlier. Backward is
+forward's schedule in reverse, which cannot deadlock if forward did not.
 """
 
 from __future__ import annotations
@@ -13,11 +13,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from torchmn._torch_compat import Function
 from torchmn.functions.pseudo_connect import connect
 
 
-class _Join(torch.autograd.Function):
-    """A 0-d zero that depends on tensors and gives them no gradient: backward reaches them, and adds nothing."""
+class _Join(Function):
+    """A 0-d zero that depends on tensors; backward visits them with a gradient of None."""
 
     @staticmethod
     def forward(ctx: Any, *tensors: Tensor) -> Tensor:
@@ -27,28 +28,28 @@ class _Join(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *_: Any) -> tuple[None, ...]:
-        # None and not zeros: autograd still visits every node, and no zeros are made and added on the way.
+        # Autograd visits the nodes for None, too, and adds no zeros.
         return (None,) * ctx.count
 
 
 def join(delegate: Tensor | None, tensors: Iterable[Tensor]) -> Tensor | None:
-    """A delegate that stands for `delegate` and for those of `tensors` that autograd knows of; None if for nothing."""
-    known = [x for x in tensors if x.requires_grad]
-    if not known:
+    """Returns a delegate of `delegate` and of those `tensors` that need a gradient; None if there are none."""
+    needing = [x for x in tensors if x.requires_grad]
+    if not needing:
         return delegate
     if delegate is not None:
-        known.append(delegate)
-    return _Join.apply(*known)  # type: ignore[return-value]
+        needing.append(delegate)
+    return _Join.apply(*needing)
 
 
 def attach(delegate: Tensor | None, tensors: Sequence[Tensor]) -> Sequence[Tensor]:
-    """`tensors`, so that the backward pass from any float of them reaches `delegate` too."""
+    """Returns `tensors`; backward from any floating-point one of them visits `delegate`, too."""
     if delegate is None or not any(x.is_floating_point() or x.is_complex() for x in tensors):
         return tensors
-    # One node for all of them: a loss that uses only one of several outputs reaches everything.
+    # One node for all: a loss that depends on only one of several outputs visits everything.
     return connect(delegate, tensors)
 
 
 def blank() -> Tensor:
-    """The delegate of a rank on which nothing waits for a gradient; backward through it does nothing."""
+    """Returns the delegate of a rank without messages; its backward does nothing."""
     return torch.zeros((), requires_grad=torch.is_grad_enabled(), device="cpu")

@@ -1,6 +1,6 @@
-"""The graph of a MultiNodeChainList over all ranks: components, edges, and what is wrong with them.
+"""The graph of a MultiNodeChainList over all ranks: its components, edges and problems.
 
-Pure data: ranks gather their components once and each works out the same graph, without tensors and without messages.
+Pure data: ranks gather their components once, and each computes the same graph without further communication.
 """
 
 from __future__ import annotations
@@ -12,13 +12,17 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True)
 class Component:
-    """A module on a rank: whose results are its arguments, and who gets its own.
+    """A module on a rank, and the ranks that it receives from and sends to.
 
-    `rank_in=None`: the arguments are those of the model. `rank_out=None`: the result is an output of the model.
+    Attributes:
+        place: number on its rank, in the order of add_link.
+        name: of its class.
+        rank_in: ranks of its arguments; None for the arguments of the model.
+        rank_out: ranks that its result is sent to; None for an output of the model.
     """
 
     rank: int
-    place: int  # in the order of add_link
+    place: int
     name: str
     rank_in: tuple[int, ...] | None = None
     rank_out: tuple[int, ...] | None = None
@@ -28,10 +32,10 @@ class Component:
 
 
 @dataclass(frozen=True)
-class Edge:
-    """The way of one result of `source` to one argument of `target`."""
+class GraphEdge:
+    """The result of `source` becomes argument number `argument` of `target`."""
 
-    number: int  # the same on every rank, so that messages of different edges never meet
+    number: int  # the same on every rank, for the tag of its messages
     source: Component
     target: Component
     argument: int
@@ -43,14 +47,14 @@ class Edge:
 
 @dataclass(frozen=True)
 class Graph:
-    """Everything that all ranks know of the chain: its components in rank order, its edges, its problems."""
+    """The components of all ranks in rank order, their edges, and the problems that prevent running them."""
 
     size: int
     components: tuple[Component, ...]
-    edges: tuple[Edge, ...]
+    edges: tuple[GraphEdge, ...]
     problems: tuple[str, ...] = ()
-    incoming: dict[Component, list[Edge]] = field(default_factory=dict, compare=False, repr=False)
-    outgoing: dict[Component, list[Edge]] = field(default_factory=dict, compare=False, repr=False)
+    incoming: dict[Component, list[GraphEdge]] = field(default_factory=dict, compare=False, repr=False)
+    outgoing: dict[Component, list[GraphEdge]] = field(default_factory=dict, compare=False, repr=False)
 
     def __post_init__(self) -> None:
         for component in self.components:
@@ -63,32 +67,32 @@ class Graph:
             edges.sort(key=lambda edge: edge.argument)
 
     def of_rank(self, rank: int) -> list[Component]:
-        """The components on `rank`, in the order in which they were added."""
+        """Returns the components on `rank`, in the order in which they were added."""
         return [component for component in self.components if component.rank == rank]
 
 
 def connect(components: Sequence[Component], size: int) -> Graph:
-    """The graph of `components`: the n-th result that a rank gives another is the n-th that this one takes from it.
+    """Returns the graph of `components`: the n-th value a rank sends to another is the n-th that one receives from it.
 
-    Never raises: what can not run is in `problems`, one sentence each.
+    Never raises: what prevents running is in `problems`, one sentence each.
     """
     problems = [_out_of_range(component, size) for component in components]
     if not components:
         problems.append("it has no component on any rank: add some with add_link")
-    given: dict[tuple[int, int], list[Component]] = defaultdict(list)
-    taken: dict[tuple[int, int], list[tuple[Component, int]]] = defaultdict(list)
+    sent: dict[tuple[int, int], list[Component]] = defaultdict(list)
+    received: dict[tuple[int, int], list[tuple[Component, int]]] = defaultdict(list)
     for component in components:
         for rank in component.rank_out or ():
-            given[component.rank, rank].append(component)
+            sent[component.rank, rank].append(component)
         for argument, rank in enumerate(component.rank_in or ()):
-            taken[rank, component.rank].append((component, argument))
+            received[rank, component.rank].append((component, argument))
     ends = []
-    for pair in sorted(given.keys() | taken.keys()):
+    for pair in sorted(sent.keys() | received.keys()):
         if not all(0 <= rank < size for rank in pair):
             continue
-        problems.append(_unmatched(*pair, given[pair], taken[pair]))
-        ends += zip(given[pair], taken[pair], strict=False)
-    edges = tuple(Edge(number, source, *taker) for number, (source, taker) in enumerate(ends))
+        problems.append(_unmatched(*pair, sent[pair], received[pair]))
+        ends += zip(sent[pair], received[pair], strict=False)
+    edges = tuple(GraphEdge(number, source, *target) for number, (source, target) in enumerate(ends))
     graph = Graph(size, tuple(components), edges)
     problems.append(_cycle(graph))
     return Graph(size, graph.components, edges, tuple(problem for problem in problems if problem))
@@ -104,19 +108,20 @@ def _out_of_range(component: Component, size: int) -> str | None:
 
 
 def _unmatched(
-    source: int, target: int, given: Sequence[Component], taken: Sequence[tuple[Component, int]]
+    source: int, target: int, sent: Sequence[Component], received: Sequence[tuple[Component, int]]
 ) -> str | None:
-    if len(given) == len(taken):
+    if len(sent) == len(received):
         return None
-    givers, takers = _places(given), _places([component for component, _ in taken])
+    sources, targets = _places(sent), _places([component for component, _ in received])
     if source == target:
-        text = f"rank {source} keeps a value for itself {_times(given)} (rank_out={source}: {givers}) but takes one "
-        text += f"from itself {_times(taken)} (rank_in={source}: {takers})"
+        text = f"rank {source} keeps a value for itself {_times(sent)} (rank_out={source}: {sources}) but takes one "
+        text += f"from itself {_times(received)} (rank_in={source}: {targets})"
     else:
-        text = f"rank {source} sends to rank {target} {_times(given)} (rank_out={target}: {givers}) but rank {target} "
-        text += f"receives from rank {source} {_times(taken)} (rank_in={source}: {takers})"
-    missing = f"rank_out={target} on rank {source}" if len(given) < len(taken) else f"rank_in={source} on rank {target}"
-    return f"{text}: add the missing {missing}, or remove what is too much"
+        text = f"rank {source} sends to rank {target} {_times(sent)} (rank_out={target}: {sources}) but rank {target} "
+        text += f"receives from rank {source} {_times(received)} (rank_in={source}: {targets})"
+    fewer_sent = len(sent) < len(received)
+    missing = f"rank_out={target} on rank {source}" if fewer_sent else f"rank_in={source} on rank {target}"
+    return f"{text}: add the missing {missing}, or remove the surplus"
 
 
 def _times(ends: Sequence[object]) -> str:
@@ -128,7 +133,7 @@ def _places(components: Sequence[Component]) -> str:
 
 
 def _cycle(graph: Graph) -> str | None:
-    """A sentence that walks once round a cycle, or None if every component gets its turn."""
+    """Returns a sentence with the components of a cycle, or None if there is none."""
     waiting = {component: len(graph.incoming[component]) for component in graph.components}
     ready = [component for component, count in waiting.items() if count == 0]
     while ready:
@@ -140,7 +145,7 @@ def _cycle(graph: Graph) -> str | None:
                 ready.append(edge.target)
     if not waiting:
         return None
-    # Whoever is left waits for somebody who is left: going from one to the next must come round.
+    # Each remaining component waits for a remaining one, so following these edges must end in a cycle.
     path = [next(iter(waiting))]
     while path.count(path[-1]) == 1:
         path.append(next(edge.source for edge in graph.incoming[path[-1]] if edge.source in waiting))

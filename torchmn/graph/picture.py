@@ -1,4 +1,4 @@
-"""The graph of a chain as a picture: one lane per rank, and time from left to right."""
+"""draw: the graph of a chain as a picture, with one lane per rank and time from left to right."""
 
 from __future__ import annotations
 
@@ -14,15 +14,22 @@ _BOX_WIDTH, _BOX_HEIGHT = 0.6, 0.42
 
 
 def draw(chain: MultiNodeChainList, path: str | PathLike[str]) -> None:
-    """Write a picture of the graph of `chain` to `path` (.png, .svg, .pdf); every rank calls it, rank 0 writes."""
+    """Writes a picture of the graph of `chain`; every rank must call it, rank 0 writes.
+
+    Args:
+        chain: its graph over all ranks is drawn, with its problems.
+        path: a .png, .svg or .pdf file.
+
+    Raises:
+        TorchMNError: on every rank, if rank 0 cannot write the file, or has no matplotlib.
+    """
     graph = chain.gather_graph()
     if chain.comm is not None:
-        # It may fail: a folder that is not there, no matplotlib.
         chain.comm.attempt(f"draw to {path}", lambda: draw_graph(graph, path), root=0, raises=TorchMNError)
 
 
 def draw_graph(graph: Graph, path: str | PathLike[str]) -> None:
-    """Write a picture of `graph` to `path`."""
+    """Writes a picture of `graph` to `path`."""
     try:
         from matplotlib.figure import Figure
     except ImportError:
@@ -46,18 +53,18 @@ def draw_graph(graph: Graph, path: str | PathLike[str]) -> None:
     axes.spines[:].set_visible(False)
     axes.tick_params(length=0)
     if graph.problems:
-        axes.set_title("can not run: " + "\n".join(graph.problems), color="#b42318", fontsize=8, wrap=True)
+        axes.set_title("cannot run: " + "\n".join(graph.problems), color="#b42318", fontsize=8, wrap=True)
     figure.savefig(path)
 
 
 def columns_of(graph: Graph) -> dict[Component, int]:
-    """A column for each component: right of all that it waits for, and one component in each place of a lane."""
+    """Returns the column of each component: right of all that it waits for, one component per column and rank."""
     at = {(component.rank, component.place): component for component in graph.components}
     columns = {at[task.rank, task.place]: n for n, tasks in enumerate(rounds(graph, 1)) for task in tasks}
-    for component in graph.components:  # those of a cycle never run; they stand at the end of their lane
+    for component in graph.components:  # of a cycle: they never run
         if component not in columns:
-            mine = [column for other, column in columns.items() if other.rank == component.rank]
-            columns[component] = 1 + max(mine, default=-1)
+            taken = [column for other, column in columns.items() if other.rank == component.rank]
+            columns[component] = 1 + max(taken, default=-1)
     return columns
 
 
@@ -84,7 +91,7 @@ _ARROW = {"arrowstyle": "-|>", "color": "#667085", "linewidth": 1.0}
 def _arrow(axes: Any, source: tuple[float, float], target: tuple[float, float], color: str) -> None:
     start = source[0] + _BOX_WIDTH / 2, source[1]
     end = target[0] - _BOX_WIDTH / 2, target[1]
-    # An edge that jumps over boxes of its own lane goes round them.
+    # Curved, around the boxes between its ends.
     columns = target[0] - source[0]
     bend = 0.7 / columns if source[1] == target[1] and columns > 1 else 0.0
     shape = {**_ARROW, "color": color, "connectionstyle": f"arc3,rad={bend}"}

@@ -1,4 +1,7 @@
-"""In which order a rank runs its components, and on which micro-batch: the same plan on every rank, without asking."""
+"""The schedule of a graph: in which order each rank runs its components on which micro-batch.
+
+Every rank computes the same schedule, without communication.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,7 @@ from torchmn.graph.description import Graph
 
 
 class Task(NamedTuple):
-    """One component at work on one micro-batch. Tasks sort as a rank prefers them."""
+    """One component on one micro-batch. A rank runs the smallest task that is ready."""
 
     microbatch: int
     place: int  # of the component on its rank
@@ -18,9 +21,9 @@ class Task(NamedTuple):
 
 
 def schedule(graph: Graph, microbatches: int) -> list[list[Task]]:
-    """The tasks of each rank, in an order in which all of them can run if sends do not wait.
+    """Returns the tasks of each rank, in an order that does not deadlock if sends do not wait.
 
-    The backward pass goes through it in reverse, which is a valid order again.
+    Backward runs it in reverse, which is a valid order again.
     """
     plan: list[list[Task]] = [[] for _ in range(graph.size)]
     for tasks in rounds(graph, microbatches):
@@ -30,11 +33,11 @@ def schedule(graph: Graph, microbatches: int) -> list[list[Task]]:
 
 
 def rounds(graph: Graph, microbatches: int) -> Iterator[list[Task]]:
-    """The tasks that run at the same time, at most one on a rank, if every component lasts equally long.
+    """Yields the tasks that run at the same time, at most one per rank, if all components take equally long.
 
-    A rank never idles while one of its tasks could run; of several it takes the earliest micro-batch first, and then
-    the component added first. On a line of ranks that is the order of GPipe. A component meets its micro-batches in
-    order, so messages on an edge arrive in order too. Components of a cycle never come.
+    A rank never idles while one of its tasks is ready; of several it takes the earliest micro-batch, then the component
+    added first. For a pipeline that is the order of GPipe. A component gets its micro-batches in order, so messages of
+    an edge arrive in order, too. Components of a cycle are left out.
     """
     at = {(component.rank, component.place): component for component in graph.components}
     waiting: dict[Task, int] = {}
@@ -50,7 +53,7 @@ def rounds(graph: Graph, microbatches: int) -> Iterator[list[Task]]:
         yield running
         for task in running:
             for edge in graph.outgoing[at[task.rank, task.place]]:
-                follower = Task(task.microbatch, edge.target.place, edge.target.rank)
-                waiting[follower] -= 1
-                if not waiting[follower]:
-                    heappush(ready[follower.rank], follower)
+                successor = Task(task.microbatch, edge.target.place, edge.target.rank)
+                waiting[successor] -= 1
+                if not waiting[successor]:
+                    heappush(ready[successor.rank], successor)

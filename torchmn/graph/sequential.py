@@ -1,4 +1,4 @@
-"""Cutting an nn.Sequential into stages for the ranks, so that the slowest is as quick as can be."""
+"""Cutting an nn.Sequential into stages, one per rank, so that the slowest stage is as fast as possible."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _OPERATION = "MultiNodeChainList.from_sequential"
 def stage_of_rank(
     model: nn.Sequential, comm: Communicator, balance: str | Sequence[int], sample: Any
 ) -> tuple[nn.Sequential | None, int | None, int | None]:
-    """This rank's layers (None if it has none), the rank before and the rank after; None at either end."""
+    """Returns this rank's layers (None if it has none), and the ranks of the previous and the next stage or None."""
     counts = layers_per_rank(model, comm, balance, sample)
     owners = [rank for rank, count in enumerate(counts) if count]
     layers = list(own_modules(model).items())  # named_children leaves out a layer that is used twice
@@ -46,30 +46,30 @@ def stage_of_rank(
 def layers_per_rank(
     model: nn.Sequential, comm: Communicator, balance: str | Sequence[int], sample: Any
 ) -> tuple[int, ...]:
-    """How many layers each rank gets; a wrong argument on one rank is an error on every rank."""
+    """Returns the number of layers of each rank; a wrong argument on one rank raises on every rank."""
     problem = _problem(model, comm, balance, sample)
-    layers = () if problem else tuple(map(_in_words, model))
+    layers = () if problem else tuple(map(_layer_text, model))
     shown = balance if problem or isinstance(balance, str) else tuple(balance)
     comm.agree(_OPERATION, problem, layers=layers, balance=shown)
     if not isinstance(balance, str):
         counts = tuple(balance)
     elif balance == "time":
-        counts = balanced(comm.attempt(_OPERATION, lambda: _measured(model, sample), root=0)[0], comm.size)
+        counts = balanced(comm.attempt(_OPERATION, lambda: _measure(model, sample), root=0)[0], comm.size)
     else:
         counts = balanced(comm.bcast_obj(parameters(model)), comm.size)
     return counts
 
 
-def _in_words(layer: nn.Module) -> str:
-    """A layer's class and the shapes of its parameters: what all ranks must have alike."""
+def _layer_text(layer: nn.Module) -> str:
+    """Returns a layer's class and the shapes of its parameters, which must be the same on all ranks."""
     return " ".join([type(layer).__name__, *(str(tuple(parameter.shape)) for parameter in layer.parameters())])
 
 
-def _measured(model: nn.Sequential, sample: Any) -> list[float]:
-    """The seconds of each layer."""
+def _measure(model: nn.Sequential, sample: Any) -> list[float]:
+    """Returns the seconds of each layer; raises a ValueError with what a layer raised."""
     try:
         return seconds(model, sample)
-    except Exception as error:  # a sample that does not fit, or whatever else a layer may raise
+    except Exception as error:  # any layer may raise anything, if the sample does not fit
         raise ValueError(f"balance='time': the layers raised on sample: {type(error).__name__}: {error}") from error
 
 
@@ -105,22 +105,22 @@ def _refuse_shared_parameters(stages: Sequence[nn.Module], comm: Communicator) -
             if other != rank:
                 raise GraphError(
                     f"rank {comm.rank} of {comm.size}: {_OPERATION}: {first_name!r} on rank {other} and {name!r} on "
-                    f"rank {rank} are one parameter, which can not lie on two ranks: cut elsewhere (balance=[...]), or "
+                    f"rank {rank} are one parameter, which cannot be on two ranks: cut elsewhere (balance=[...]), or "
                     "put both layers on one rank with add_link: rank 0 may have the first component and the last"
                 )
 
 
 def parameters(model: nn.Sequential) -> list[float]:
-    """The number of parameters of each layer."""
+    """Returns the number of parameters of each layer."""
     return [float(sum(parameter.numel() for parameter in layer.parameters())) for layer in model]
 
 
 def seconds(model: nn.Sequential, sample: Any) -> list[float]:
-    """How long forward and backward of each layer take on `sample`. The model is left as it was."""
+    """Returns the seconds of forward and backward of each layer on `sample`. Does not change the model."""
     costs = []
     with torch.random.fork_rng():
         for layer in model:
-            layer = deepcopy(layer)  # running statistics and gradients of the real one stay untouched
+            layer = deepcopy(layer)  # which has running statistics and gradients
             times = []
             for _ in range(_REPEATS + 1):
                 layer.zero_grad()
@@ -132,15 +132,15 @@ def seconds(model: nn.Sequential, sample: Any) -> list[float]:
                     if roots:
                         torch.autograd.backward(roots, [torch.ones_like(x) for x in roots])
                 times.append(perf_counter() - start)
-            costs.append(median(times[1:]))  # the first one warms up
+            costs.append(median(times[1:]))  # the first is a warm-up
             sample = result
     return costs
 
 
 def _as_received(result: Any) -> Any:
-    """`result` as the next layer would have it: apart from the graph behind it, but asking for its gradient.
+    """Returns `result` as the next layer would receive it: detached, and needing its gradient.
 
-    A copy, and no leaf: the layer may work in place, as often as it is measured.
+    A copy that is not a leaf, because the layer may change it in place.
     """
     tensors, structure = flatten(result, keep_objects=True)
     fresh = [x.detach().requires_grad_(x.requires_grad).clone() for x in tensors]
@@ -148,11 +148,11 @@ def _as_received(result: Any) -> Any:
 
 
 def balanced(costs: Sequence[float], parts: int) -> tuple[int, ...]:
-    """Sizes of `parts` stretches of `costs`, none empty, whose largest sum is as small as can be."""
+    """Returns the sizes of `parts` non-empty runs of `costs` whose largest sum is as small as possible."""
     sums = [0.0]
     for cost in costs:
         sums.append(sums[-1] + cost)
-    # best[n]: the smallest possible largest sum of the first n layers in the stretches so far, and their sizes.
+    # best[n]: the smallest possible largest sum of the first n layers in the runs so far, and the sizes of the runs.
     best: list[tuple[float, tuple[int, ...]] | None] = [(0.0, ()), *[None] * len(costs)]
     for _ in range(parts):
         following: list[tuple[float, tuple[int, ...]] | None] = [None] * len(best)
@@ -161,10 +161,10 @@ def balanced(costs: Sequence[float], parts: int) -> tuple[int, ...]:
                 continue
             for end in range(start + 1, len(best)):
                 candidate = max(so_far[0], sums[end] - sums[start]), (*so_far[1], end - start)
-                known = following[end]
-                if known is None or candidate < known:
+                current = following[end]
+                if current is None or candidate < current:
                     following[end] = candidate
         best = following
-    answer = best[-1]
-    assert answer is not None
-    return answer[1]
+    solution = best[-1]
+    assert solution is not None
+    return solution[1]

@@ -1,4 +1,4 @@
-"""The graph of a chain as text."""
+"""describe: the graph of a chain as text."""
 
 from __future__ import annotations
 
@@ -7,19 +7,23 @@ from torchmn.graph.description import Component, Graph
 
 
 def describe(chain: MultiNodeChainList) -> str:
-    """The graph of `chain` over all ranks, and what is wrong with it, as text; every rank calls it, and gets it."""
+    """Returns the graph of `chain` over all ranks, with its problems, as text on every rank.
+
+    Args:
+        chain: every rank must call this with its own.
+    """
     return as_text(chain.gather_graph())
 
 
 def as_text(graph: Graph) -> str:
-    """`graph`, a line for each component, with the other end of each of its edges."""
+    """Returns `graph` as text: a line for each component, with the other end of each of its edges."""
     lines = [f"{len(graph.components)} components on {graph.size} ranks, {len(graph.edges)} edges"]
     for rank in range(graph.size):
         lines.append(f"rank {rank}" + ("" if graph.of_rank(rank) else ": no component, returns a delegate"))
         for component in graph.of_rank(rank):
             lines.append(f"  {component.place} {component.name}: {_sources(graph, component)} -> ")
             lines[-1] += _targets(graph, component)
-    lines += [f"can not run: {problem}" for problem in graph.problems]
+    lines += [f"cannot run: {problem}" for problem in graph.problems]
     return "\n".join(lines)
 
 
