@@ -1,8 +1,8 @@
-"""Tables of guards.
+"""GuardTable: a registry of guards by event.
 
-A guard refuses what a user may do that would silently give other numbers than one rank has, or leave ranks waiting. The
-core announces events and uses whatever guards are in the table; their package is loaded by name, and the core gives the
-same results without it. Users cannot switch guards off.
+A guard is a check that raises an error where a program would silently compute other numbers than one rank, or where
+ranks would wait forever. The core announces events and calls the guards of the table; their package is loaded by name,
+and the core gives the same results without it. Users cannot switch guards off.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from torchmn.optional import optional_module
 
-Look = TypeVar("Look", bound=Callable[..., Any])
+Implementation = TypeVar("Implementation", bound=Callable[..., Any])
 
 
 class Guard(NamedTuple):
@@ -22,14 +22,15 @@ class Guard(NamedTuple):
 
     Attributes:
         name: of the function or class.
-        look: the function or class; the file that announces the event describes its arguments.
+        event: on which it is called.
+        implementation: the function or class; the file that announces the event describes its arguments.
         why: what would be wrong without the guard.
         replaces: which function of sys, os or torch the guard replaces or hooks into, and why; "" for none.
     """
 
     name: str
     event: str
-    look: Callable[..., Any]
+    implementation: Callable[..., Any]
     why: str
     replaces: str
 
@@ -45,15 +46,15 @@ class GuardTable:
     def load(self) -> None:
         """Loads the package with the guards, if it exists."""
         if not self._loaded:
-            optional_module(self._package)  # ranks that are threads wait for each other in the import
+            optional_module(self._package)  # the import lock makes ranks that are threads wait for it
             self._loaded = True
 
-    def guard(self, on: str, *, why: str, replaces: str = "") -> Callable[[Look], Look]:
+    def guard(self, on: str, *, why: str, replaces: str = "") -> Callable[[Implementation], Implementation]:
         """Registers a function or class as a guard for an event. See `Guard`."""
 
-        def register(look: Look) -> Look:
-            self.by_event[on].append(Guard(look.__name__, on, look, why, replaces))
-            return look
+        def register(implementation: Implementation) -> Implementation:
+            self.by_event[on].append(Guard(implementation.__name__, on, implementation, why, replaces))
+            return implementation
 
         return register
 
@@ -63,10 +64,10 @@ class GuardTable:
 
     @contextmanager
     def without(self, name: str) -> Iterator[None]:
-        """A block in which one guard is taken away, for tests."""
-        taken = self.entries()[name]
-        self.by_event[taken.event].remove(taken)
+        """Context without one of the guards, for tests."""
+        removed = self.entries()[name]
+        self.by_event[removed.event].remove(removed)
         try:
             yield
         finally:
-            self.by_event[taken.event].append(taken)
+            self.by_event[removed.event].append(removed)

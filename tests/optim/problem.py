@@ -7,7 +7,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
-from torchmn.communicators.communicator import Communicator
+from torchmn import Communicator
 
 BATCH = 12
 STEPS = 20

@@ -12,7 +12,7 @@ from torch.nn.utils import clip_grad_norm_
 
 import torchmn
 from tests._worlds import ranks
-from torchmn.communicators.communicator import Communicator
+from torchmn import Communicator
 from torchmn.optim import MultiNodeOptimizer, create_multi_node_optimizer
 
 CLIPPING: dict[str, Callable[..., Any]] = {
@@ -29,7 +29,7 @@ def gradients_of_one_to_size(comm: Communicator, **options: Any) -> tuple[nn.Par
     return parameter, optimizer
 
 
-@pytest.mark.guard("OwnClipping")
+@pytest.mark.guard("LocalClipping")
 @ranks(2, 3, on="threads")
 @pytest.mark.parametrize("function", CLIPPING)
 @pytest.mark.parametrize("double_buffering", [False, True])
@@ -41,7 +41,7 @@ def test_clipping_each_ranks_own_gradients_is_an_error_on_all(comm, function: st
     assert (parameter == 0).all()
 
 
-@pytest.mark.guard("OwnClipping")
+@pytest.mark.guard("LocalClipping")
 @ranks(2, on="threads")
 def test_clipping_on_one_rank_only_is_an_error_on_all(comm) -> None:
     parameter, optimizer = gradients_of_one_to_size(comm)
@@ -51,7 +51,7 @@ def test_clipping_on_one_rank_only_is_an_error_on_all(comm) -> None:
         optimizer.step()
 
 
-@pytest.mark.guard("OwnClipping")
+@pytest.mark.guard("LocalClipping")
 @ranks(2, on="threads")
 def test_clipping_while_gradients_are_on_their_way_is_an_error(comm) -> None:
     parameter, optimizer = gradients_of_one_to_size(comm, overlap=True)

@@ -52,10 +52,10 @@ def another_mode(comm: Any) -> None:
 
 
 CASES: dict[str, tuple[Callable[[Any], None], str]] = {
-    "OwnClipping": (clips_before_the_mean, "clip_grad_norm_ was called before the mean of the gradients was taken"),
-    "Writing": (writes_on_one_rank, "only some ranks have written to what all must have alike"),
+    "LocalClipping": (clips_before_the_mean, "clip_grad_norm_ was called before the gradients were averaged"),
+    "ReplicaConsistency": (writes_on_one_rank, "only some ranks have modified what must be the same on all"),
     "Hyperparameters": (another_rate, "hyperparameters"),
-    "Mode": (another_mode, "mode of the model"),
+    "TrainingMode": (another_mode, "mode of the model"),
 }
 
 GUARDS.load()

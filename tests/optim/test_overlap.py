@@ -13,10 +13,10 @@ from tests._worlds import ranks
 from tests.optim.problem import OPTIMIZERS, STEPS, assert_close, batch, loss_of, make_model, serial_run, uneven
 from torchmn.optim import create_multi_node_optimizer
 from torchmn.optim.multi_node import MultiNodeOptimizer
-from torchmn.optim.reducers import Overlapped
+from torchmn.optim.reducers import OverlappedReducer
 
 
-class SmallBuckets(Overlapped):
+class SmallBuckets(OverlappedReducer):
     """Several buckets for a small model."""
 
     bucket_bytes = 1
@@ -160,7 +160,7 @@ def test_parameters_that_appear_later_become_rank_0s_and_are_averaged(comm) -> N
 def test_what_can_not_overlap_is_refused(comm) -> None:
     model = make_model()
     optimizer = create_multi_node_optimizer(torch.optim.SGD(model.parameters(), lr=1.0), comm, overlap=True)
-    assert isinstance(optimizer._reducer, Overlapped)
+    assert isinstance(optimizer._reducer, OverlappedReducer)
     loss_of(model, *local(comm)).backward()
     with pytest.raises(torchmn.ArgumentError, match=r"second backward before step.*no_sync"):
         loss_of(model, *local(comm)).backward()

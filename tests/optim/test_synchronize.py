@@ -8,7 +8,7 @@ from torch import nn
 
 import torchmn
 from tests._worlds import ranks
-from torchmn.communicators.communicator import Communicator
+from torchmn import Communicator
 from torchmn.optim import MultiNodeOptimizer, create_multi_node_optimizer
 
 

@@ -12,11 +12,9 @@ from torch import nn
 import torchmn
 from tests.parallel.training import PROBLEMS, optimizer_of, tile_of
 from tests.sharded.parity import assert_close, numbers
-from torchmn import functions
-from torchmn.communicators.process_grid import ProcessGrid
+from torchmn import ProcessGrid, clip_grad_norm_, functions
 from torchmn.errors import ArgumentError, ParallelizeError
 from torchmn.parallel import full_state_dict, parallelize
-from torchmn.parallel.clipping import clip_grad_norm_
 
 SHAPE = (3, 8, 7)
 
@@ -186,7 +184,7 @@ def test_gradients_are_clipped_by_the_norm_of_the_whole_model(mode, sizes, norm_
     torchmn.run_threads(body, 4)
 
 
-@pytest.mark.guard("OwnClipping")
+@pytest.mark.guard("LocalClipping")
 def test_torch_clips_slices_by_value_and_is_refused_where_it_would_take_their_norm():
     net, (x, y) = small(), data(4)
     serial = deepcopy(net)

@@ -1,4 +1,4 @@
-"""Gradients that travel in a thread of their own, while the rank computes."""
+"""BackgroundReducer: a thread that averages gradients over ranks while the main thread computes."""
 
 from __future__ import annotations
 
@@ -12,45 +12,51 @@ from torchmn.gradient_role import role_of
 from torchmn.optim.gradients import Gradient
 
 
-class Journey(threading.Thread):
-    """Buckets of gradients on their way to their means, one after the other in the order in which they were sent."""
+class BackgroundReducer(threading.Thread):
+    """Averages buckets of gradients one after the other, in the order in which they were submitted."""
 
     def __init__(self, take_mean: Callable[[list[Gradient]], None]):
         super().__init__(name="torchmn gradients", daemon=True)
         self._take_mean = take_mean
-        self._sent: SimpleQueue[list[Gradient] | None] = SimpleQueue()
+        self._submitted: SimpleQueue[list[Gradient] | None] = SimpleQueue()
         self._means: list[Gradient] = []
         self._error: BaseException | None = None
         self.start()
 
-    def send(self, grads: list[Gradient]) -> None:
-        """Let a bucket leave; nobody else may touch its gradients until `arrive`."""
-        self._sent.put(grads)
+    def submit(self, grads: list[Gradient]) -> None:
+        """Submits a bucket, whose gradients must not be used until `result`."""
+        self._submitted.put(grads)
 
-    def end(self) -> None:
-        """Say that no more buckets come."""
-        self._sent.put(None)
+    def close(self) -> None:
+        """Ends the thread after the buckets that were submitted."""
+        self._submitted.put(None)
 
     def run(self) -> None:
         try:
-            while (grads := self._sent.get()) is not None:
+            while (grads := self._submitted.get()) is not None:
                 self._take_mean(grads)
                 self._means += grads
-        except BaseException as error:  # raised where the means are asked for
+        except BaseException as error:  # raised in `result`
             self._error = error
 
-    def arrive(self) -> list[Gradient]:
-        """Wait for the means of all that was sent; after `end`."""
+    def result(self) -> list[Gradient]:
+        """Waits for the means of all buckets, after `close`; raises what the thread raised."""
         self.join()
         if self._error is not None:
             raise self._error
         return self._means
 
 
-def line_of_its_own(comm: Communicator, grads: list[Gradient], option: str) -> Communicator:
-    """A communicator of the same ranks for a thread: on the user's own, their operations would meet out of order.
+def background_communicator(comm: Communicator, grads: list[Gradient], option: str) -> Communicator:
+    """Returns a communicator of the same ranks for a thread, whose operations must not mix with the user's.
 
-    option: which asked for the thread; it is refused where slices are averaged over fewer ranks.
+    Args:
+        comm: communicator of the optimizer.
+        grads: of the optimizer.
+        option: that needs the thread.
+
+    Raises:
+        ArgumentError: if some gradients are slices that are averaged over fewer ranks.
     """
     sliced = [grad.name for grad in grads if (among := role_of(grad.parameter).over) and among.size > 1]
     if sliced:

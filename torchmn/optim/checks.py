@@ -1,4 +1,4 @@
-"""Which optimizers can be wrapped, and what ranks must have been asked for alike."""
+"""Checks of `create_multi_node_optimizer`: which optimizers can be wrapped, and what must be the same on all ranks."""
 
 from __future__ import annotations
 
@@ -17,23 +17,26 @@ from torchmn.optim.wrapper import WrappedOptimizer
 
 OPERATION = "create_multi_node_optimizer"
 
-# These compute each element of a parameter from that element alone, so a slice steps as the whole would.
+# They update each element of a parameter independently, so a step of a slice equals that of the whole parameter.
 _ELEMENT_BY_ELEMENT = (
     *("SGD", "Adam", "AdamW", "RMSprop", "Adagrad", "Adadelta", "Adamax", "NAdam", "RAdam", "ASGD", "Rprop"),
     "SparseAdam",
 )
 
-
-# How a step is computed, and not what comes out: ranks may differ in it.
+# Options that change how a step is computed, not its result: they may differ between ranks.
 _ONLY_SPEED = ("foreach", "fused", "capturable", "differentiable")
 _PLAIN = (bool, int, float, str, tuple)
 _WIRE_DTYPES = (None, torch.float16, torch.bfloat16, torch.float32)
 
 
 def check(optimizer: Any, comm: Communicator, model: nn.Module | None, options: Mapping[str, Any]) -> None:
-    """Raise on every rank if one can not wrap its optimizer, or if ranks would not make the same steps.
+    """Raises on every rank if one cannot wrap its optimizer, or if ranks would make different steps.
 
-    options: what the ranks were asked for beside the optimizer, and must be asked for alike
+    Args:
+        optimizer: to wrap.
+        comm: communicator of the ranks.
+        model: whose parameters it has, or None.
+        options: arguments of `create_multi_node_optimizer` that must be the same on all ranks.
     """
     problem = _option_problem(options) or _optimizer_problem(optimizer)
     if problem is None and model is not None:
@@ -44,19 +47,18 @@ def check(optimizer: Any, comm: Communicator, model: nn.Module | None, options: 
 
 
 def groups_as_text(optimizer: Optimizer, first: int = 0) -> dict[str, str]:
-    """What must be the same on all ranks in the groups from number `first` on: learning rate, momentum and so on."""
+    """Returns what must be the same on all ranks (learning rate, momentum, ...) of the groups from `first` on."""
     return {f"group {n}": _values(group) for n, group in enumerate(optimizer.param_groups) if n >= first}
 
 
 def _values(group: dict[str, Any]) -> str:
-    """The plain values of a group. Tables and functions are left out: their texts say nothing, or where they lie."""
+    """Returns the plain values of a group as text, without objects whose text is an address."""
     values = {name: _plain_value(value) for name, value in group.items() if name not in _ONLY_SPEED}
-    kept = {name: value for name, value in values.items() if value is not None}
-    return f"({', '.join(f'{name} {value}' for name, value in kept.items())})"
+    return f"({', '.join(f'{name} {value}' for name, value in values.items() if value is not None)})"
 
 
 def hyperparameters(optimizer: Optimizer) -> tuple[tuple[tuple[str, Any], ...], ...]:
-    """Of each group, what the optimizer was made with or a schedule has set since: learning rate, momentum, betas."""
+    """Returns the current hyperparameters of each group: learning rate, momentum, betas, ..."""
     groups = []
     for group in optimizer.param_groups:
         named = []
@@ -71,7 +73,7 @@ def hyperparameters(optimizer: Optimizer) -> tuple[tuple[tuple[str, Any], ...], 
 
 
 def _plain_value(value: Any) -> Any:
-    """A value that can be compared by what it says; None for others. A number on a GPU is not waited for."""
+    """Returns a value that ranks can compare; None for others, and for numbers on a GPU, to avoid a wait."""
     if isinstance(value, Tensor):
         return value.item() if value.is_cpu and value.dim() == 0 else None
     return value if isinstance(value, _PLAIN) else None
@@ -79,7 +81,7 @@ def _plain_value(value: Any) -> Any:
 
 def _option_problem(options: Mapping[str, Any]) -> str | None:
     if options["double_buffering"] and options["overlap"]:
-        return "expected double_buffering or overlap, got both: each hides the same messages"
+        return "expected double_buffering or overlap, got both: each hides the same communication"
     if options["grad_dtype"] not in _WIRE_DTYPES:
         return f"expected grad_dtype to be torch.float16, torch.bfloat16 or None, got {options['grad_dtype']!r}"
     return None
@@ -94,12 +96,12 @@ def _optimizer_problem(optimizer: Any) -> str | None:
 
 
 def _model_problem(optimizer: Optimizer, model: Any) -> str | None:
-    """Whether `optimizer` was made for another model than `model`; lets a parallel one look at its parameters."""
+    """Returns an error text if `optimizer` has other parameters than `model`; marks those of a parallel model."""
     if not isinstance(model, nn.Module):
         return f"expected model to be a torch.nn.Module, got {type(model).__name__}"
     parallelism = getattr(model, "parallelism", None)
     if parallelism is not None:
-        parallelism.adopt(model)  # slices must be known as such before anything is sent
+        parallelism.adopt(model)  # marks slices, before anything is sent
     own = {id(p) for p in model.parameters()}
     if own and not any(id(p) in own for group in optimizer.param_groups for p in group["params"]):
         return (
@@ -110,8 +112,8 @@ def _model_problem(optimizer: Optimizer, model: Any) -> str | None:
 
 
 def _chain_problem(model: nn.Module, comm: Communicator) -> str | None:
-    """Whether `comm` joins ranks that hold different components of a chain: a mean over these mixes them."""
-    # As long as nobody has loaded it there is no chain, and the optimizer need not load it either.
+    """Returns an error text if ranks of `comm` hold different components of a chain, whose gradients it would mix."""
+    # If the module is not loaded there is no chain, and the optimizer need not load it.
     chain_list: Any = sys.modules.get("torchmn.graph.chain_list")
     if chain_list is None:
         return None
@@ -122,14 +124,14 @@ def _chain_problem(model: nn.Module, comm: Communicator) -> str | None:
             if len(shared) > 1:
                 return (
                     f"`model` is a MultiNodeChainList whose ranks hold different components, and {len(shared)} of them "
-                    "would take the mean of their gradients. Use the torch optimizer as it is: it steps what its rank "
-                    "holds. For several such chains, pass the communicator of the ranks that hold the same component"
+                    "would average their gradients. Use the torch optimizer without wrapping it: it updates its rank's "
+                    "parameters. For several such chains, pass the communicator of the ranks with the same component"
                 )
     return None
 
 
 def _slice_problem(optimizer: Optimizer) -> str | None:
-    """Why an optimizer of slices needs whole parameters, for norms and products; warns of one that is not known."""
+    """Returns an error text if an optimizer of slices may need whole parameters; warns for classes outside of torch."""
     sliced = any(role_of(p).over is not None for group in optimizer.param_groups for p in group["params"])
     kind = type(optimizer)
     if not sliced or any(base.__name__ in _ELEMENT_BY_ELEMENT for base in kind.__mro__):

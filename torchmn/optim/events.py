@@ -1,7 +1,7 @@
-"""What guards see of a multi-node optimizer.
+"""The interface between a multi-node optimizer and its guards.
 
-The guards are in optim/guards: they refuse steps after which ranks would have different parameters. Each optimizer has
-one object of every class, and what it returns travels with the message in which ranks agree on a step.
+The guards, in optim/guards, raise errors before steps after which ranks would have different parameters. Each optimizer
+has one object of every guard class; what it returns is sent with the message by which ranks agree on a step.
 """
 
 from __future__ import annotations
@@ -15,53 +15,56 @@ from torch.optim import Optimizer
 
 from torchmn.communicators.communicator import Communicator
 from torchmn.guard_table import GuardTable
-from torchmn.optim.gradients import Collection, Gradient
+from torchmn.optim.gradients import Gradient, GradientCollection
 from torchmn.optim.synchronized import SynchronizedGradients
 
 
 @dataclass(frozen=True)
-class Optimizing:
-    """One multi-node optimizer, as guards see it.
+class WatchedOptimizer:
+    """What guards may use of a multi-node optimizer.
 
     Attributes:
-        actual: the optimizer that it wraps.
+        comm: communicator of its ranks.
+        actual: the wrapped optimizer.
+        model: the model that it was created with, or None.
+        collection: its gradients.
         synchronized: the gradients that are means already.
-        refuse_clipping: raises if gradients of these parameters must not be clipped now.
+        check_clipping: raises if gradients of these parameters must not be clipped now.
     """
 
     comm: Communicator
     actual: Optimizer
     model: nn.Module | None
-    collection: Collection
+    collection: GradientCollection
     synchronized: SynchronizedGradients
-    refuse_clipping: Callable[[str, Sequence[Tensor]], None]
+    check_clipping: Callable[[str, Sequence[Tensor]], None]
 
 
 class StepGuard:
     """Base class of guards of an optimizer's steps."""
 
-    def __init__(self, seen: Optimizing):
-        self.seen = seen
+    def __init__(self, watched: WatchedOptimizer):
+        self.watched = watched
 
     def same(self, grads: list[Gradient]) -> dict[str, Any]:
-        """Returns what must be the same on all ranks in the next step, by its name in messages."""
+        """Returns what must be the same on all ranks in the next step, by its name in error messages."""
         return {}
 
     def differ(self, grads: list[Gradient]) -> Any:
-        """Returns what the other ranks get to know."""
+        """Returns a value that is sent to the other ranks, for `check`."""
         return None
 
     def check(self, statements: Sequence[Any], grads: list[Gradient]) -> None:
-        """Raises, on all ranks, because of what `differ` returned there; called only if these values are not equal."""
+        """Raises, on all ranks, depending on what `differ` returned there; called only if ranks differ in it."""
 
     def stepped(self) -> None:
-        """The optimizer has stepped."""
+        """Called after a step."""
 
     def loaded(self) -> None:
-        """A state was loaded."""
+        """Called after a state was loaded."""
 
     def cleared(self) -> None:
-        """Gradients were set to zero."""
+        """Called after gradients were set to zero."""
 
 
 GUARDS = GuardTable("torchmn.optim.guards")
@@ -69,11 +72,11 @@ guard = GUARDS.guard
 
 
 def overriding(guards: Sequence[StepGuard], method: str) -> list[StepGuard]:
-    """Returns those of the guards that have a method which does nothing in `StepGuard`."""
+    """Returns the guards whose class overrides a method of `StepGuard`."""
     return [guard for guard in guards if getattr(type(guard), method) is not getattr(StepGuard, method)]
 
 
-def guards_of(seen: Optimizing) -> list[StepGuard]:
+def guards_of(watched: WatchedOptimizer) -> list[StepGuard]:
     """Returns new guards for an optimizer."""
     GUARDS.load()
-    return [guard.look(seen) for guard in GUARDS.by_event["step"]]
+    return [guard.implementation(watched) for guard in GUARDS.by_event["step"]]

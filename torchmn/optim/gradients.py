@@ -1,4 +1,4 @@
-"""The mean of all ranks' gradients: which there are, how much each rank's counts, and how they travel."""
+"""The mean of the gradients of all ranks: agreement on which exist and on their weights, and the reduction."""
 
 from __future__ import annotations
 
@@ -23,38 +23,46 @@ ABSENT, DENSE, SPARSE = 0, 1, 2
 
 @dataclass
 class Gradient:
-    """A parameter's gradient, which may be taken away from it while it travels, and the name errors call it by."""
+    """The gradient of one parameter. While it is sent, it may be detached from the parameter.
+
+    Attributes:
+        name: of the parameter, for error messages.
+        parameter: whose gradient it is.
+        value: the gradient, or None.
+        over: of a slice, the ranks with the same slice.
+    """
 
     name: str
     parameter: Tensor
     value: Tensor | None
-    over: Communicator | None = None  # of a slice: the ranks with the same slice
+    over: Communicator | None = None
 
     def put_back(self) -> None:
+        """Sets `parameter.grad`."""
         self.parameter.grad = self.value
 
 
-class Collection:
-    """The gradients of an optimizer's parameters, in the order of its groups, which all ranks share."""
+class GradientCollection:
+    """The gradients of an optimizer's parameters, in the order of its groups, which is the same on all ranks."""
 
     def __init__(self, optimizer: Optimizer, names: Mapping[int, str]):
-        """`names`: of parameters that have one, by their ids."""
+        """Args: the optimizer, and names of parameters by id."""
         self._optimizer = optimizer
         self._names = names
         self._trainable: set[int] | None = None
         self._ids: list[int] = []
-        self._kept: list[Gradient] = []
+        self._gradients: list[Gradient] = []
 
     def gradients(self) -> list[Gradient]:
-        """Returns all of them, as they are now. The next call changes their values."""
+        """Returns the current gradients. The next call changes the returned objects."""
         parameters = self.parameters()
         ids = [id(p) for p in parameters]
         if ids != self._ids:
-            self._kept = [Gradient(name, p, None) for name, p in zip(self._all_names(), parameters, strict=True)]
+            self._gradients = [Gradient(name, p, None) for name, p in zip(self._all_names(), parameters, strict=True)]
             self._ids = ids
-        for grad in self._kept:
+        for grad in self._gradients:
             grad.value, grad.over = grad.parameter.grad, role_of(grad.parameter).over
-        return self._kept
+        return self._gradients
 
     def parameters(self) -> list[Tensor]:
         """Returns all parameters."""
@@ -65,12 +73,12 @@ class Collection:
         return {id(p) for group in self._optimizer.param_groups for p in group["params"] if p.requires_grad}
 
     def unfrozen(self, grads: Sequence[Gradient]) -> list[Gradient]:
-        """Returns those of parameters that were frozen when `keep_trainable` was called last."""
+        """Returns those of `grads` whose parameters were frozen at the last call of `mark_trainable`."""
         before = self._trainable or set()
         return [grad for grad in grads if grad.parameter.requires_grad and id(grad.parameter) not in before]
 
-    def keep_trainable(self, grads: Sequence[Gradient] | None = None) -> None:
-        """Lets parameters that need a gradient now count as known; of `grads` only, if given."""
+    def mark_trainable(self, grads: Sequence[Gradient] | None = None) -> None:
+        """Records which parameters need a gradient now, for `unfrozen`; with `grads`, only adds those of them."""
         if grads is None or self._trainable is None:
             self._trainable = self.trainable()
         else:
@@ -85,24 +93,30 @@ class Collection:
 
 
 @dataclass(frozen=True)
-class Agreement:
-    """What all ranks know of gradients that become means: the kind of each, and this rank's share of the mean."""
+class StepAgreement:
+    """The agreement of all ranks on the gradients of a step.
 
-    kinds: tuple[int, ...] | None  # None: they were compared before, bucket by bucket
+    Attributes:
+        kinds: `ABSENT`, `DENSE` or `SPARSE` for each gradient; None if they were compared before, bucket by bucket.
+        share: weight of this rank in the mean; the weights of all ranks add up to 1.
+        equal: whether all ranks have the same weight.
+        dtypes: of gradients whose dtype is not that of their parameter; () if all are.
+        statements: `StepFingerprint.differ` of all ranks, by element and by rank; None if all are equal.
+    """
+
+    kinds: tuple[int, ...] | None
     share: float
-    equal: bool = True  # whether all ranks count the same
-    dtypes: tuple[torch.dtype | None, ...] = ()  # of gradients that are not of their parameter's; () if all are
-    statements: Sequence[Sequence[Any]] | None = (
-        None  # what ranks say beside that, by what and by rank; None where all say the same
-    )
+    equal: bool = True
+    dtypes: tuple[torch.dtype | None, ...] = ()
+    statements: Sequence[Sequence[Any]] | None = None
 
 
 @dataclass(frozen=True)
-class Facts:
-    """What a rank says of its next step beside its gradients: what must be the same on all ranks, and what need not."""
+class StepFingerprint:
+    """What ranks compare before a step besides gradients: `same` must be equal on all ranks, `differ` need not."""
 
     same: Mapping[str, Any] = field(default_factory=dict)
-    differ: tuple = ()
+    differ: tuple[Any, ...] = ()
 
 
 def agree(
@@ -111,12 +125,23 @@ def agree(
     weight: float | None,
     zero_fill: bool,
     operation: str,
-    facts: Facts = Facts(),  # noqa: B008  (frozen)
-) -> Agreement:
-    """Compare gradients and weights over ranks, in one tiny message where all ranks are alike.
+    fingerprint: StepFingerprint = StepFingerprint(),  # noqa: B008  (frozen)
+) -> StepAgreement:
+    """Compares gradients and weights over ranks, in one small message if they are equal.
 
-    A gradient that no rank has stays absent, as in one process. One that only some ranks have counts as zeros on
-    the others; without `zero_fill` it is an error on every rank. So are facts that must be the same and are not.
+    A gradient that no rank has stays absent, as in one process. One that only some ranks have counts as zeros on the
+    others.
+
+    Args:
+        comm: communicator of the ranks.
+        grads: of this rank.
+        weight: number of samples of this rank; None on all ranks for equal weights.
+        zero_fill: if False, a gradient that only some ranks have raises an error.
+        operation: for error messages.
+        fingerprint: what else is compared.
+
+    Raises:
+        MismatchError: on every rank, if what must be the same differs, or if all weights are 0.
     """
     weight, problem = number_of_samples(weight)
     shapes, kinds, odd_dtypes = [], [], []
@@ -124,49 +149,49 @@ def agree(
         x, parameter = grad.value, grad.parameter
         shapes.append(f"{'own slice' if grad.over else list(parameter.shape)} {parameter.dtype}")
         kinds.append(ABSENT if x is None else DENSE if x.layout is torch.strided else SPARSE)
-        # Those that are not their parameter's, as torch allows with `parameter.grad_dtype`.
+        # It may differ from its parameter's with `parameter.grad_dtype`.
         odd_dtypes.append(None if x is None or x.dtype is parameter.dtype else x.dtype)
     kinds, dtypes = tuple(kinds), tuple(odd_dtypes) if any(odd_dtypes) else ()
-    # Shapes as one text: what ranks compare is walked through, and this is the longest of it.
-    same = {"weighted": weight is not None, **facts.same, "parameters": ", ".join(shapes)}
-    with comm.agreed(operation, problem, differ=(kinds, weight, dtypes, *facts.differ), **same) as ranks:
+    # Shapes as one string, which is faster to compare than a tuple.
+    same = {"weighted": weight is not None, **fingerprint.same, "parameters": ", ".join(shapes)}
+    with comm.agreed(operation, problem, differ=(kinds, weight, dtypes, *fingerprint.differ), **same) as ranks:
         alike, statements = ranks.alike, ranks.differ
     if alike:
-        _refuse_no_samples(comm, operation, weight)
-        return Agreement(kinds, 1.0 / comm.size, dtypes=dtypes)
+        _check_samples(comm, operation, weight)
+        return StepAgreement(kinds, 1.0 / comm.size, dtypes=dtypes)
     all_kinds, weights, all_dtypes, *more = zip(*statements, strict=True)
     union = tuple(max(column) for column in zip(*all_kinds, strict=True))
     _check(comm, operation, grads, all_kinds, union, zero_fill)
     dtypes = _common_dtypes(comm, operation, grads, all_kinds, all_dtypes)
     if weight is None:
-        return Agreement(union, 1.0 / comm.size, True, dtypes, more)
-    _refuse_no_samples(comm, operation, max(weights))
-    return Agreement(union, weight / sum(weights), len(set(weights)) == 1, dtypes, more)
+        return StepAgreement(union, 1.0 / comm.size, True, dtypes, more)
+    _check_samples(comm, operation, max(weights))
+    return StepAgreement(union, weight / sum(weights), len(set(weights)) == 1, dtypes, more)
 
 
-def fair_share(comm: Communicator, samples: float) -> float:
-    """By what a rank's mean loss over `samples` must be multiplied so that the plain mean over ranks is exact."""
+def loss_weight(comm: Communicator, samples: float) -> float:
+    """Returns the factor of a rank's mean loss over `samples` for which the plain mean over ranks is exact."""
     number, problem = number_of_samples(samples)
     if samples is None:
         problem = "expected a number of samples, got None"
     numbers = [samples for (samples,) in comm.agree("weigh", problem, differ=(number,))]
-    _refuse_no_samples(comm, "weigh", max(numbers))
+    _check_samples(comm, "weigh", max(numbers))
     return number * comm.size / sum(numbers)
 
 
 def number_of_samples(given: Any) -> tuple[Any, str | None]:
-    """A weight as a plain number (None stays None), and what is wrong with it or None."""
+    """Returns a weight as a plain number (None for None), and an error text or None."""
     number = given.item() if isinstance(given, Tensor | np.generic) and math.prod(given.shape) == 1 else given
     if number is None or (isinstance(number, int | float) and 0 <= number < float("inf")):
         return number, None
     return None, f"expected weight to be a number of samples >= 0, got {number!r}"
 
 
-def _refuse_no_samples(comm: Communicator, operation: str, largest: float | None) -> None:
+def _check_samples(comm: Communicator, operation: str, largest: float | None) -> None:
     if largest == 0:
         raise MismatchError(
-            f"rank {comm.rank} of {comm.size}: {operation}: the weights of all ranks are 0, so there is nothing to "
-            "take the mean of: leave this step out on all ranks"
+            f"rank {comm.rank} of {comm.size}: {operation}: the weights of all ranks are 0, so there is no mean: "
+            "skip this step on all ranks"
         )
 
 
@@ -178,7 +203,7 @@ def _check(
     union: tuple[int, ...],
     zero_fill: bool,
 ) -> None:
-    """Raise on every rank alike if gradients are missing that must not be, or are dense here and sparse there."""
+    """Raises on every rank if gradients are missing without `zero_fill`, or are sparse on some ranks only."""
     lines = []
     for place, grad in enumerate(grads):
         kinds = [rank_kinds[place] for rank_kinds in all_kinds]
@@ -201,7 +226,7 @@ def _common_dtypes(
     all_kinds: Sequence[tuple[int, ...]],
     all_dtypes: Sequence[tuple[torch.dtype | None, ...]],
 ) -> tuple[torch.dtype | None, ...]:
-    """The dtypes that are not their parameter's; raises on every rank alike if a gradient has several."""
+    """Returns the dtypes that are not their parameter's; raises on every rank if a gradient has several."""
     if not any(all_dtypes):
         return ()
     common = []
@@ -219,11 +244,11 @@ def _common_dtypes(
 
 
 def take_mean(
-    comm: Communicator, grads: Sequence[Gradient], agreement: Agreement, wire_dtype: torch.dtype | None
+    comm: Communicator, grads: Sequence[Gradient], agreement: StepAgreement, wire_dtype: torch.dtype | None
 ) -> None:
-    """Replace every gradient by its weighted mean over ranks: of a rank's own slice, over those that have the same."""
+    """Replaces every gradient by its weighted mean over ranks; that of a slice, over the ranks with the same slice."""
     dense: dict[Communicator, dict[int, Tensor]] = {comm: {}}  # by place
-    equal = agreement.equal  # which all ranks know
+    equal = agreement.equal
     assert agreement.kinds is not None
     for place, (grad, kind) in enumerate(zip(grads, agreement.kinds, strict=True)):
         among = grad.over or comm
@@ -232,7 +257,7 @@ def take_mean(
             grad.value = _mean_of_sparse(among, grad.value, grad.parameter, share)
         elif kind == DENSE:
             if grad.value is None or agreement.share == 0:
-                # With no samples the mean loss of a rank is 0/0: its gradient must not count, nor its NaNs.
+                # Without samples the mean loss of a rank is 0/0, and its gradient NaN.
                 dtype = agreement.dtypes[place] if agreement.dtypes else None
                 like = grad.parameter if grad.value is None else grad.value
                 grad.value = torch.zeros_like(like, dtype=dtype)
@@ -246,9 +271,9 @@ def take_mean(
 
 
 def _mean_of_sparse(comm: Communicator, grad: Tensor | None, parameter: Tensor, share: float) -> Tensor:
-    """The sum over ranks of `share` times each rank's sparse gradient of a parameter, on every rank.
+    """Returns the sum over ranks of `share` times each rank's sparse gradient of a parameter, on every rank.
 
-    Only the rows that were touched travel. A rank without a gradient, or with a share of 0, adds nothing.
+    Only rows with a gradient are sent. A rank without a gradient, or with a share of 0, sends none.
     """
     if grad is None or share == 0:
         sparse_dims = 1

@@ -1,4 +1,4 @@
-"""When gradients become means over ranks: at the step, while backward computes, or one step later."""
+"""Reducers: when gradients are averaged over ranks. At the step, during backward, or one step later."""
 
 from __future__ import annotations
 
@@ -13,39 +13,39 @@ from torchmn.communicators.communicator import Communicator
 from torchmn.compile_boundary import uncompiled
 from torchmn.errors import ArgumentError
 from torchmn.optim import gradients
-from torchmn.optim.background_reducer import Journey, line_of_its_own
-from torchmn.optim.gradients import Agreement, Collection, Facts, Gradient
+from torchmn.optim.background_reducer import BackgroundReducer, background_communicator
+from torchmn.optim.gradients import Gradient, GradientCollection, StepAgreement, StepFingerprint
 
 
 class Reducer(Protocol):
-    """What a multi-node optimizer asks for. All ranks call the same methods in the same order.
+    """Averages the gradients of a multi-node optimizer. All ranks call the same methods in the same order.
 
     Attributes:
-        holding: inside `no_sync`, where gradients are added up and nothing travels.
+        no_sync: whether gradients are only accumulated, and not averaged.
     """
 
-    holding: bool
+    no_sync: bool
 
-    def refuse(self, what: str) -> None:
-        """Raises if the optimizer cannot do `what` with this reducer: "step with a closure", "synchronize", ..."""
+    def check_supported(self, what: str) -> None:
+        """Raises if this reducer does not support `what`: "step with a closure", "synchronize", ..."""
 
-    def refuse_clipping(self, function: str, parameters: Sequence[Tensor]) -> None:
+    def check_clipping(self, function: str, parameters: Sequence[Tensor]) -> None:
         """Raises if gradients of these parameters must not be clipped now."""
 
-    def agree(self, grads: list[Gradient], weight: float | None, facts: Facts) -> Agreement:
-        """Returns what all ranks know of each other's gradients before they are averaged."""
+    def agree(self, grads: list[Gradient], weight: float | None, fingerprint: StepFingerprint) -> StepAgreement:
+        """Compares gradients and fingerprints over ranks, before gradients are averaged."""
         ...
 
-    def reduce(self, grads: list[Gradient], agreement: Agreement) -> list[Gradient] | None:
+    def reduce(self, grads: list[Gradient], agreement: StepAgreement) -> list[Gradient] | None:
         """Returns gradients whose values are means over ranks; None if there are none yet."""
         ...
 
     def flush(self) -> list[Gradient] | None:
-        """Returns the means that are still on their way."""
+        """Waits for means that are not complete yet, and returns them."""
         ...
 
     def discard(self) -> None:
-        """Called before gradients are set to zero: what is on its way must not be written over."""
+        """Called before gradients are set to zero: waits for those that are being sent."""
 
     def before_new_group(self) -> None:
         """Called before parameters are added."""
@@ -54,26 +54,26 @@ class Reducer(Protocol):
         """Called after parameters were added."""
 
 
-class Immediate:
-    """Takes the mean at the step."""
+class ImmediateReducer:
+    """Averages gradients at the step."""
 
-    def __init__(self, collection: Collection, comm: Communicator, zero_fill: bool, dtype: torch.dtype | None):
+    def __init__(self, collection: GradientCollection, comm: Communicator, zero_fill: bool, dtype: torch.dtype | None):
         self.collection = collection
         self.comm = comm
         self.zero_fill = zero_fill
         self.dtype = dtype
-        self.holding = False
+        self.no_sync = False
 
-    def refuse(self, what: str) -> None:
+    def check_supported(self, what: str) -> None:
         pass
 
-    def refuse_clipping(self, function: str, parameters: Sequence[Tensor]) -> None:
+    def check_clipping(self, function: str, parameters: Sequence[Tensor]) -> None:
         pass
 
-    def agree(self, grads: list[Gradient], weight: float | None, facts: Facts) -> Agreement:
-        return gradients.agree(self.comm, grads, weight, self.zero_fill, "optimizer step", facts)
+    def agree(self, grads: list[Gradient], weight: float | None, fingerprint: StepFingerprint) -> StepAgreement:
+        return gradients.agree(self.comm, grads, weight, self.zero_fill, "optimizer step", fingerprint)
 
-    def reduce(self, grads: list[Gradient], agreement: Agreement) -> list[Gradient] | None:
+    def reduce(self, grads: list[Gradient], agreement: StepAgreement) -> list[Gradient] | None:
         gradients.take_mean(self.comm, grads, agreement, self.dtype)
         return grads
 
@@ -90,62 +90,64 @@ class Immediate:
         pass
 
 
-_REFUSED_WITH_DELAY = {
+_NOT_SUPPORTED_WITH_DELAY = {
     "step with a closure": "a closure needs this step's gradients now; use double_buffering=False",
-    "step with a GradScaler": "a GradScaler looks at this step's gradients; use double_buffering=False",
-    "synchronize": "this step's gradients are still on their way; use double_buffering=False",
+    "step with a GradScaler": "a GradScaler needs this step's gradients now; use double_buffering=False",
+    "synchronize": "the means of this step's gradients are not complete; use double_buffering=False",
 }
 
 
-class Delayed(Immediate):
-    """Double buffering: step k gets the means of step k-1, while the gradients of step k travel.
+class DelayedReducer(ImmediateReducer):
+    """Double buffering: step k applies the means of step k-1, while the gradients of step k are averaged.
 
-    The first step only sends; `flush` gets the last ones, so that nothing is lost.
+    The first step only starts averaging; `flush` returns the last means.
     """
 
-    def __init__(self, collection: Collection, comm: Communicator, zero_fill: bool, dtype: torch.dtype | None):
+    def __init__(self, collection: GradientCollection, comm: Communicator, zero_fill: bool, dtype: torch.dtype | None):
         super().__init__(collection, comm, zero_fill, dtype)
-        self._background = line_of_its_own(comm, collection.gradients(), "double_buffering")
-        self._journey: Journey | None = None
+        self._background = background_communicator(comm, collection.gradients(), "double_buffering")
+        self._pending: BackgroundReducer | None = None
 
-    def refuse(self, what: str) -> None:
-        if what in _REFUSED_WITH_DELAY:
-            raise ArgumentError(f"double_buffering: {_REFUSED_WITH_DELAY[what]}")
-        if self._journey is not None and what in ("state_dict", "load_state_dict"):
-            raise ArgumentError(f"double_buffering: gradients are still on their way: call flush() before {what}()")
+    def check_supported(self, what: str) -> None:
+        if what in _NOT_SUPPORTED_WITH_DELAY:
+            raise ArgumentError(f"double_buffering: {_NOT_SUPPORTED_WITH_DELAY[what]}")
+        if self._pending is not None and what in ("state_dict", "load_state_dict"):
+            raise ArgumentError(f"double_buffering: the last gradients were not applied: call flush() before {what}()")
 
-    def reduce(self, grads: list[Gradient], agreement: Agreement) -> list[Gradient] | None:
-        arrived = self.flush()
+    def reduce(self, grads: list[Gradient], agreement: StepAgreement) -> list[Gradient] | None:
+        means = self.flush()
         sent = [Gradient(grad.name, grad.parameter, grad.value, grad.over) for grad in grads]
         for grad in grads:
-            grad.parameter.grad = None  # the user may zero gradients in place: those under way must not change
-        self._journey = Journey(lambda grads: gradients.take_mean(self._background, grads, agreement, self.dtype))
-        self._journey.send(sent)
-        self._journey.end()
-        return arrived
+            grad.parameter.grad = None  # the user may zero gradients in place, but not those that are being sent
+        self._pending = BackgroundReducer(
+            lambda grads: gradients.take_mean(self._background, grads, agreement, self.dtype)
+        )
+        self._pending.submit(sent)
+        self._pending.close()
+        return means
 
     def flush(self) -> list[Gradient] | None:
-        journey, self._journey = self._journey, None
-        return journey.arrive() if journey is not None else None
+        pending, self._pending = self._pending, None
+        return pending.result() if pending is not None else None
 
 
-class Overlapped(Immediate):
-    """Takes the mean of each bucket of gradients as soon as backward has computed it; the numbers stay the same.
+class OverlappedReducer(ImmediateReducer):
+    """Averages each bucket of gradients as soon as backward has computed it; the numbers are the same.
 
-    Buckets leave in one order on all ranks. `reduce` and `discard` let those leave that backward did not complete, and
-    wait for all.
+    Buckets are sent in the same order on all ranks. `reduce` and `discard` send those that backward did not complete,
+    and wait for all.
     """
 
-    bucket_bytes = 4 << 20  # a bucket is full when it holds this much: worth its messages, and still early to leave
+    bucket_bytes = 4 << 20  # a larger bucket needs fewer messages, a smaller one is sent earlier
 
-    def __init__(self, collection: Collection, comm: Communicator, zero_fill: bool, dtype: torch.dtype | None):
+    def __init__(self, collection: GradientCollection, comm: Communicator, zero_fill: bool, dtype: torch.dtype | None):
         super().__init__(collection, comm, zero_fill, dtype)
-        self._background = line_of_its_own(comm, collection.gradients(), "overlap")
+        self._background = background_communicator(comm, collection.gradients(), "overlap")
         self._hooks: list[Any] = []
-        self._fill_buckets()
+        self._assign_buckets()
 
-    def _fill_buckets(self) -> None:
-        """Divide the parameters, the last first: in this order backward comes to them."""
+    def _assign_buckets(self) -> None:
+        """Assigns parameters to buckets, the last first: backward computes gradients in this order."""
         for hook in self._hooks:
             hook.remove()
         self._buckets: list[list[Gradient]] = [[]]
@@ -158,91 +160,91 @@ class Overlapped(Immediate):
             filled += grad.parameter.nbytes
         self._bucket_of = {id(grad.parameter): place for place, bucket in enumerate(self._buckets) for grad in bucket}
         watched = [grad.parameter for bucket in self._buckets for grad in bucket if grad.parameter.requires_grad]
-        computed = WeakMethod(self._computed)  # an optimizer that the user has let go must not send any more
+        on_gradient = WeakMethod(self._on_gradient)  # the hooks must not keep a deleted optimizer alive
 
-        def tell(parameter: Tensor) -> None:
-            if (listener := computed()) is not None:
-                listener(parameter)
+        def hook(parameter: Tensor) -> None:
+            if (method := on_gradient()) is not None:
+                method(parameter)
 
-        self._hooks = [parameter.register_post_accumulate_grad_hook(tell) for parameter in watched]
+        self._hooks = [parameter.register_post_accumulate_grad_hook(hook) for parameter in watched]
         self._watched = {id(parameter) for parameter in watched}
-        self._start_over()
+        self._reset()
 
-    def _start_over(self) -> None:
-        """Nothing has been computed, nothing has left."""
+    def _reset(self) -> None:
+        """Prepares for the next backward."""
         self._missing = [{id(g.parameter) for g in bucket} & self._watched for bucket in self._buckets]
-        self._left = 0  # how many buckets have
-        self._begun = False
-        self._journey: Journey | None = None
+        self._sent = 0  # number of buckets that were sent
+        self._started = False
+        self._pending: BackgroundReducer | None = None
 
     def before_new_group(self) -> None:
-        if self._begun:
+        if self._started:
             self.comm.agree("add_param_group after a backward without a step")
-            for grad in self._wait_for_all():  # the mean of a mean is the same: `step` may take it once more
+            for grad in self._finish_all():  # `step` may average them again: the mean of means is the same
                 grad.put_back()
 
     def after_new_group(self) -> None:
-        self._fill_buckets()
+        self._assign_buckets()
 
     def discard(self) -> None:
-        if self._begun:  # a backward without a step
+        if self._started:  # a backward without a step
             self.comm.agree("zero_grad after a backward without a step")
-            self._wait_for_all()
+            self._finish_all()
 
-    def refuse_clipping(self, function: str, parameters: Sequence[Tensor]) -> None:
-        if self._begun and any(id(parameter) in self._bucket_of for parameter in parameters):
+    def check_clipping(self, function: str, parameters: Sequence[Tensor]) -> None:
+        if self._started and any(id(parameter) in self._bucket_of for parameter in parameters):
             raise ArgumentError(
-                f"rank {self.comm.rank} of {self.comm.size}: overlap: {function} while gradients are on their way to "
-                "their means: call optimizer.synchronize() between backward and clipping"
+                f"rank {self.comm.rank} of {self.comm.size}: overlap: {function} while gradients are being "
+                "averaged: call optimizer.synchronize() between backward and clipping"
             )
 
     @uncompiled
-    def _computed(self, parameter: Tensor) -> None:
+    def _on_gradient(self, parameter: Tensor) -> None:
         """Called by backward when a gradient is complete."""
-        if self.holding:
+        if self.no_sync:
             return
-        if not self._begun and self.collection.trainable() != self._watched:
-            self._fill_buckets()  # or a bucket would leave without a parameter that was unfrozen
+        if not self._started and self.collection.trainable() != self._watched:
+            self._assign_buckets()  # a parameter was unfrozen
         missing = self._missing[self._bucket_of[id(parameter)]]
-        if self._begun and id(parameter) not in missing:
+        if self._started and id(parameter) not in missing:
             raise ArgumentError(
                 f"rank {self.comm.rank} of {self.comm.size}: overlap: a second backward before step, while the "
-                "gradients of the first are on their way: run all but the last one inside `with optimizer.no_sync():`"
+                "gradients of the first are being averaged: run all but the last one inside `with optimizer.no_sync():`"
             )
-        self._begun = True
+        self._started = True
         missing.discard(id(parameter))
-        self._let_leave(complete_only=True)
+        self._send_buckets(complete_only=True)
 
-    def _let_leave(self, complete_only: bool) -> None:
-        while self._left < len(self._buckets) and not (complete_only and self._missing[self._left]):
-            if self._journey is None:
-                self._journey = Journey(self._mean_of_bucket)
-            self._journey.send(
-                [Gradient(g.name, g.parameter, g.parameter.grad, g.over) for g in self._buckets[self._left]]
+    def _send_buckets(self, complete_only: bool) -> None:
+        while self._sent < len(self._buckets) and not (complete_only and self._missing[self._sent]):
+            if self._pending is None:
+                self._pending = BackgroundReducer(self._mean_of_bucket)
+            self._pending.submit(
+                [Gradient(g.name, g.parameter, g.parameter.grad, g.over) for g in self._buckets[self._sent]]
             )
-            self._left += 1
-            if self._left == len(self._buckets):
-                self._journey.end()
+            self._sent += 1
+            if self._sent == len(self._buckets):
+                self._pending.close()
 
     def _mean_of_bucket(self, grads: list[Gradient]) -> None:
         agreement = gradients.agree(self._background, grads, None, self.zero_fill, "mean of a bucket of gradients")
         gradients.take_mean(self._background, grads, agreement, self.dtype)
 
-    def agree(self, grads: list[Gradient], weight: float | None, facts: Facts) -> Agreement:
+    def agree(self, grads: list[Gradient], weight: float | None, fingerprint: StepFingerprint) -> StepAgreement:
         problem = None
         if weight is not None:
             problem = (
-                "step(weight=...) with overlap: gradients leave before step says their weight; use "
+                "step(weight=...) with overlap: gradients are averaged before step gets the weight; use "
                 "optimizer.weigh(loss, samples).backward() and then step()"
             )
-        statements = self.comm.agree("optimizer step", problem, differ=facts.differ, **facts.same)
-        return Agreement(None, 1.0 / self.comm.size, statements=list(zip(*statements, strict=True)))
+        statements = self.comm.agree("optimizer step", problem, differ=fingerprint.differ, **fingerprint.same)
+        return StepAgreement(None, 1.0 / self.comm.size, statements=list(zip(*statements, strict=True)))
 
-    def reduce(self, grads: list[Gradient], agreement: Agreement) -> list[Gradient] | None:
-        return self._wait_for_all()
+    def reduce(self, grads: list[Gradient], agreement: StepAgreement) -> list[Gradient] | None:
+        return self._finish_all()
 
-    def _wait_for_all(self) -> list[Gradient]:
-        self._let_leave(complete_only=False)
-        journey = self._journey
-        self._start_over()
-        return journey.arrive() if journey else []
+    def _finish_all(self) -> list[Gradient]:
+        self._send_buckets(complete_only=False)
+        pending = self._pending
+        self._reset()
+        return pending.result() if pending else []

@@ -1,4 +1,4 @@
-"""The part of a multi-node optimizer that is the optimizer inside it, seen from outside."""
+"""WrappedOptimizer: an optimizer that forwards groups, state and hooks to another optimizer."""
 
 from __future__ import annotations
 
@@ -11,29 +11,29 @@ from torchmn._torch_compat import step_pre_hooks
 from torchmn.errors import ArgumentError
 from torchmn.optim import fused
 
-# What ChainerMN's users look for on an optimizer: docs/from-chainermn.md.
+# Attributes of ChainerMN's optimizers, and what to use instead: docs/from-chainermn.md.
 _CHAINERMN = {
     "setup": "give the parameters to torch's optimizer, torch.optim.SGD(model.parameters(), lr=0.1)",
-    "target": "keep the model yourself",
+    "target": "keep a reference to the model",
     "update": "call zero_grad(), loss.backward(), then step()",
     "add_hook": "weight_decay= of torch's optimizer; to clip, synchronize(), then clip_grad_norm_, then step()",
 }
 
 
 class WrappedOptimizer(Optimizer):
-    """An optimizer to everybody who meets it, whose groups, state, rates and hooks are those of `actual_optimizer`."""
+    """A torch optimizer whose groups, state, learning rates and hooks are those of `actual_optimizer`."""
 
     def __init__(self, actual_optimizer: Optimizer):
-        # Optimizer.__init__ would make param_groups of its own; those of the wrapped optimizer are the ones.
+        # Optimizer.__init__ is not called: it would create param_groups.
         self.actual_optimizer = actual_optimizer
-        lock = lock_of(actual_optimizer)  # it may be wrapped once more, with other options
+        lock = step_lock_of(actual_optimizer)  # it may have been wrapped before
         if lock is None:
             lock = StepLock()
             actual_optimizer.register_step_pre_hook(lock)
         self._lock = lock
 
     def _update(self, closure: Callable[[], Any] | None = None) -> Any:
-        """Let the wrapped optimizer step."""
+        """Runs a step of the wrapped optimizer."""
         self._lock.open = True
         try:
             return fused.update(self.actual_optimizer, closure)
@@ -65,7 +65,7 @@ class WrappedOptimizer(Optimizer):
         self.actual_optimizer.defaults = value
 
     def __getattr__(self, name: str) -> Any:
-        # Only called for what this object does not have itself.
+        # Only called for attributes that this object does not have.
         if name == "actual_optimizer":
             raise AttributeError(name)
         if name in _CHAINERMN and not hasattr(self.actual_optimizer, name):
@@ -74,7 +74,7 @@ class WrappedOptimizer(Optimizer):
 
     def __getstate__(self) -> dict[str, Any]:
         raise ArgumentError(
-            f"a {type(self).__name__} can not be copied or pickled, because its communicator belongs to this process: "
+            f"a {type(self).__name__} cannot be copied or pickled, because its communicator belongs to this process: "
             "save its state_dict(), or wrap a copy of its .actual_optimizer"
         )
 
@@ -104,9 +104,9 @@ class WrappedOptimizer(Optimizer):
 
 
 class StepLock:
-    """A hook before the steps of a wrapped optimizer: it may step only while a multi-node optimizer lets it."""
+    """A step hook of a wrapped optimizer that raises unless the multi-node optimizer called `step`."""
 
-    only_looks = True  # at gradients: fused updates need not mind it
+    reads_gradients_only = True  # see optim/fused.py
 
     def __init__(self) -> None:
         self.open = False
@@ -115,13 +115,13 @@ class StepLock:
         if not self.open:
             name = type(optimizer).__name__
             raise ArgumentError(
-                f"step of the {name} that a multi-node optimizer has wrapped: it would step with this rank's own "
-                "gradients and ranks would drift apart. Call step() of what create_multi_node_optimizer returned, as "
-                f"in optimizer = torchmn.create_multi_node_optimizer({name}(...), comm)"
+                f"step of the {name} that a multi-node optimizer has wrapped: it would use only this rank's gradients, "
+                "and the parameters of ranks would diverge. Call step() of what create_multi_node_optimizer returned, "
+                f"as in optimizer = torchmn.create_multi_node_optimizer({name}(...), comm)"
             )
 
 
-def lock_of(optimizer: Optimizer) -> StepLock | None:
+def step_lock_of(optimizer: Optimizer) -> StepLock | None:
     """Returns the lock of an optimizer that a multi-node optimizer has wrapped, None for any other."""
     for hook in step_pre_hooks(optimizer).values():
         if isinstance(hook, StepLock):

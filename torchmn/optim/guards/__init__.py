@@ -1,6 +1,6 @@
-"""Steps that would silently let ranks part ways: each guard is an entry of the table `events.GUARDS`.
+"""Guards of a multi-node optimizer: each raises an error before a step after which ranks would silently diverge.
 
 `events.GUARDS` loads this package by name; no file imports it.
 """
 
-from torchmn.optim.guards import clipping, settings, values  # noqa: F401
+from torchmn.optim.guards import clipping, replica_consistency, settings  # noqa: F401

@@ -1,9 +1,9 @@
-"""Clipping before the mean is taken: noticed where torch's own functions do it, and refused by the next step.
+"""Guard against clipping gradients before they are averaged.
 
-A script for one process clips between `backward` and `step`. On many ranks the gradients there are a rank's own: each
-rank would clip by another norm, and the mean of what is left is not the clipped mean. Nothing else tells clipping from
-what may be done there: a version counter also counts a scaling by hand, which is exact. So torch's functions are
-wrapped as soon as there is an optimizer for which it matters; they do what they did before.
+A script for one process clips between `backward` and `step`. On many ranks gradients are not averaged then: each rank
+would clip by a different norm, and the mean of the clipped gradients is not the clipped mean. A version counter
+cannot detect this, because it also counts a scaling by the user, which is exact. So torch's clipping functions are
+wrapped as soon as there is a multi-node optimizer on several ranks. What they compute does not change.
 """
 
 from __future__ import annotations
@@ -23,122 +23,123 @@ from torchmn._torch_compat import version_of, wrap_clip_grads_with_norm
 from torchmn.communicators.communicator import Communicator
 from torchmn.context import process
 from torchmn.errors import MismatchError, ParallelizeError
-from torchmn.optim.events import Optimizing, StepGuard, guard
+from torchmn.optim.events import StepGuard, WatchedOptimizer, guard
 from torchmn.optim.gradients import Gradient
 
 Clipped = tuple[str, float]
-"""By which function, and by which factor: 1 if nothing was too large."""
+"""The clipping function, and the factor of the gradients: 1 if nothing was too large."""
 
 
 @dataclass(frozen=True)
 class Clipping:
-    """Gradients that a function of torch has clipped, and what they are now."""
+    """Gradients that a function of torch has clipped, with their version counters afterwards."""
 
     function: str
     factor: Tensor
     versions: dict[int, tuple[Tensor, int]]
-    parameters: frozenset[int] = frozenset()  # ids of those whose gradients they are, valid during `note_clipping`
+    parameters: frozenset[int] = frozenset()  # ids, valid during `on_clipped`
 
     def concerns(self, gradients: Iterable[Tensor | None]) -> bool:
-        """Whether one of these was clipped, and nobody has changed it since."""
+        """Whether one of these was clipped, and was not changed since."""
         found = ((x, *self.versions.get(id(x), (None, 0))) for x in gradients if x is not None)
         return any(x is clipped and version_of(x) == version for x, clipped, version in found)
 
     def result(self) -> Clipped:
+        """Returns the function and the factor."""
         return self.function, min(1.0, float(self.factor))
 
 
 @guard(
     on="step",
-    why="each rank would clip its own gradients by another norm, and the mean of what is left is not the clipped mean",
-    replaces="torch.nn.utils.clip_grad_value_ and _clip_grads_with_norm_: it looks like any scaling",
+    why="each rank would clip its gradients by a different norm, and the mean of these is not the clipped mean",
+    replaces="torch.nn.utils.clip_grad_value_ and _clip_grads_with_norm_: a version counter cannot detect clipping",
 )
-class OwnClipping(StepGuard):
-    """Refuses a step with gradients that were clipped before their mean was taken."""
+class LocalClipping(StepGuard):
+    """Raises an error in a step with gradients that were clipped before they were averaged."""
 
-    def __init__(self, seen: Optimizing) -> None:
-        super().__init__(seen)
-        self._clipping: Clipping | None = None  # of gradients that are not means
-        if seen.comm.size > 1:
+    def __init__(self, watched: WatchedOptimizer) -> None:
+        super().__init__(watched)
+        self._clipping: Clipping | None = None  # of gradients that were not averaged
+        if watched.comm.size > 1:
             _listeners().add(self)
 
-    def refuse_clipping(self, function: str, parameters: Sequence[Tensor]) -> None:
-        """Called before gradients are clipped, of whichever parameters."""
-        self.seen.refuse_clipping(function, parameters)
+    def check_clipping(self, function: str, parameters: Sequence[Tensor]) -> None:
+        """Called before gradients of any parameters are clipped."""
+        self.watched.check_clipping(function, parameters)
 
-    def note_clipping(self, clipping: Clipping) -> None:
-        """Called when gradients were clipped, of any parameters: until `synchronize`, they are this rank's own."""
-        seen = self.seen
-        # Those of another optimizer may be in use by another thread, and torch does not lock them: leave them alone.
-        if not any(id(p) in clipping.parameters for group in seen.actual.param_groups for p in group["params"]):
+    def on_clipped(self, clipping: Clipping) -> None:
+        """Called after gradients of any parameters were clipped."""
+        watched = self.watched
+        # Another thread may use the gradients of another optimizer, and torch does not lock them.
+        if not any(id(p) in clipping.parameters for group in watched.actual.param_groups for p in group["params"]):
             return
-        grads = seen.collection.gradients()
+        grads = watched.collection.gradients()
         if not clipping.concerns(grad.value for grad in grads):
             return
-        if not seen.synchronized.cover(grads):
+        if not watched.synchronized.cover(grads):
             self._clipping = clipping
         elif clipping.function == "clip_grad_norm_" and any(grad.over is not None for grad in grads):
             raise ParallelizeError(
-                f"rank {seen.comm.rank} of {seen.comm.size}: clip_grad_norm_ of torch took the norm of what this rank "
-                "holds, its slices of split layers: each rank would clip by another norm. Call "
-                "torchmn.clip_grad_norm_(model, max_norm) in its place"
+                f"rank {watched.comm.rank} of {watched.comm.size}: clip_grad_norm_ of torch used the norm of this "
+                "rank's slices of split layers only: each rank would clip by a different norm. Call "
+                "torchmn.clip_grad_norm_(model, max_norm) instead"
             )
 
     def cleared(self) -> None:
         self._clipping = None
 
     def differ(self, grads: list[Gradient]) -> Clipped | None:
-        """Returns how this rank's gradients were clipped; once."""
+        """Returns how this rank's gradients were clipped since the last step."""
         last, self._clipping = self._clipping, None
         return last.result() if last is not None and last.concerns(grad.value for grad in grads) else None
 
     def check(self, statements: Sequence[Clipped | None], grads: list[Gradient]) -> None:
-        _refuse_own_clipping(self.seen.comm, "optimizer step", statements)
+        _raise_local_clipping(self.watched.comm, "optimizer step", statements)
 
 
 class Listeners:
-    """The guards that are told what torch's functions clip. Ranks that are threads share them."""
+    """The guards that are called when torch's functions clip; shared by ranks that are threads."""
 
     def __init__(self) -> None:
-        self._guards: WeakSet[OwnClipping] = WeakSet()
+        self._guards: WeakSet[LocalClipping] = WeakSet()
 
-    def add(self, guard: OwnClipping) -> None:
+    def add(self, guard: LocalClipping) -> None:
         with process.lock:
             self._guards.add(guard)
 
-    def refuse(self, parameters: list[Tensor], function: str) -> None:
-        """Gradients are about to be clipped."""
-        if torch.compiler.is_compiling():  # a function that clips: nothing of this can be compiled
+    def before(self, parameters: list[Tensor], function: str) -> None:
+        """Called before gradients are clipped."""
+        if torch.compiler.is_compiling():  # the guards cannot be compiled
             return
-        for each in self._now():
-            each.refuse_clipping(function, parameters)
+        for each in self._snapshot():
+            each.check_clipping(function, parameters)
 
-    def note(self, parameters: list[Tensor], function: str, factor: Tensor) -> None:
-        """Gradients were clipped."""
+    def after(self, parameters: list[Tensor], function: str, factor: Tensor) -> None:
+        """Called after gradients were clipped."""
         if torch.compiler.is_compiling():
             return
         versions = {id(x): (x, version_of(x)) for x in _dense_gradients(parameters)}
         clipping = Clipping(function, factor, versions, frozenset(map(id, parameters)))
-        for each in self._now():
-            each.note_clipping(clipping)
+        for each in self._snapshot():
+            each.on_clipped(clipping)
 
-    def _now(self) -> list[OwnClipping]:
+    def _snapshot(self) -> list[LocalClipping]:
         with process.lock:
             return list(self._guards)
 
 
 def _listeners() -> Listeners:
-    """Those of torch's functions, which have them from the first call on."""
+    """Returns the listeners of torch's functions, which the first call wraps."""
     with process.lock:
         if not hasattr(clip_grad.clip_grad_value_, "listeners"):
-            _wrap_functions_of_torch(Listeners())
+            _wrap_torch_clipping(Listeners())
         return clip_grad.clip_grad_value_.listeners  # type: ignore[attr-defined]
 
 
-def _refuse_own_clipping(comm: Communicator, operation: str, clipped: Sequence[Clipped | None]) -> None:
-    """Raise if ranks have clipped by different factors; all of them know all ranks' `clipped`.
+def _raise_local_clipping(comm: Communicator, operation: str, clipped: Sequence[Clipped | None]) -> None:
+    """Raises on all ranks if they have clipped by different factors.
 
-    Equal factors are fine: nothing was too large on any rank, or the user has taken the mean already.
+    Equal factors are correct: nothing was too large on any rank, or the user has averaged the gradients already.
     """
     factors = [1.0 if one is None else one[1] for one in clipped]
     if len(set(factors)) == 1 or not min(factors) < 1:
@@ -146,49 +147,49 @@ def _refuse_own_clipping(comm: Communicator, operation: str, clipped: Sequence[C
     function = next(one[0] for one in clipped if one is not None)
     by_rank = ", ".join(f"{factor:.4g} on rank {rank}" for rank, factor in enumerate(factors))
     raise MismatchError(
-        f"rank {comm.rank} of {comm.size}: {operation}: {function} was called before the mean of the gradients was "
-        f"taken, and scaled each rank's own by another factor ({by_rank}): their mean is not the clipped mean. Call "
+        f"rank {comm.rank} of {comm.size}: {operation}: {function} was called before the gradients were averaged, "
+        f"and scaled those of each rank by a different factor ({by_rank}): their mean is not the clipped mean. Call "
         f"optimizer.synchronize() between backward and {function} (which needs double_buffering=False)"
     )
 
 
-def _wrap_functions_of_torch(listeners: Listeners) -> None:
-    """Let the functions tell `listeners`."""
+def _wrap_torch_clipping(listeners: Listeners) -> None:
+    """Wraps torch's clipping functions with calls of `listeners` before and after."""
     by_value = clip_grad.clip_grad_value_
 
     @functools.wraps(by_value)
     def clip_grad_value_(parameters: Any, clip_value: float, *args: Any, **kwargs: Any) -> Any:
-        parameters = _listed(parameters)
-        listeners.refuse(parameters, "clip_grad_value_")
+        parameters = _as_list(parameters)
+        listeners.before(parameters, "clip_grad_value_")
         largest = [torch.linalg.vector_norm(x.detach(), float("inf")) for x in _dense_gradients(parameters)]
         result = by_value(parameters, clip_value, *args, **kwargs)
         if largest:
             factor = float(clip_value) / torch.stack([x.double() for x in largest]).max()
-            listeners.note(parameters, "clip_grad_value_", factor)
+            listeners.after(parameters, "clip_grad_value_", factor)
         return result
 
     clip_grad_value_.listeners = listeners  # type: ignore[attr-defined]
     clip_grad.clip_grad_value_ = utils.clip_grad_value_ = clip_grad_value_
-    wrap_clip_grads_with_norm(functools.partial(_observed, listeners))
+    wrap_clip_grads_with_norm(functools.partial(_wrap_norm_clipping, listeners))
 
 
-def _observed(listeners: Listeners, by_norm: Callable[..., Any]) -> Callable[..., Any]:
-    """The function that scales gradients in `clip_grad_norm_`, with calls of `listeners` before and after."""
+def _wrap_norm_clipping(listeners: Listeners, by_norm: Callable[..., Any]) -> Callable[..., Any]:
+    """Wraps the function that scales gradients in `clip_grad_norm_`."""
 
     @functools.wraps(by_norm)
     def clip_grads_with_norm_(parameters: Any, max_norm: float, total_norm: Tensor, *args: Any, **kwargs: Any) -> Any:
-        parameters = _listed(parameters)
-        listeners.refuse(parameters, "clip_grad_norm_")
+        parameters = _as_list(parameters)
+        listeners.before(parameters, "clip_grad_norm_")
         result = by_norm(parameters, max_norm, total_norm, *args, **kwargs)
         factor = float(max_norm) / (total_norm.detach() + 1e-6)  # torch's formula
-        listeners.note(parameters, "clip_grad_norm_", factor)
+        listeners.after(parameters, "clip_grad_norm_", factor)
         return result
 
     return clip_grads_with_norm_
 
 
-def _listed(parameters: Any) -> list[Tensor]:
-    """The parameters, which may come from a generator that gives them only once."""
+def _as_list(parameters: Any) -> list[Tensor]:
+    """Returns the parameters as a list; they may come from a generator."""
     return [parameters] if isinstance(parameters, Tensor) else list(parameters)
 
 

@@ -1,32 +1,32 @@
-"""Ranks whose next step would be another one: another learning rate, or a model in another mode."""
+"""Guards against ranks with different hyperparameters, or with models in different modes."""
 
 from __future__ import annotations
 
 from typing import Any
 
 from torchmn.optim.checks import hyperparameters
-from torchmn.optim.events import Optimizing, StepGuard, guard
+from torchmn.optim.events import StepGuard, WatchedOptimizer, guard
 from torchmn.optim.gradients import Gradient
 
 
-@guard(on="step", why="a schedule that one rank alone has stepped lets its parameters drift apart from the others'")
+@guard(on="step", why="a learning-rate schedule that was stepped on one rank only makes its parameters diverge")
 class Hyperparameters(StepGuard):
-    """Compares what the optimizer was made with, or a schedule has set since."""
+    """Compares the hyperparameters of ranks."""
 
     def same(self, grads: list[Gradient]) -> dict[str, Any]:
-        return {"hyperparameters": hyperparameters(self.seen.actual)}
+        return {"hyperparameters": hyperparameters(self.watched.actual)}
 
 
 @guard(on="step", why="a rank in eval mode computes its gradients without dropout and with running statistics")
-class Mode(StepGuard):
-    """Compares the mode of the model, where it is known, and of its modules."""
+class TrainingMode(StepGuard):
+    """Compares the train or eval mode of the model, if the optimizer was created with one, and of its modules."""
 
-    def __init__(self, seen: Optimizing):
-        super().__init__(seen)
-        self._named_modules = [] if seen.model is None else list(seen.model.named_modules())
+    def __init__(self, watched: WatchedOptimizer):
+        super().__init__(watched)
+        self._named_modules = [] if watched.model is None else list(watched.model.named_modules())
 
     def same(self, grads: list[Gradient]) -> dict[str, Any]:
-        model = self.seen.model
+        model = self.watched.model
         if model is None:
             return {}
         training = model.training

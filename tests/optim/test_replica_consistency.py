@@ -13,7 +13,7 @@ from torch import nn
 import torchmn
 from tests._worlds import ranks
 from tests.optim.problem import assert_close, batch, loss_of, make_model
-from torchmn.communicators.communicator import Communicator
+from torchmn import Communicator
 from torchmn.optim import MultiNodeOptimizer, create_multi_node_optimizer
 
 KINDS: dict[str, dict[str, Any]] = {"plain": {}, "overlap": {"overlap": True}, "double": {"double_buffering": True}}
@@ -54,7 +54,7 @@ def load_optimizer(model: Any, optimizer: Any) -> None:
     optimizer.load_state_dict(state)
 
 
-@pytest.mark.guard("Writing")
+@pytest.mark.guard("ReplicaConsistency")
 @ranks(2, 3, on="threads")
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize(
@@ -72,7 +72,7 @@ def test_what_is_loaded_on_one_rank_only_is_an_error_on_all(
     model, optimizer = trained(comm, **KINDS[kind])
     if comm.rank == 0:
         change(model, optimizer)
-    with pytest.raises(torchmn.MismatchError, match=rf"only some ranks have written .* differ now: {named}\."):
+    with pytest.raises(torchmn.MismatchError, match=rf"only some ranks have modified .* differ now: {named}\."):
         train(comm, model, optimizer, 2)
 
 
