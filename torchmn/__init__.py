@@ -87,13 +87,13 @@ __all__ = [
     "training",
 ]
 
-# Where each public name lives. They are loaded when they are first used: `torchmn run` and `torchmn --help`, which
-# import this package too, must not wait for torch.
+# Modules of the public names, which are imported on first use: `torchmn run` and `torchmn --help` import this package,
+# too, and must not wait for torch.
 _SUBPACKAGES = (
     *("data", "datasets", "experiment", "functions", "geometry", "graph", "iterators", "models", "nn", "optim"),
     "training",
 )
-_HOMES = {
+_MODULES = {
     "Communicator": "communicators.communicator",
     "create_communicator": "communicators.create",
     "run_threads": "communicators.run_threads",
@@ -118,12 +118,12 @@ _HOMES = {
 }
 
 
-# ChainerMN's names that are neither here nor in a subpackage: docs/from-chainermn.md.
-_TODAY = {
-    "links": "layers are in torchmn.nn, and MultiNodeChainList is torchmn's own",
-    "optimizers": "torchmn.optim, and create_multi_node_optimizer is torchmn's own",
+# ChainerMN's names that are neither here nor in a subpackage, and what to use instead: docs/from-chainermn.md.
+_CHAINERMN = {
+    "links": "layers are in torchmn.nn; torchmn.MultiNodeChainList",
+    "optimizers": "torchmn.optim; torchmn.create_multi_node_optimizer",
     "extensions": "torchmn.training",
-    "global_except_hook": "a rank that raises ends the job by itself (TORCHMN_ABORT=0 turns that off)",
+    "global_except_hook": "a rank that raises ends the job (TORCHMN_ABORT=0 turns that off)",
     "CommunicatorBase": "torchmn.Communicator",
     "multi_node_snapshot": "torchmn.create_multi_node_checkpointer",
     "MultiNodeBatchNormalization": "torchmn.nn.MultiNodeBatchNorm1d, 2d and 3d",
@@ -134,20 +134,20 @@ _TODAY = {
 def __getattr__(name: str) -> Any:
     if name in _SUBPACKAGES:
         return import_module(f"torchmn.{name}")
-    if name not in _HOMES:
+    if name not in _MODULES:
         raise AttributeError(f"torchmn has no {name!r}. {_advice(name)}")
-    value = getattr(import_module(f"torchmn.{_HOMES[name]}"), name)
+    value = getattr(import_module(f"torchmn.{_MODULES[name]}"), name)
     globals()[name] = value
     return value
 
 
 def _advice(name: str) -> str:
-    """Where a name is that was looked for in the wrong place."""
+    """Returns where a name is instead, or similar names."""
     from torchmn.errors import nearest
 
-    if name in _TODAY:
-        return f"Of ChainerMN's names: {_TODAY[name]}."
-    if not name.startswith("_"):  # Python and its tools ask for such names all the time
+    if name in _CHAINERMN:
+        return f"Of ChainerMN's names: {_CHAINERMN[name]}."
+    if not name.startswith("_"):  # Python and its tools look up such names often
         for package in _SUBPACKAGES:
             if name in getattr(import_module(f"torchmn.{package}"), "__all__", ()):
                 return f"It is torchmn.{package}.{name}."

@@ -1,4 +1,4 @@
-"""Nested tuples, lists and dicts, such as the arguments of a call: what lies in them, found and replaced."""
+"""Finding and replacing leaves of nested tuples, lists and dicts, such as the arguments of a call."""
 
 from __future__ import annotations
 

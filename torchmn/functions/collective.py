@@ -55,8 +55,8 @@ class Call(NamedTuple):
                 f"got {describe(comm)}"
             )
         if not recomputation.replaying():
-            comm.noting.calls += 1
-        return Call(comm, comm.noting.calls)
+            comm.piggyback.calls += 1
+        return Call(comm, comm.piggyback.calls)
 
     def backward(self) -> Call:
         """Returns the backward of this call."""
@@ -69,9 +69,9 @@ class Call(NamedTuple):
         comm = self.comm
         need = NO_GRAD if not torch.is_grad_enabled() else NEEDS_GRADIENT if needs_gradient else NEEDS_NONE
         call = "backward of " * self.order + f"torchmn.functions call {self.number}"
-        with comm.noting(need, self.number << 8 | self.order, call, optional=need == NO_GRAD) as noted:
+        with comm.piggyback(need, self.number << 8 | self.order, call, optional=need == NO_GRAD) as piggyback:
             result = operation()
-        needs = noted.notes
+        needs = piggyback.notes
         in_graph = NEEDS_GRADIENT in needs
         if in_graph and not {NO_GRAD, None}.isdisjoint(needs):
             self._raise_partly_no_grad(needs)
