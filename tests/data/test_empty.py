@@ -1,4 +1,4 @@
-"""Data sets of nothing."""
+"""Data sets of empty tuples."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""Who gets which items: checked against sets of integers."""
+"""Ranges of indices per rank, checked against sets of integers."""
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -9,7 +9,7 @@ totals, sizes = st.integers(0, 200), st.integers(1, 40)
 
 
 @given(totals, sizes)
-def test_equal_windows_cover_everything_with_the_fewest_repeats(total, size):
+def test_equal_ranges_cover_all_items_with_the_fewest_repeats(total, size):
     windows = [IndexRange.of(total, size, rank, equal=True) for rank in range(size)]
     length = -(-total // size)
     assert [window.end - window.begin for window in windows] == [length] * size
@@ -21,7 +21,7 @@ def test_equal_windows_cover_everything_with_the_fewest_repeats(total, size):
 
 
 @given(totals, sizes)
-def test_each_item_is_the_own_one_of_exactly_one_rank(total, size):
+def test_each_item_is_unrepeated_on_exactly_one_rank(total, size):
     own = []
     for rank in range(size):
         window = IndexRange.of(total, size, rank, equal=True)
@@ -41,7 +41,7 @@ def test_no_item_is_repeated_much_more_often_than_another(total, size):
 
 
 @given(totals, sizes)
-def test_exact_windows_follow_each_other_and_differ_by_at_most_one(total, size):
+def test_exact_ranges_are_consecutive_and_lengths_differ_by_at_most_one(total, size):
     windows = [IndexRange.of(total, size, rank, equal=False) for rank in range(size)]
     assert [place for window in windows for place in window.indices().tolist()] == list(range(total))
     lengths = [window.end - window.begin for window in windows]

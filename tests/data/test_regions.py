@@ -24,7 +24,7 @@ def images_and_labels(count=10, shape=(3, 7, 9)):
 
 
 class Items(Dataset):
-    """A data set of which only items can be had."""
+    """A map-style data set without public arrays."""
 
     def __init__(self, images, labels, form):
         self.images, self.labels, self.form = images, labels, form
@@ -56,7 +56,7 @@ def mapped(path: Path, x: torch.Tensor) -> np.ndarray:
 
 
 def glued(parts, grid):
-    """The image of which each rank has a tile."""
+    """Returns the image, from the tiles of all ranks."""
     height, width = grid
     rows = [torch.cat(parts[row * width : (row + 1) * width], -1) for row in range(height)]
     return torch.cat(rows, -2)
@@ -94,14 +94,14 @@ def test_mnist_on_square_and_other_grids(grid):
     assert torch.equal(glued(run_threads(main, grid[0] * grid[1], timeout=60), grid), digits.images[17])
 
 
-def test_a_communicator_stands_for_its_squarest_grid_and_colours_stay_whole():
+def test_a_communicator_means_its_squarest_grid_and_channels_are_not_cut():
     images = torch.rand(2, 3, 32, 32)
     tiles = run_threads(lambda comm: scatter_regions((images, torch.zeros(2)), comm)[1][0], 4, timeout=60)
     assert tiles[0].shape == (3, 16, 16) and torch.equal(glued(tiles, (2, 2)), images[1])
 
 
 @ranks(2, on="threads")
-def test_what_lay_in_memory_is_not_kept(comm):
+def test_whole_images_in_memory_are_not_kept(comm):
     images, labels = images_and_labels()
     tiles = scatter_regions((images, labels), ProcessGrid(comm, height=2))
     assert tiles[0][0].untyped_storage().nbytes() == 10 * tiles[0][0].nbytes < images.nbytes
@@ -126,7 +126,7 @@ def test_micro_batches_together_are_the_serial_batches(comm, batch_size, drop_la
 
 
 @ranks(4, on=("threads", "mpi"))
-def test_any_sampler_s_batches_are_dealt_out_anew_in_each_epoch(comm):
+def test_the_batches_of_any_sampler_are_split_in_each_epoch(comm):
     images, labels = images_and_labels()
     grid = ProcessGrid(comm, data=2, height=2)
     tiles = scatter_regions((images, labels), grid, replicated=True)
@@ -147,7 +147,7 @@ def test_any_sampler_s_batches_are_dealt_out_anew_in_each_epoch(comm):
 
 
 @ranks(2, on="threads")
-def test_micro_batches_refuse_what_would_part_the_ranks(comm):
+def test_micro_batches_that_differ_or_are_too_small_raise_on_every_rank(comm):
     grid = ProcessGrid(comm, data=2)
     with pytest.raises(MismatchError, match="disagree in MicroBatches"):
         list(MicroBatches([[0, 1], [2, 3 + comm.rank]], grid))
@@ -175,7 +175,7 @@ class Pair(NamedTuple):
 
 
 @ranks(2, on="threads")
-def test_places_count_from_the_end_too_and_named_tuples_stay(comm):
+def test_cut_may_be_negative_and_named_tuples_are_kept(comm):
     images, labels = images_and_labels()
     grid, mine = ProcessGrid(comm, height=2), slice(0, 4) if comm.rank == 0 else slice(4, 7)
     items = [Pair(str(number), image) for number, image in enumerate(images)]
@@ -225,7 +225,7 @@ def test_options_that_one_rank_gets_wrong_are_an_error_on_all(comm, options: dic
 
 
 @ranks(2, on="threads")
-def test_images_that_are_not_found_are_told_what_there_is(comm):
+def test_errors_for_missing_images_name_the_elements_of_an_item(comm):
     images, labels = images_and_labels()
     grid = ProcessGrid(comm, height=2)
     with pytest.raises(ArgumentError, match=r"an element 'images' to cut, got a dict of 'image', 'label'.*cut="):
@@ -257,7 +257,7 @@ def test_volumes_and_signals(comm):
 
 
 @ranks(2, on="threads")
-def test_workers_can_have_it(comm):
+def test_region_data_sets_work_in_worker_processes(comm):
     images, labels = images_and_labels()
     tiles = scatter_regions(ImageSet("test", images, labels), ProcessGrid(comm, height=2), 4)
     again = pickle.loads(pickle.dumps(tiles))
@@ -265,7 +265,7 @@ def test_workers_can_have_it(comm):
 
 
 class Recorded(np.memmap):
-    """A memory-mapped file that remembers what was asked of it."""
+    """A memory-mapped file that records its indices."""
 
     asked: list
 
@@ -274,7 +274,7 @@ class Recorded(np.memmap):
         return np.asarray(super().__getitem__(index))
 
 
-def test_of_a_memory_mapped_array_only_the_tiles_asked_for_are_touched(tmp_path):
+def test_of_a_memory_mapped_array_only_requested_tiles_are_read(tmp_path):
     np.arange(8 * 6 * 5, dtype=np.float32).tofile(tmp_path / "images")
     images = Recorded(tmp_path / "images", np.float32, "r", shape=(8, 6, 5))
     whole = np.array(images)
@@ -290,7 +290,7 @@ def test_of_a_memory_mapped_array_only_the_tiles_asked_for_are_touched(tmp_path)
 @ranks(2, on="threads")
 def test_an_array_in_a_file_is_read_slice_by_slice(comm):
     class InFile:
-        """As libraries for large files have them: no array, but sliced like one."""
+        """An array-like in a file, as in h5py: not an array, but sliced like one."""
 
         def __init__(self):
             self.array, self.asked = np.arange(4 * 3 * 6).reshape(4, 3, 6), []
@@ -314,7 +314,7 @@ def test_an_array_in_a_file_is_read_slice_by_slice(comm):
 
 
 @ranks(4, on="threads")
-def test_what_can_not_be_is_refused_on_every_rank(comm):
+def test_unsuitable_data_and_grids_are_refused_on_every_rank(comm):
     grid = ProcessGrid(comm, height=4)
     with pytest.raises(HaloError, match=r"\(1, 3, 8\) have 3 along 'height', too few for 4 ranks.*at most 3"):
         scatter_regions(torch.zeros(2, 1, 3, 8), grid)
@@ -337,7 +337,7 @@ def test_what_can_not_be_is_refused_on_every_rank(comm):
 
 
 @ranks(2, on="threads")
-def test_a_seed_that_nobody_gave_is_the_same_on_all_ranks(comm):
+def test_without_a_seed_all_ranks_draw_the_same_order(comm):
     tiles = scatter_regions(torch.zeros(30, 1, 8, 8), ProcessGrid(comm, height=2), shuffle=True)
     orders = comm.allgather(tiles.indices)
     assert torch.equal(orders[0], orders[1]) and sorted(orders[0].tolist()) == list(range(30))

@@ -53,7 +53,7 @@ def test_names_in_another_order_on_each_rank_are_refused(comm):
 
 
 @ranks(2, on="threads")
-def test_of_names_even_two_that_are_swapped_are_found(comm):
+def test_two_swapped_names_are_detected(comm):
     names = [str(number) for number in range(1000)]
     here = next(number for number in range(999) if not {number, number + 1} & set(compared_indices(1000)))
     if comm.rank == 1:
@@ -76,7 +76,7 @@ def test_every_kind_of_data_set_in_another_order_is_refused(comm):
 
 
 @small_worlds
-def test_the_same_items_are_accepted_whatever_they_hold(comm):
+def test_equal_items_of_any_type_are_accepted(comm):
     @dataclass
     class Sample:
         image: np.ndarray
@@ -96,7 +96,7 @@ def test_the_same_items_are_accepted_whatever_they_hold(comm):
         assert isinstance(part.source, Made) and part.global_length == 11
 
 
-def test_a_digest_tells_items_apart_and_not_the_order_of_sets():
+def test_digests_differ_for_different_items_but_not_for_the_order_of_sets():
     different = [
         1, 1.0, True, "1", b"1", None, (1,), [1], {1: 1}, {1}, np.int64(1), np.float32(1), torch.tensor(1),
         torch.tensor([1]), torch.tensor(1.0), np.array([1]), Path("1"), Image.new("L", (1, 1), 1),
@@ -109,7 +109,7 @@ def test_a_digest_tells_items_apart_and_not_the_order_of_sets():
         backwards.add(chr(219 - code))
     assert digest({"a": 1, "b": [2]}) == digest({"b": [2], "a": 1})
     assert digest(letters) == digest(backwards)
-    assert digest(lambda: 1) == digest(lambda: 2), "what has no value to compare is never a difference"
+    assert digest(lambda: 1) == digest(lambda: 2), "functions are compared by type only"
     itself: list = [1]
     itself.append(itself)
     other: list = [1]
@@ -131,7 +131,7 @@ def test_random_augmentation_is_read_under_one_seed_and_random_states_stay(comm)
 
 
 class OwnNumbers(Dataset):
-    """Draws from a generator of its own, another one on each rank."""
+    """Draws from a private generator, with another seed on each rank."""
 
     def __init__(self, seed):
         self.generator = np.random.default_rng(seed)
@@ -146,13 +146,13 @@ class OwnNumbers(Dataset):
 
 
 @small_worlds_of_several
-def test_items_that_cannot_look_the_same_need_a_word(comm):
+def test_equal_data_sets_with_different_items_need_compare_items_false(comm):
     data = OwnNumbers(comm.rank)
     assert_refused(comm, lambda: scatter_dataset(data, comm), "compare_items=False", kind=MismatchError)
     assert_refused(comm, lambda: scatter_dataset(data, comm, compare_items=comm.rank == 0), "compare_items")
     part = scatter_dataset(data, comm, compare_items=False)
     first = part[0]
-    assert first == (np.random.default_rng(comm.rank).random(), part.indices[0]), "comparing did not use its numbers up"
+    assert first == (np.random.default_rng(comm.rank).random(), part.indices[0]), "its generator did not advance"
 
 
 @ranks(2, on="threads")
@@ -173,7 +173,7 @@ def test_a_file_that_the_first_read_opens_is_not_opened_by_the_comparison(comm):
 
 
 @small_worlds_of_several
-def test_an_empty_data_set_off_the_root_stands_for_roots(comm):
+def test_ranks_with_an_empty_data_set_receive_the_items_of_root(comm):
     root = comm.size - 1
     for nothing in ([], None, torch.zeros(0, 3), Made(0, int)):
         part = scatter_dataset(NAMES if comm.rank == root else nothing, comm, root, force_equal_length=False)
@@ -181,7 +181,7 @@ def test_an_empty_data_set_off_the_root_stands_for_roots(comm):
 
 
 @ranks(3, on="threads")
-def test_where_some_have_it_those_are_compared(comm):
+def test_if_some_ranks_have_the_data_set_those_are_compared(comm):
     mine = {0: NAMES, 1: None, 2: NAMES[::-1]}[comm.rank]
     assert_refused(comm, lambda: scatter_dataset(mine, comm), "rank 2: 'picture 19.png'", kind=MismatchError)
 

@@ -31,7 +31,7 @@ class Squares(Dataset):
 
 
 def lengths(comm) -> list[int]:
-    """Lengths at which a partition may go wrong."""
+    """Returns lengths that are corner cases of a partition."""
     return sorted({0, 1, 2, comm.size - 1, comm.size, 5 * comm.size - 1, 5 * comm.size + 1})
 
 
@@ -54,7 +54,7 @@ def test_every_item_is_on_a_rank_and_parts_are_equal_or_exact(comm):
                 assert part.global_length == total
                 everyone = comm.allgather_obj((list(part), list(part.unique()), part.unique_length))
                 own = [item for _, unique, _ in everyone for item in unique]
-                assert sorted(own) == sorted(items), "each item is one rank's own"
+                assert sorted(own) == sorted(items), "each item is unrepeated on one rank"
                 assert sum(length for _, _, length in everyone) == total
                 counts = [len(items_there) for items_there, _, _ in everyone]
                 assert max(counts) - min(counts) <= (0 if equal else 1)
@@ -66,14 +66,14 @@ def test_ranks_that_have_the_dataset_read_only_their_items_from_it(comm):
     for total in lengths(comm):
         dataset = Squares(total)
         part = scatter_dataset(dataset, comm, shuffle=True, seed=7)
-        assert set(dataset.read) <= set(compared_indices(total)), "only what ranks compare"
+        assert set(dataset.read) <= set(compared_indices(total)), "only the items that ranks compare"
         dataset.read.clear()
         assert [int(x) for x, _ in part] == part.indices.tolist() == expected_indices(total, comm, True, seed=7)
         assert sorted(dataset.read) == sorted(part.indices.tolist())
 
 
 @small_worlds_of_several
-def test_ranks_that_have_nothing_are_sent_only_their_items(comm):
+def test_ranks_without_a_data_set_receive_only_their_items(comm):
     root = comm.size - 1
     for total in lengths(comm):
         dataset = Squares(total) if comm.rank == root else None
@@ -87,7 +87,7 @@ def test_ranks_that_have_nothing_are_sent_only_their_items(comm):
 
 
 @ranks(3, 4, on="threads")
-def test_where_some_have_it_only_the_others_are_sent_items(comm):
+def test_if_some_ranks_have_the_data_set_only_the_others_receive_items(comm):
     dataset = Squares(11) if comm.rank in (0, 2) else None
     part = scatter_dataset(dataset, comm)
     assert [rest["square"] for _, rest in part] == [index**2 for index in part.indices.tolist()]
@@ -96,7 +96,7 @@ def test_where_some_have_it_only_the_others_are_sent_items(comm):
 
 
 @small_worlds
-def test_tables_travel_as_tensors_of_the_same_kind(comm):
+def test_tables_are_sent_as_tensors_of_the_same_kind(comm):
     root = comm.size - 1
     for dtype in EVERY_DTYPE:
         x = bits((7, 3), dtype, 5)
@@ -136,7 +136,7 @@ def test_what_only_looks_like_a_table_is_sent_item_by_item(comm):
 
 
 @small_worlds_of_several
-def test_large_datasets_travel_in_bounded_rounds(comm):
+def test_large_data_sets_are_sent_in_bounded_rounds(comm):
     sizes: list[int] = []
     scatter = comm.scatter
 
@@ -154,7 +154,7 @@ def test_large_datasets_travel_in_bounded_rounds(comm):
             assert_same(part[place], rows[index])
             assert part[place].nbytes == item_bytes
     if comm.rank == 0:
-        assert sum(sizes) >= 2 * rows.nbytes, "both went through here"
+        assert sum(sizes) >= 2 * rows.nbytes, "both data sets were sent by this transport"
         assert max(sizes) <= scatter_items.ROUND_BYTES + comm.size * item_bytes
 
 
@@ -223,7 +223,7 @@ def test_an_item_that_does_not_pickle_is_named_on_every_rank(comm):
 
 
 @small_worlds_of_several
-def test_an_item_that_the_dataset_can_not_give_is_an_error_on_every_rank(comm):
+def test_an_item_that_cannot_be_read_is_an_error_on_every_rank(comm):
     class Gap(Squares):
         def __getitem__(self, index):
             if index == 5:
@@ -262,7 +262,7 @@ def test_wrong_arguments_are_refused_on_every_rank(comm):
 
 
 @small_worlds_of_several
-def test_ranks_that_disagree_are_told_so(comm):
+def test_ranks_with_different_arguments_raise(comm):
     last = comm.rank == comm.size - 1
     for call, words in (
         (lambda: scatter_dataset(range(5 + last), comm), ("5 items", "6 items")),

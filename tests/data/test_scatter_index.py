@@ -1,4 +1,4 @@
-"""Each rank's share of a range."""
+"""Each rank's part of a range."""
 
 import torchmn
 from tests._worlds import ranks

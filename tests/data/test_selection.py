@@ -1,4 +1,4 @@
-"""Ranks that have chosen other items of a data set are told, before any item is dealt out."""
+"""Ranks that select different items of a data set raise before items are sent."""
 
 import pytest
 import torch
@@ -34,7 +34,7 @@ def test_a_part_is_not_scattered_once_more(comm):
         scatter_dataset(part, comm)
     with pytest.raises(MismatchError, match="scattered before"):
         scatter_dataset(Subset(part, range(10)), comm)
-    assert len(scatter_dataset(part if comm.rank == 0 else None, comm)) == 5  # of rank 0's part, which it says
+    assert len(scatter_dataset(part if comm.rank == 0 else None, comm)) == 5  # 5 of the items of rank 0's part
 
 
 @ranks(4, on="threads")
@@ -57,7 +57,7 @@ def test_tiles_of_random_splits_of_other_seeds_are_refused(comm):
     assert len(next(iter(DataLoader(scatter_regions(some(0), grid), 6)))[1]) == 6
 
 
-def test_only_a_choice_has_a_number():
+def test_only_subsets_have_a_selection_digest():
     assert selection(WHOLE) is None and selection(ConcatDataset([WHOLE, WHOLE])) is None
     assert selection(Subset(WHOLE, [1, 2])) == selection(Subset(WHOLE, (1, 2))) != selection(Subset(WHOLE, [2, 1]))
     assert selection(Subset(Subset(WHOLE, [1, 2]), [0])) != selection(Subset(Subset(WHOLE, [3, 2]), [0]))

@@ -1,4 +1,4 @@
-"""Where tests of data run: the logic on threads at several sizes, and once across real processes."""
+"""Marks for tests of data sets: several numbers of ranks on threads, and once with processes."""
 
 from tests._worlds.marks import TestBody, ranks
 
@@ -11,5 +11,5 @@ def small_worlds(body: TestBody) -> TestBody:
 
 
 def small_worlds_of_several(body: TestBody) -> TestBody:
-    """Runs a test as `small_worlds` does, but never alone: for what travels, and for ranks that disagree."""
+    """Runs a test as `small_worlds` does, but not on one rank."""
     return ranks(2, 3, 4, on="threads")(ranks(3, on=ACROSS)(body))

@@ -1,4 +1,4 @@
-"""Data sets as arrays: iris, images in folders, .npz files, made-up ones, and MNIST and CIFAR as bytes."""
+"""Data sets as arrays: iris, images in folders, .npz files, synthetic ones, and MNIST and CIFAR as bytes."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_bytes_are_taken_as_the_images_that_mnist_gives():
     torch.testing.assert_close(region, inputs[:, :, 3:10, 20:28].double())
 
 
-def test_unpacked_files_are_mapped_and_packed_ones_from_what_was_unpacked_once(tmp_path):
+def test_decompressed_files_are_mapped_and_gzipped_ones_cached(tmp_path):
     numbers = np.random.default_rng(0)
     for stem, shape in (("t10k-images-idx3", (7, 28, 28)), ("t10k-labels-idx1", (7,))):
         write_idx(tmp_path / f"{stem}-ubyte.gz", numbers.integers(0, 10, shape, dtype=np.uint8))
@@ -56,7 +56,7 @@ def test_unpacked_files_are_mapped_and_packed_ones_from_what_was_unpacked_once(t
     assert np.array_equal(mapped.inputs, packed.inputs)
 
 
-def test_what_is_kept_follows_the_content_and_is_never_stale(tmp_path):
+def test_the_cache_depends_on_the_content_and_is_never_stale(tmp_path):
     path, made = tmp_path / "file", []
 
     def read() -> np.ndarray:
@@ -64,7 +64,7 @@ def test_what_is_kept_follows_the_content_and_is_never_stale(tmp_path):
             made.append(1)
             return np.frombuffer(path.read_bytes(), np.uint8)
 
-        return cache.kept(cache.digest([path], "test"), make)
+        return cache.cached(cache.digest([path], "test"), make)
 
     path.write_bytes(b"one")
     assert bytes(read()) == b"one" and bytes(read()) == b"one" and len(made) == 1
@@ -76,10 +76,10 @@ def test_what_is_kept_follows_the_content_and_is_never_stale(tmp_path):
     assert bytes(read()) == b"two" and len(made) == 3
 
 
-def test_without_a_place_to_keep_it_an_array_is_made_each_time(monkeypatch, tmp_path):
+def test_without_a_writable_cache_an_array_is_made_each_time(monkeypatch, tmp_path):
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
-    assert cache.kept("key", lambda: np.arange(3)).tolist() == [0, 1, 2]
+    assert cache.cached("key", lambda: np.arange(3)).tolist() == [0, 1, 2]
 
 
 def records(count: int, labels: int) -> np.ndarray:
@@ -139,23 +139,23 @@ def test_images_have_the_class_of_their_folder(tmp_path):
     assert datasets.images(tmp_path).inputs[:, 0, 0, 0].tolist() == [10, 40, 20]
 
 
-def test_images_that_can_not_be_are_named(tmp_path):
-    with pytest.raises(DatasetError, match="is no folder"):
+def test_errors_name_unreadable_images_and_folders(tmp_path):
+    with pytest.raises(DatasetError, match="is not a folder"):
         datasets.images(tmp_path / "nowhere")
-    with pytest.raises(DatasetError, match="holds no folders"):
+    with pytest.raises(DatasetError, match="contains no folders"):
         datasets.images(tmp_path)
     (tmp_path / "cats").mkdir()
     with pytest.raises(DatasetError, match="no images in the folders"):
         datasets.images(tmp_path)
     picture(tmp_path / "cats" / "a.png", 1)
     picture(tmp_path / "cats" / "b.png", 1, size=(5, 5))
-    with pytest.raises(DatasetError, match=r"b.png: this image is 5 x 5, and a.png is 4 x 6. Say the size"):
+    with pytest.raises(DatasetError, match=r"b.png: this image is 5 x 5, but a.png is 4 x 6. Pass the size"):
         datasets.images(tmp_path)
     (tmp_path / "cats" / "b.png").write_bytes(b"\x89PNG no")
-    with pytest.raises(DatasetError, match=r"b.png: this image can not be read"):
+    with pytest.raises(DatasetError, match=r"b.png: this image cannot be read"):
         datasets.images(tmp_path)
     (tmp_path / "cats" / "b.png").unlink()
-    with pytest.raises(DatasetError, match="'cats' is no class of the training images: dogs"):
+    with pytest.raises(DatasetError, match="'cats' is not a class of the training images: dogs"):
         datasets.images(tmp_path, classes=("dogs",))
 
 
@@ -174,32 +174,32 @@ def test_npz_files_hold_bytes_or_floats_labels_or_values(tmp_path):
 @pytest.mark.parametrize(
     ("arrays", "message"),
     [
-        ({"a": np.ones(3)}, r"no x_train and y_train in it \(it holds: a\)"),
-        ({"x_train": np.ones((3, 2))}, "it has x_train, and no y_train"),
-        ({"x": np.ones((3, 2)), "y": np.ones(4)}, "3 inputs, and 4 targets"),
-        ({"x": np.ones((3, 2)), "y": np.array(1)}, "3 inputs, and one targets"),
+        ({"a": np.ones(3)}, "expected arrays x_train and y_train, got: a"),
+        ({"x_train": np.ones((3, 2))}, "it has x_train, but no y_train"),
+        ({"x": np.ones((3, 2)), "y": np.ones(4)}, r"got shapes \(3, 2\) and \(4,\)"),
+        ({"x": np.ones((3, 2)), "y": np.array(1)}, r"got shapes \(3, 2\) and \(\)"),
         ({"x": np.ones(3), "y": np.ones(3)}, "expected inputs of bytes or floats with a first dim"),
         ({"x": np.ones((3, 2)), "y": np.array([0, -1, 2])}, "expected labels 0, 1, 2"),
-        ({"x": np.ones((3, 2)), "y": np.array(["a", "b", "c"])}, "expected targets of whole numbers"),
+        ({"x": np.ones((3, 2)), "y": np.array(["a", "b", "c"])}, "expected targets that are integers"),
         ({"x": np.array([[np.nan]]), "y": np.array([0])}, "some inputs are not finite"),
-        ({"x": np.array([[object()]]), "y": np.array([0])}, "no .npz file that can be read"),
+        ({"x": np.array([[object()]]), "y": np.array([0])}, "not a readable .npz file"),
     ],
 )
-def test_npz_files_that_can_not_be_are_refused(arrays, message, tmp_path):
+def test_npz_files_with_unsuitable_arrays_raise(arrays, message, tmp_path):
     np.savez(tmp_path / "data.npz", **arrays)
     with pytest.raises(DatasetError, match=message):
         datasets.npz(tmp_path / "data.npz")
 
 
-def test_what_is_no_npz_file_is_refused_and_not_run(tmp_path):
+def test_a_file_that_is_not_npz_raises_and_is_not_run(tmp_path):
     (tmp_path / "data.npz").write_bytes(pickle.dumps(print))
-    with pytest.raises(DatasetError, match=r"no .npz file that can be read"):
+    with pytest.raises(DatasetError, match=r"not a readable .npz file"):
         datasets.npz(tmp_path / "data.npz")
     with pytest.raises(DatasetError, match="there is no such file"):
         datasets.npz(tmp_path / "other.npz")
 
 
-def test_made_up_data_follows_from_its_seed():
+def test_synthetic_data_depends_on_the_seed_only():
     first, again, other = (datasets.toy_images(count=40, side=16, seed=seed) for seed in (1, 1, 2))
     assert np.array_equal(first.inputs, again.inputs) and not np.array_equal(first.inputs, other.inputs)
     assert first.shape == (1, 16, 16) and set(first.targets.tolist()) == {0, 1, 2, 3}

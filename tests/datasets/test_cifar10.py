@@ -1,4 +1,4 @@
-"""torchmn.datasets.cifar10: both official formats, and files that are not what they seem."""
+"""torchmn.datasets.cifar10: both official formats, and damaged or malicious files."""
 
 import pickle
 import struct
@@ -22,7 +22,7 @@ def batch(place: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 def pickled_by_python_2(labels: np.ndarray, pixels: np.ndarray) -> bytes:
-    """What Python 2 and the NumPy of its day wrote, opcode by opcode."""
+    """Returns the opcodes that Python 2 and NumPy of that time wrote."""
 
     def text(value: bytes) -> bytes:
         return b"U" + bytes([len(value)]) + value  # SHORT_BINSTRING, which Python 3 never writes
@@ -56,7 +56,7 @@ def write_python_2(folder: Path) -> None:
 
 
 def write_python_3(folder: Path) -> None:
-    """As people write it who make a CIFAR-10 of their own; in Fortran's order, to be sure."""
+    """Writes batches as current versions of Python and NumPy do, in Fortran order."""
     folder.mkdir(exist_ok=True)
     for place, stem in enumerate(STEMS):
         labels, pixels = batch(place)
@@ -96,7 +96,7 @@ def test_a_pickle_that_would_run_something_is_refused_and_runs_nothing(tmp_path)
 
     write_python_3(tmp_path)
     (tmp_path / "test_batch").write_bytes(pickle.dumps({"labels": [1], "data": Harm()}, protocol=2))
-    with pytest.raises(DatasetError, match=r"test_batch: the pickle asks for .*nothing was run"):
+    with pytest.raises(DatasetError, match=r"test_batch: the pickle refers to .*nothing was run"):
         cifar10("test", tmp_path)
     assert not (tmp_path / "harm").exists()
 
@@ -150,9 +150,9 @@ def test_a_missing_batch_is_named(tmp_path):
         cifar10("train", tmp_path)
 
 
-def test_an_archive_that_is_not_unpacked_is_told_apart(tmp_path):
+def test_an_archive_that_is_not_unpacked_is_named_in_the_error(tmp_path):
     (tmp_path / "cifar-10-python.tar.gz").write_bytes(b"")
-    with pytest.raises(DatasetError, match=r"holds: cifar-10-python\.tar\.gz.*Unpack"):
+    with pytest.raises(DatasetError, match=r"contains: cifar-10-python\.tar\.gz.*Unpack"):
         cifar10("train", tmp_path)
     with pytest.raises(DatasetError, match="not a directory"):
         cifar10("train", tmp_path / "nowhere")

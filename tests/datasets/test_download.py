@@ -1,4 +1,4 @@
-"""Fetching: from a server on this machine that behaves in all the ways servers do."""
+"""Downloads from a local server that fails in various ways."""
 
 import gzip
 import hashlib
@@ -22,7 +22,7 @@ NAME = "numbers.gz"
 
 
 class Mirror:
-    """A web server on this machine. `files` is what it serves; `asked` what it was asked for."""
+    """A web server on this machine. `files` are served; `asked` are the requests."""
 
     def __init__(self) -> None:
         self.files: dict[str, bytes] = {}
@@ -61,8 +61,8 @@ def mirror(monkeypatch: pytest.MonkeyPatch) -> Iterator[Mirror]:
 
 
 @pytest.fixture
-def nobody(monkeypatch: pytest.MonkeyPatch) -> str:
-    """The URL of a place on this machine where nobody listens, as all places are without a network."""
+def unreachable(monkeypatch: pytest.MonkeyPatch) -> str:
+    """The URL of a port on which no server listens."""
     monkeypatch.setenv("no_proxy", "127.0.0.1")
     with socket.socket() as unused:
         unused.bind(("127.0.0.1", 0))
@@ -71,7 +71,7 @@ def nobody(monkeypatch: pytest.MonkeyPatch) -> str:
 
 @pytest.fixture
 def sample_as_split() -> MnistSplit:
-    """The embedded test files, posing as a published split: known content with known checksums."""
+    """The files of the sample as a published split, with their checksums."""
     files = SPLITS["test"]
     return MnistSplit(
         replace(files.images, sha256=content_sha256(SAMPLE / files.images.name)),
@@ -80,7 +80,7 @@ def sample_as_split() -> MnistSplit:
 
 
 def failed(folder: Path, *mirrors: str) -> str:
-    """What `fetch` says when it fails; it must leave nothing behind."""
+    """Returns the error of `fetch`, which must not leave files."""
     with pytest.raises(DatasetError) as caught:
         fetch(NAME, SHA256, folder, mirrors)
     assert list(folder.iterdir()) == []
@@ -121,23 +121,23 @@ def test_a_file_shorter_than_announced_never_appears(mirror, tmp_path):
     failed(tmp_path, mirror.url)
 
 
-def test_the_next_mirror_is_tried_when_one_fails(mirror, nobody, tmp_path):
+def test_the_next_mirror_is_tried_when_one_fails(mirror, unreachable, tmp_path):
     mirror.files[NAME] = gzip.compress(CONTENT)
-    assert fetch(NAME, SHA256, tmp_path, [nobody, f"{mirror.url}/no/such/place", mirror.url]).is_file()
+    assert fetch(NAME, SHA256, tmp_path, [unreachable, f"{mirror.url}/no/such/place", mirror.url]).is_file()
     assert mirror.asked == [f"no/such/place/{NAME}", NAME]
 
 
-def test_offline_the_error_says_what_each_mirror_answered_and_how_to_go_on(mirror, nobody, tmp_path):
-    message = failed(tmp_path, nobody, mirror.url)
-    assert f"{nobody}/{NAME}: no connection" in message
+def test_offline_the_error_names_the_reason_of_each_mirror_and_what_to_do(mirror, unreachable, tmp_path):
+    message = failed(tmp_path, unreachable, mirror.url)
+    assert f"{unreachable}/{NAME}: no connection" in message
     assert f"{mirror.url}/{NAME}: HTTP 404" in message
     assert str(tmp_path) in message
-    assert "leave out download=True" in message
+    assert "omit download=True" in message
 
 
-def test_a_folder_that_can_not_be_made_is_an_error_that_names_it(tmp_path):
+def test_a_folder_that_cannot_be_created_is_an_error_that_names_it(tmp_path):
     (tmp_path / "file").touch()
-    with pytest.raises(DatasetError, match=r"file/folder.*Name a root"):
+    with pytest.raises(DatasetError, match=r"file/folder.*Pass a writable root"):
         fetch(NAME, SHA256, tmp_path / "file" / "folder", ["http://127.0.0.1:1"])
 
 

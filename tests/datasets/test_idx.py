@@ -1,4 +1,4 @@
-"""IDX files: what is written is read, and what is damaged is refused by name."""
+"""IDX files: written values are read back, and errors name damaged files."""
 
 import gzip
 from pathlib import Path
@@ -35,7 +35,7 @@ def test_the_bytes_are_those_of_the_format(packed):
     assert gzip.decompress(packed.read_bytes()) == header + bytes(range(24))
 
 
-def test_the_content_and_not_the_name_says_whether_a_file_is_gzipped(packed, tmp_path):
+def test_the_content_and_not_the_name_decides_whether_a_file_is_gzipped(packed, tmp_path):
     unpacked_under_the_packed_name = tmp_path / "again.gz"
     unpacked_under_the_packed_name.write_bytes(gzip.decompress(packed.read_bytes()))
     packed_under_the_unpacked_name = tmp_path / "plain"
@@ -45,7 +45,7 @@ def test_the_content_and_not_the_name_says_whether_a_file_is_gzipped(packed, tmp
 
 
 def damaged(path: Path, content: bytes) -> str:
-    """What `read_idx` says of a file with this content; the message must name the file."""
+    """Returns the error of `read_idx` for a file with this content; it must name the file."""
     path.write_bytes(content)
     with pytest.raises(DatasetError) as caught:
         read_idx(path, dims=3)
@@ -72,22 +72,22 @@ def test_a_header_cut_off_is_refused_with_its_size(tmp_path):
     assert "expected at least 16 bytes, got 6" in damaged(tmp_path / "f", bytes([0, 0, 8, 3, 0, 0]))
 
 
-@pytest.mark.parametrize(("change", "word", "follow"), [(-1, "cut off", 23), (+1, "too long", 25)])
+@pytest.mark.parametrize(("change", "word", "follow"), [(-1, "truncated", 23), (+1, "too long", 25)])
 def test_a_wrong_number_of_values_is_refused_with_both_numbers(packed, tmp_path, change, word, follow):
     content = gzip.decompress(packed.read_bytes()) + b"\0"
     message = damaged(tmp_path / "f", content[: len(content) - 1 + change])
     assert word in message
     assert "2 x 3 x 4 = 24 bytes" in message
-    assert f"{follow} follow" in message
+    assert f"got {follow}" in message
 
 
 def test_extents_that_no_file_could_hold_are_refused_without_allocating_them(tmp_path):
-    assert "0 follow" in damaged(tmp_path / "f", bytes([0, 0, 8, 3]) + b"\xff" * 12)
+    assert "got 0" in damaged(tmp_path / "f", bytes([0, 0, 8, 3]) + b"\xff" * 12)
 
 
 @pytest.mark.parametrize("keep", [3, 12, -9, -1])
 def test_a_gzip_file_cut_off_anywhere_is_refused(packed, tmp_path, keep):
-    assert "damaged or cut-off gzip file" in damaged(tmp_path / "f", packed.read_bytes()[:keep])
+    assert "damaged or truncated gzip file" in damaged(tmp_path / "f", packed.read_bytes()[:keep])
 
 
 def test_a_gzip_file_with_a_flipped_bit_is_refused(packed, tmp_path):

@@ -43,7 +43,7 @@ def test_no_test_image_is_among_the_training_images():
 
 
 def test_the_sample_holds_digits_that_their_labels_name():
-    """The nearest class mean, a classifier too simple to overlook a mix-up, tells most test digits."""
+    """The nearest class mean classifies most test digits, which it could not if labels were mixed up."""
     train, test = mnist("train"), mnist("test")
     means = torch.stack([train.images[train.labels == digit].mean(0) for digit in range(10)])
     guesses = torch.cdist(test.images.flatten(1), means.flatten(1)).argmin(1)
@@ -73,7 +73,7 @@ def test_an_unknown_split_is_refused_with_the_nearest_valid_name(split, offer):
 
 
 def keep_as(spelling: str, folder: Path) -> None:
-    """Copy the sample's test split to `folder`, its files spelt and packed in another way."""
+    """Copies the sample's test split to `folder`, under other names, gzipped or not."""
     folder.mkdir(parents=True, exist_ok=True)
     for name in (IMAGES["test"], LABELS["test"]):
         content = (SAMPLE / f"{name}.gz").read_bytes()
@@ -86,7 +86,7 @@ def keep_as(spelling: str, folder: Path) -> None:
 
 @pytest.mark.parametrize("spelling", ["dashed", "dashed gz", "dotted", "dotted gz"])
 @pytest.mark.parametrize("folder", [".", "raw", "MNIST/raw"])
-def test_a_root_gives_its_files_however_they_are_kept(tmp_path, spelling, folder):
+def test_files_are_found_under_all_usual_names(tmp_path, spelling, folder):
     keep_as(spelling, tmp_path / folder)
     dataset = mnist("test", tmp_path)
     assert torch.equal(dataset.images, mnist("test").images)

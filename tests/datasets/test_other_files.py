@@ -1,4 +1,4 @@
-"""Housing, texts and MATLAB's arrays, in files as their sources give them."""
+"""Housing, texts and MATLAB files, in the formats of their sources."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ def test_housing_has_the_price_in_its_last_column(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("content", "message"), [("1 2 3", "expected 506 x 14 numbers .*, got 3"), ("a b", "something else than numbers")]
+    ("content", "message"), [("1 2 3", "expected 506 x 14 numbers .*, got 3"), ("a b", "something other than numbers")]
 )
-def test_a_housing_file_that_is_none_is_refused(content, message, tmp_path):
+def test_other_files_than_housing_are_refused(content, message, tmp_path):
     (tmp_path / "housing.data").write_text(content)
     with pytest.raises(DatasetError, match=message):
         housing(tmp_path)
-    with pytest.raises(DatasetError, match="can not be read"):
+    with pytest.raises(DatasetError, match="cannot be read"):
         housing(tmp_path / "elsewhere")
 
 
@@ -95,11 +95,11 @@ def test_a_damaged_file_of_matlab_is_refused(cut, tmp_path):
         read_matlab(tmp_path / "x.mat")
 
 
-def test_photographs_come_in_pieces_that_are_their_own_targets(tmp_path: Path):
+def test_photographs_are_cut_into_patches_that_are_also_the_targets(tmp_path: Path):
     images = np.random.default_rng(0).random((512, 512, 2)).astype(np.float32)
     (tmp_path / "IMAGES.mat").write_bytes(matlab("IMAGES", images))
     read = sparsenet(tmp_path)
     assert read.inputs.shape == (2 * 1024, 1, 16, 16) and read.targets is read.inputs
     assert np.array_equal(read.inputs[1024 + 33, 0], images[16:32, 16:32, 1])
-    with pytest.raises(DatasetError, match=r"IMAGES_RAW.mat: can not be read"):
+    with pytest.raises(DatasetError, match=r"IMAGES_RAW.mat: cannot be read"):
         sparsenet(tmp_path, whitened=False)

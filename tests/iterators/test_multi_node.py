@@ -24,7 +24,7 @@ Pair = namedtuple("Pair", "image label")
 
 
 def batches_of_many_kinds() -> list:
-    """Batches as loaders with a collate function of their own make them."""
+    """Batches of several structures, as custom collate functions make them."""
     return [
         torch.tensor([2**24 + 1, 2**53 + 1, -(2**62) - 1]),
         [torch.arange(3.0), torch.tensor([1, 2, 3])],
@@ -79,7 +79,7 @@ def test_a_shuffling_loader_gives_all_ranks_the_same_new_order_each_epoch(comm):
     master = comm.size - 1
     ids = 2**40 + torch.arange(11)
     loader = DataLoader(TensorDataset(ids, ids.double() / 3), batch_size=4, shuffle=True)
-    # The other ranks' loaders are not even looked at.
+    # The loaders of other ranks are ignored.
     iterator = create_multi_node_iterator(loader if comm.rank == master else range(1000), comm, master)
     assert len(iterator) == 3
     epochs = []
@@ -172,12 +172,12 @@ def test_wrong_arguments_are_refused_on_every_rank(comm):
 
 
 @small_worlds_of_several
-def test_ranks_that_take_different_steps_are_told_so(comm):
+def test_ranks_that_take_different_steps_raise(comm):
     iterator = create_multi_node_iterator([1, 2, 3], comm)
     epoch = iter(iterator)
     assert next(epoch) == 1
     if comm.rank == 0:
-        epoch = iter(iterator)  # one rank begins anew, the others go on
+        epoch = iter(iterator)  # one rank starts again, the others continue
     assert_refused(comm, lambda: next(epoch), "epoch", "batch", kind=torchmn.MismatchError)
 
 
@@ -198,8 +198,8 @@ def test_state_of_a_resumable_loader_is_saved_and_restored_on_every_rank(comm):
     epoch = iter(iterator)
     _first, _second = next(epoch), next(epoch)
     state = iterator.state_dict()
-    told = comm.allgather_obj({key: str(value) for key, value in state.items()})
-    assert told == [told[0]] * comm.size, "so that a checkpoint needs it once"
+    states = comm.allgather_obj({key: str(value) for key, value in state.items()})
+    assert states == [states[0]] * comm.size, "a checkpoint stores it once"
     rest = [batch.tolist() for batch in epoch]
     following = [batch.tolist() for batch in iterator]
 
@@ -212,7 +212,7 @@ def test_state_of_a_resumable_loader_is_saved_and_restored_on_every_rank(comm):
 
 
 @ranks(1, 2, on="threads")
-def test_a_loader_that_can_not_be_resumed_is_told_so_on_every_rank(comm):
+def test_a_loader_that_cannot_be_resumed_raises_on_every_rank(comm):
     iterator = create_multi_node_iterator(DataLoader(range(4)), comm)
     words = ("state_dict", "DataLoader", "create_synchronized_iterator")
     assert_refused(comm, iterator.state_dict, *words, kind=torchmn.ArgumentError)

@@ -104,7 +104,7 @@ def test_with_a_generator_the_order_is_that_of_rank_0s_own_loader(comm):
         plain[name].generator.manual_seed(0)  # type: ignore[union-attr]
         for _epoch in range(3):
             assert epoch_of(iterator) == epoch_of(plain[name]), name
-        assert torch.equal(loader.generator.get_state(), before), "the user's generator is left alone"  # type: ignore[union-attr]
+        assert torch.equal(loader.generator.get_state(), before), "the user's generator is not changed"  # type: ignore[union-attr]
 
 
 @small_worlds
@@ -132,7 +132,7 @@ def test_rank_0s_random_state_decides_and_each_iterator_draws_an_order(comm):
             iterator = create_synchronized_iterator(DataLoader(range(30), batch_size=4, shuffle=True), comm)  # type: ignore[arg-type]
             following = torch.get_rng_state()
             epochs = [epoch_of(iterator), epoch_of(iterator)]
-            assert torch.equal(torch.get_rng_state(), following), "an epoch draws from a generator of its own"
+            assert torch.equal(torch.get_rng_state(), following), "an epoch draws from a private generator"
             another = create_synchronized_iterator(DataLoader(range(30), batch_size=4, shuffle=True), comm)  # type: ignore[arg-type]
             assert epoch_of(another) not in epochs
         assert comm.allgather_obj(epochs) == [epochs] * comm.size
@@ -201,7 +201,7 @@ def test_an_epoch_that_is_left_early_is_over_and_the_next_is_as_if_it_had_ended(
 
 
 @ranks(1, on="threads")
-def test_an_old_epoch_is_not_continued_beside_a_new_one(comm):
+def test_an_old_epoch_cannot_continue_after_a_new_one_began(comm):
     iterator = create_synchronized_iterator(DataLoader(range(9)), comm)  # type: ignore[arg-type]
     old = iter(iterator)
     next(old)
@@ -211,7 +211,7 @@ def test_an_old_epoch_is_not_continued_beside_a_new_one(comm):
 
 
 @small_worlds_of_several
-def test_loaders_that_differ_are_told_so_on_every_rank(comm):
+def test_loaders_that_differ_raise_on_every_rank(comm):
     last = int(comm.rank == comm.size - 1)
     for loader in (
         DataLoader(range(9 + last)),  # type: ignore[arg-type]
@@ -225,7 +225,7 @@ def test_loaders_that_differ_are_told_so_on_every_rank(comm):
 
 
 @small_worlds
-def test_loaders_without_an_order_of_ours_are_refused_on_every_rank(comm):
+def test_loaders_whose_order_cannot_be_drawn_are_refused_on_every_rank(comm):
     class Stream(IterableDataset):
         def __iter__(self):
             return iter(range(3))

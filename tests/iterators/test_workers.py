@@ -13,12 +13,12 @@ from tests.data.worlds import ACROSS
 from torchmn.data import scatter_dataset
 from torchmn.iterators import create_multi_node_iterator, create_synchronized_iterator
 
-# Threads are left out: a process that forks while other ranks run in its threads is asking for trouble.
+# Not with threads: forking a process while other ranks run in its threads may deadlock.
 PROCESSES = (*ACROSS, "openmpi")
 
 
 class Noise(Dataset):
-    """Items with a random number that only the worker's seed decides."""
+    """Items with a random number that depends on the worker's seed only."""
 
     def __init__(self, length, gap=None):
         self.length, self.gap = length, gap
@@ -28,7 +28,7 @@ class Noise(Dataset):
 
     def __getitem__(self, index):
         if index == self.gap:
-            raise OSError(f"item {index} can not be read")
+            raise OSError(f"item {index} cannot be read")
         return index, torch.rand(())
 
 
@@ -55,7 +55,7 @@ def test_a_master_with_worker_processes_serves_every_rank(comm):
 def test_an_error_in_a_worker_of_the_master_is_raised_on_every_rank(comm):
     loader = DataLoader(Noise(11, gap=4), batch_size=2, num_workers=2)
     iterator = create_multi_node_iterator(loader if comm.rank == 0 else None, comm)
-    with pytest.raises(OSError if comm.rank == 0 else torchmn.PeerError, match="item 4 can not be read") as caught:
+    with pytest.raises(OSError if comm.rank == 0 else torchmn.PeerError, match="item 4 cannot be read") as caught:
         list(iterator)
     # The error and the frames of its traceback hold each other, and torch's iterator with them. As garbage it would
     # wait 5 s for each of its workers, in a later test; let go here, it ends them at once.

@@ -1,4 +1,4 @@
-"""Checkpoints of jobs that are killed: between and during writes, and resumed at other numbers of ranks."""
+"""Checkpoints of jobs that are killed between and during writes, and resumed on other numbers of ranks."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy as np
 import torchmn
 from tests._worlds.jobs import JobResult, run_job
 from tests.training.checkpoint.runs import Training, parameters
-from torchmn.training.checkpoint import create_multi_node_checkpointer
+from torchmn import create_multi_node_checkpointer
 
 KILLS = """
 import os, random, resource, shutil, signal, sys
@@ -25,7 +25,7 @@ def die():
     os.kill(os.getpid(), signal.SIGKILL)
 
 def half_a_file(target, tensors):
-    '''Write as the library does, but only the first half reaches the disk.'''
+    '''Writes half a file, then dies.'''
     write(target, tensors)
     os.truncate(target, target.stat().st_size // 2)
     die()
@@ -36,7 +36,7 @@ write = tensor_files.write
 EVERY_POINT = (
     KILLS
     + """
-# Every call that changes the disk, and before, after, or in the middle of each: a point to die at.
+# The process is killed before, after and in the middle of every call that changes the disk.
 CALLS = [(os, "mkdir"), (os, "fsync"), (os, "rename"), (os, "unlink"), (os, "rmdir"), (tensor_files, "write")]
 point = 0
 
@@ -46,7 +46,7 @@ def count(die_at, action):
     if point == die_at:
         action()
 
-def mined(call, die_at):
+def fatal(call, die_at):
     def work(*args):
         count(die_at, die)
         if call is write:
@@ -78,7 +78,7 @@ while True:
     if child == 0:
         mines = checkpointer()
         for module, name in CALLS:
-            setattr(module, name, mined(getattr(module, name), die_at))
+            setattr(module, name, fatal(getattr(module, name), die_at))
         mines.save(5, model=torch.nn.Linear(1, 1), extra=torch.full((1000,), 5.0))
         os._exit(0)
     _, status = os.waitpid(child, 0)
@@ -112,7 +112,7 @@ assert full.maybe_load() == 5
 )
 
 
-def test_a_kill_at_any_moment_of_a_save_leaves_a_whole_checkpoint(tmp_path: Path) -> None:
+def test_a_kill_at_any_moment_of_a_save_leaves_a_complete_checkpoint(tmp_path: Path) -> None:
     result = run_job(EVERY_POINT, 1, "solo", args=[str(tmp_path)], timeout=120)
     assert result.returncode == 0, result.output
     found = result.stdout.split("FOUND ")[1].split()[0]
@@ -137,7 +137,7 @@ def draws():
 done = checkpointer.maybe_load(**training.parts) or 0
 drawn = draws()
 if done:
-    # Other numbers on every rank, and the same ones at every load.
+    # Generators have different numbers on every rank, and the same ones at every load.
     everyone = [x for numbers in comm.allgather_obj(drawn) for x in numbers]
     assert len(set(everyone)) == len(everyone), everyone
     checkpointer.maybe_load(**training.parts)

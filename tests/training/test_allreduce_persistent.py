@@ -1,4 +1,4 @@
-"""AllreducePersistent: running statistics of the union of what all ranks saw."""
+"""AllreducePersistent: running statistics of the union of all ranks' batches."""
 
 import numpy as np
 import pytest
@@ -56,7 +56,7 @@ def test_the_variance_is_that_of_the_union_and_ranks_count_by_what_they_saw(comm
 
 @ranks(2, on="threads")
 @pytest.mark.parametrize("number", [int, float, np.int64, torch.tensor])
-def test_a_weight_says_how_much_a_rank_saw(comm, number):
+def test_a_weight_replaces_the_number_of_batches(comm, number):
     layer = nn.BatchNorm1d(1)
     layer.running_mean.fill_(4.0 * comm.rank)
     layer.running_var.fill_(1.0 + comm.rank)
@@ -66,14 +66,14 @@ def test_a_weight_says_how_much_a_rank_saw(comm, number):
     assert layer.running_var.item() == (1 * (1 + 9) + 3 * (2 + 1)) / 4
     before = [x.clone() for x in layer.buffers()]
     AllreducePersistent(layer, comm)()
-    assert all(torch.equal(x, y) for x, y in zip(layer.buffers(), before, strict=True)), "equal ones stay as they are"
+    assert all(torch.equal(x, y) for x, y in zip(layer.buffers(), before, strict=True)), "equal ones are not changed"
 
 
 @ranks(1, 2, 3, on="threads")
 @ranks(2, on="mpi")
 @pytest.mark.parametrize("weight", [None, 0])
-def test_statistics_that_no_rank_has_tracked_become_equal_too(comm, weight):
-    layer = nn.BatchNorm1d(1, dtype=torch.float64)  # its statistics come from elsewhere: a converted model, say
+def test_untracked_statistics_become_equal_too(comm, weight):
+    layer = nn.BatchNorm1d(1, dtype=torch.float64)  # with statistics from elsewhere, such as a converted model
     layer.running_mean.fill_(4.0 * comm.rank)
     layer.running_var.fill_(1.0 + comm.rank)
     layer.num_batches_tracked.fill_(0 if weight is None else 5)
@@ -85,7 +85,7 @@ def test_statistics_that_no_rank_has_tracked_become_equal_too(comm, weight):
 
 
 @ranks(3, on="threads")
-def test_other_buffers_are_averaged_where_they_are_floats_and_stay_otherwise(comm):
+def test_other_float_buffers_are_averaged_and_integers_unchanged(comm):
     model = Buffers(comm.rank)
     names = dict(model.named_buffers())
     AllreducePersistent(model, comm)()

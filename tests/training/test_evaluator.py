@@ -18,7 +18,7 @@ def whole_set(length: int) -> TensorDataset:
 
 
 def evaluate(model, loader) -> dict[str, float]:
-    """As people write it: divides by the length of what it was given."""
+    """A typical evaluation, which divides by the length of the data set that it gets."""
     loss = correct = 0.0
     for x, y in loader:
         outputs = model(x)
@@ -58,7 +58,7 @@ def test_a_data_set_can_be_the_argument_too_by_position_or_name(comm):
 
 
 @ranks(1, 2, 3, on="threads")
-def test_numbers_of_samples_can_be_said_in_the_result(comm):
+def test_the_result_may_contain_the_number_of_samples(comm):
     n = comm.rank  # rank 0 has nothing, and a mean of nothing
     mean = float("nan") if n == 0 else float(10 * n)
     total = sum(range(comm.size))
@@ -104,7 +104,7 @@ def test_ranks_without_metrics_do_not_count(comm):
 
 @ranks(2, 3, on="threads")
 @ranks(2, on="mpi")
-def test_means_without_numbers_of_samples_are_refused_on_every_rank_unless_said_to_be_equal(comm):
+def test_means_without_numbers_of_samples_are_refused_on_every_rank_unless_weights_are_equal(comm):
     last = comm.size - 1
 
     def local():
@@ -118,7 +118,7 @@ def test_means_without_numbers_of_samples_are_refused_on_every_rank_unless_said_
     ):
         assert_refused(comm, create_multi_node_evaluator(local, comm), words, kind=torchmn.MismatchError)
     assert create_multi_node_evaluator(local, comm, weights="equal")() == {"loss": last / 2}
-    # Two loaders: nobody can say which of them the metric is about.
+    # With two loaders, it is unknown to which of them the metric belongs.
     two = [DataLoader(whole_set(4 + comm.rank)) for _ in range(2)]
     everywhere = create_multi_node_evaluator(lambda *_: 1.0, comm)
     assert_refused(comm, lambda: everywhere(*two), "did not return its number")
@@ -126,7 +126,7 @@ def test_means_without_numbers_of_samples_are_refused_on_every_rank_unless_said_
 
 
 @ranks(2, on="threads")
-def test_results_that_can_not_be_joined_are_refused_on_every_rank(comm):
+def test_results_that_cannot_be_combined_are_refused_on_every_rank(comm):
     wrong = {
         "metric 'loss': expected a number": {"loss": "low"},
         "got 'many' as the number": ({"loss": 1.0}, "many"),
@@ -152,7 +152,7 @@ def test_results_that_can_not_be_joined_are_refused_on_every_rank(comm):
 
 
 @ranks(2, on="threads")
-def test_repeats_that_can_not_be_left_out_are_refused_on_every_rank(comm):
+def test_repeats_that_cannot_be_left_out_are_refused_on_every_rank(comm):
     class Transformed(Dataset):
         def __init__(self, dataset):
             self.dataset = dataset
@@ -179,7 +179,7 @@ def test_repeats_that_can_not_be_left_out_are_refused_on_every_rank(comm):
 
 @ranks(2, 3, on="threads")
 @pytest.mark.parametrize("dtype", [torch.uint8, torch.bool, torch.float16, torch.float8_e4m3fn, torch.uint16])
-def test_sums_of_small_numbers_have_room(comm, dtype):
+def test_sums_of_narrow_dtypes_do_not_overflow(comm, dtype):
     value = 240.0 if dtype != torch.bool else 1.0
     mine = {"sum": Sum(torch.tensor([value, 0.0]).to(dtype)), "mean": (torch.tensor([value]).to(dtype), comm.rank)}
     got = create_multi_node_evaluator(lambda: mine, comm)()
@@ -234,7 +234,7 @@ def test_samples_of_a_loader_are_those_that_it_goes_through(comm):
 
 
 @ranks(2, on="threads")
-def test_an_object_is_not_changed_and_answers_through_the_wrapper(comm):
+def test_an_object_is_not_changed_and_its_attributes_are_those_of_the_wrapper(comm):
     class Evaluator:
         name = "validation"
         scale = 1
@@ -280,7 +280,7 @@ def test_without_repeats_keeps_everything_else_of_a_loader(comm):
 
 
 @ranks(2, on="threads")
-def test_arrays_that_torch_can_not_share_count_like_any_others(comm):
+def test_arrays_that_torch_cannot_share_are_combined_like_others(comm):
     values = np.array([3.0, 5.0])
     given = {
         "backwards": values[::-1][::-1] if comm.rank == 0 else values[::-1],

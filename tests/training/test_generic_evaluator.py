@@ -1,4 +1,4 @@
-"""GenericMultiNodeEvaluator: all outputs in one place, in round-robin order."""
+"""GenericMultiNodeEvaluator gathers all outputs on one rank, in round-robin order."""
 
 import numpy as np
 import torch
@@ -81,7 +81,7 @@ def test_batches_reach_calc_local_as_positions_names_or_one_value(comm):
 
 
 @ranks(2, on="threads")
-def test_a_generator_is_used_up_after_one_evaluation_and_that_is_said_on_every_rank(comm):
+def test_a_generator_is_exhausted_after_one_evaluation_which_raises_on_every_rank(comm):
     batches = (torch.ones(1) for _ in range(2)) if comm.rank else [torch.ones(1)]
     evaluator = GenericMultiNodeEvaluator(comm, batches, torch.Tensor.item)
     assert evaluator() == ([1.0, 1.0, 1.0] if comm.rank == 0 else None)

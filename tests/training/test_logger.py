@@ -1,4 +1,4 @@
-"""Logger: what is shown and written, once."""
+"""Logger prints and writes once, on rank 0."""
 
 import io
 import json
@@ -62,7 +62,7 @@ def test_the_file_has_a_json_object_per_line_also_for_numbers_that_json_lacks(tm
 
 
 @ranks(3, on="threads")
-def test_only_rank_0_speaks_and_writes(comm):
+def test_only_rank_0_prints_and_writes(comm):
     console, text = plain_console()
     folder = comm.bcast_obj(None if comm.rank else __import__("tempfile").mkdtemp())
     path = f"{folder}/{comm.rank}.jsonl"
@@ -82,7 +82,7 @@ def test_only_rank_0_speaks_and_writes(comm):
 
 
 @pytest.mark.parametrize("place", ["a_file/log.jsonl", "a_file/deeper/log.jsonl", "a_folder"])
-def test_a_file_that_can_not_be_written_is_refused_in_words_that_help_before_the_training(place, tmp_path):
+def test_a_file_that_cannot_be_written_raises_before_the_training(place, tmp_path):
     (tmp_path / "a_file").write_text("not a directory")
     (tmp_path / "a_folder").mkdir()
     wrong = re.escape(repr(str(tmp_path / place)))

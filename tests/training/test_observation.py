@@ -23,7 +23,7 @@ def test_the_mean_of_all_values_of_all_ranks(comm):
 
 
 @ranks(2, on="threads")
-def test_values_are_collected_until_it_is_time(comm):
+def test_values_are_collected_until_every_nth_call(comm):
     aggregate = ObservationAggregator(comm, "loss", "loss of all", every=3)
     before = comm.group.collectives
     assert aggregate({"loss": 1.0}) == {"loss": 1.0}
@@ -34,11 +34,11 @@ def test_values_are_collected_until_it_is_time(comm):
     assert resumed({} if comm.rank else {"loss": 2.0}) == ({} if comm.rank else {"loss": 2.0})
     assert comm.group.collectives == before, "a call in between communicates"
     assert resumed({"loss": 6.0}) == {"loss": 6.0, "loss of all": (1 + 2 + 6 + 1 + 6) / 5}
-    assert [resumed({}), resumed(None), resumed({"lr": 1})] == [{}, {}, {"lr": 1}], "nobody observed anything"
+    assert [resumed({}), resumed(None), resumed({"lr": 1})] == [{}, {}, {"lr": 1}], "no rank observed anything"
 
 
 @ranks(3, on="threads")
-def test_an_aggregator_of_the_users_runs_once_and_sees_every_ranks_values(comm):
+def test_a_custom_aggregator_runs_once_with_the_values_of_all_ranks(comm):
     seen = []
 
     def largest(everyone):
@@ -69,16 +69,16 @@ def test_wrong_observations_and_settings_are_refused_on_every_rank(comm):
 @ranks(1, 2, 3, on="threads")
 @ranks(2, on="mpi")
 def test_all_ranks_stop_at_the_same_check_on_the_mean_of_their_metrics(comm):
-    # Each rank alone would stop elsewhere: rank 0 sees only improvement, the others only the opposite.
+    # Each rank alone would stop elsewhere: on rank 0 the metric improves always, on the others never.
     stop = MultiNodeEarlyStopping(comm, "loss", patience=2)
     means = [5.0, 4.0, 4.5, 3.0, 3.1, 3.0, 1.0]
-    said = []
+    decisions = []
     for check, mean in enumerate(means):
         tilt = -check if comm.rank == 0 else check / max(comm.size - 1, 1)
-        said.append(stop({"loss": mean + (tilt if comm.size > 1 else 0), "other": comm.rank}))
-        if said[-1]:
+        decisions.append(stop({"loss": mean + (tilt if comm.size > 1 else 0), "other": comm.rank}))
+        if decisions[-1]:
             break
-    assert said == [False] * 5 + [True]
+    assert decisions == [False] * 5 + [True]
     assert (stop.best, stop.checks, stop.waited, stop.stopped) == (pytest.approx(3.0), 6, 2, True)
 
 
@@ -95,7 +95,7 @@ def test_modes_minimal_improvement_and_the_last_check(comm):
     assert checks([3.0, 2.0, 1.0], max_checks=3) == [False, False, True]
     assert checks([float("nan"), 1.0]) == [True, False], "a nan is no improvement"
     assert checks([1.0, 9.0, 2.0, 9.0], every=2, max_checks=2) == [False, False, False, True]
-    # Ranks without the metric do not count; numbers of samples weigh.
+    # Ranks without the metric do not count; means are weighted by numbers of samples.
     assert checks([5.0 if comm.rank else None, 5.0]) == [False, True]
     stop = MultiNodeEarlyStopping(comm)
     stop({"loss": (8.0, 1) if comm.rank else (2.0, 3)})
@@ -133,7 +133,7 @@ def test_values_that_have_no_common_mean_are_refused_on_every_rank(comm):
 
 
 @ranks(2, on="threads")
-def test_early_stopping_wants_one_real_number(comm):
+def test_early_stopping_needs_one_real_number(comm):
     for wrong in (torch.ones(2), torch.ones(1, dtype=torch.complex64), (np.ones(3), 5)):
         stop = MultiNodeEarlyStopping(comm)
         given = wrong if comm.rank == 1 else 1.0
@@ -142,7 +142,7 @@ def test_early_stopping_wants_one_real_number(comm):
 
 
 @ranks(1, 2, on="threads")
-def test_a_grid_is_no_communicator(comm):
+def test_a_grid_is_not_a_communicator(comm):
     grid = torchmn.ProcessGrid(comm, height=comm.size)
     with pytest.raises(torchmn.ArgumentError, match="expected comm to be a communicator, got <ProcessGrid"):
         MultiNodeEarlyStopping(grid)  # type: ignore[arg-type]

@@ -1,4 +1,4 @@
-"""Metrics of torchmetrics: on any number of ranks, with any share of the data on each, the value of one process."""
+"""Metrics of torchmetrics have the value of one process on any number of ranks, for any division of the data."""
 
 import pickle
 
@@ -58,7 +58,7 @@ def updated(metric, batches):
 
 
 def shares(comm):
-    """This rank's part of several ways to divide the data: about equal parts, and one rank with nothing."""
+    """Returns this rank's part for several divisions of the data: about equal parts, and one rank without data."""
     whole = whole_set()
     yield scatter_dataset(whole, comm, force_equal_length=False)
     ends = [0, *(LENGTH * k // comm.size for k in range(1, comm.size)), LENGTH]
@@ -68,7 +68,7 @@ def shares(comm):
 
 
 def as_lists(value):
-    """A value that can be compared, whatever torchmetrics made of it."""
+    """Returns a value of torchmetrics in a form that can be compared."""
     if isinstance(value, dict):
         return {key: as_lists(inner) for key, inner in value.items()}
     return torch.as_tensor(value).double().flatten().tolist()
@@ -126,7 +126,7 @@ def test_a_metric_that_an_evaluator_returns_is_that_of_all_ranks(comm, kind):
 
 
 @ranks(1, 2, 3, on="threads")
-def test_updates_that_are_kept_one_by_one_may_be_unequally_many(comm):
+def test_the_number_of_stored_updates_may_differ_between_ranks(comm):
     def evaluate(loader):
         metric = torchmetrics.retrieval.RetrievalMAP()
         for scores, targets, queries in loader:
@@ -167,7 +167,7 @@ def test_copies_of_a_metric_that_has_the_hook(comm):
     assert_value(updated(pickle.loads(pickle.dumps(metric)), share).compute(), here)  # it belongs to no ranks
 
 
-def test_what_is_no_metric_is_refused():
+def test_arguments_that_are_not_metrics_are_refused():
     with pytest.raises(ArgumentError, match="expected comm to be a communicator"):
         torchmetrics_sync("world")  # type: ignore[arg-type]
 

@@ -24,7 +24,7 @@ OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
 
 
 def convnet(seed: int) -> nn.Module:
-    """In float64. No biases before batch normalisation: their gradient is rounding only, which Adam would magnify."""
+    """A model in float64, without biases before batch normalisation: Adam would amplify their rounding errors."""
     model = nn.Sequential(
         nn.Conv2d(2, 4, kernel_size=3, bias=False), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(),
         nn.Linear(4 * 3 * 3, 6, bias=False), nn.BatchNorm1d(6, momentum=None), nn.Tanh(), nn.Linear(6, CLASSES),
@@ -47,7 +47,7 @@ def nearly_equal(comm, step: int) -> slice:
 
 
 def lopsided(comm, step: int) -> slice:
-    """One image for each rank but one, which has the rest, and in turn none for another: others in every step."""
+    """One image for each rank, except that one rank has none and another has the rest; these change in every step."""
     sizes = [1] * comm.size
     if comm.size > 1:
         sizes[(step + 1) % comm.size] = 0
@@ -57,7 +57,7 @@ def lopsided(comm, step: int) -> slice:
 
 
 def one_process(name: str) -> tuple[list[float], nn.Module]:
-    """The losses of all steps, and the model after them."""
+    """Returns the losses of all steps, and the trained model."""
     model = convnet(seed=0)
     optimizer = OPTIMIZERS[name](model.parameters())
     losses = []

@@ -1,4 +1,4 @@
-"""A data set as two arrays, as they lie in its files: bytes stay bytes until a batch is made of them."""
+"""Classes for data sets: `ImageSet`, in memory as float32, and `Arrays`, which converts only the samples of a batch."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from torchmn.errors import DatasetError
 
 
 class ImageSet(Dataset[tuple[torch.Tensor, int]]):
-    """Pairs of image and label: `dataset[i]` is `(image, label)`, `len(dataset)` how many there are.
+    """A map-style data set of pairs: `dataset[i]` is `(image, label)`.
 
-    images: (count, channel, height, width), float32 in [0, 1]
-    labels: (count,), int64
-
-    Both tensors are public: `dataset.images[indices]` takes a whole batch at once.
+    Attributes:
+        name: for messages.
+        images: (count, channel, height, width), float32 in [0, 1]; `dataset.images[indices]` takes a whole batch.
+        labels: (count,), int64.
     """
 
     def __init__(self, name: str, images: torch.Tensor, labels: torch.Tensor) -> None:
@@ -38,18 +38,20 @@ class ImageSet(Dataset[tuple[torch.Tensor, int]]):
         return f"ImageSet({self.name}: {len(self)} images of {shape})"
 
 
-Region = tuple[slice, ...]
+TileSlices = tuple[slice, ...]
 
 
 @dataclass(frozen=True)
 class Arrays:
-    """Inputs and targets of one split.
+    """Inputs and targets of one split of a data set.
 
-    inputs: (count, ...), bytes or floats; a file mapped into memory where that is possible, so that only what is
-        taken is read, and ranks of one machine share it
-    targets: (count,) int64 labels, or (count, ...) float values
-    scale: by what inputs are multiplied when they are taken
-    classes: the names of the labels, where they have any
+    Attributes:
+        name: for messages.
+        inputs: (count, ...), bytes or floats; memory-mapped if possible, so that only requested samples are read, and
+            the ranks of one host share the memory.
+        targets: (count,) int64 labels, or (count, ...) float values.
+        scale: factor by which `take` multiplies inputs.
+        classes: names of the labels, if they have names.
     """
 
     name: str
@@ -67,12 +69,21 @@ class Arrays:
         return tuple(self.inputs.shape[1:])
 
     def take(
-        self, rows: np.ndarray, dtype: torch.dtype = torch.float32, region: Region | None = None
+        self, rows: np.ndarray, dtype: torch.dtype = torch.float32, region: TileSlices | None = None
     ) -> tuple[Tensor, Tensor]:
-        """The samples at `rows` and their targets; of each sample only the `region`, a slice for each last dim."""
-        place = (rows, *([slice(None)] * (self.inputs.ndim - 1 - len(region)) if region else ()), *(region or ()))
-        taken = torch.from_numpy(np.ascontiguousarray(self.inputs[place]))
-        # As float32 first: the same values as in a run in float32, whatever the dtype.
+        """Returns the samples at `rows` and their targets.
+
+        Args:
+            rows: (batch,), indices of samples.
+            dtype: of the result; integer targets keep their dtype.
+            region: a slice for each of the last dims of a sample, if only a part is needed.
+
+        Returns:
+            Inputs (batch, ...) and targets (batch, ...).
+        """
+        index = (rows, *([slice(None)] * (self.inputs.ndim - 1 - len(region)) if region else ()), *(region or ()))
+        taken = torch.from_numpy(np.ascontiguousarray(self.inputs[index]))
+        # Via float32, so that values are the same for all dtypes.
         values = taken.to(torch.float32) if self.inputs.dtype != np.float64 else taken
         if self.scale != 1.0:
             values = values * self.scale
@@ -80,12 +91,12 @@ class Arrays:
         return values.to(dtype), targets.to(dtype) if targets.is_floating_point() else targets
 
     def sampled(self, share: float, seed: int) -> Arrays:
-        """A share of the samples, chosen by `seed`, in their order; at least one."""
+        """Returns the fraction `share` of the samples, at least one, chosen by `seed`; their order is kept."""
         count = max(1, round(len(self) * share))
         return self.only(np.sort(np.random.default_rng(seed).choice(len(self), count, replace=False)))
 
     def parted(self, share: float, seed: int, name: str = "validation") -> tuple[Arrays, Arrays]:
-        """The samples without a share of them, chosen by `seed`, and that share, named after `name`."""
+        """Returns the samples without a fraction `share` of them, chosen by `seed`, and that part, called `name`."""
         count = round(len(self) * share)
         if not 0 < count < len(self):
             raise DatasetError(f"{self.name}: {share:.3g} of {len(self)} samples for {name} leaves one part empty")
@@ -96,9 +107,10 @@ class Arrays:
         )
 
     def only(self, rows: np.ndarray, name: str | None = None) -> Arrays:
-        """The samples at `rows`."""
+        """Returns the samples at `rows`."""
         return Arrays(name or self.name, self.inputs[rows], self.targets[rows], self.scale, self.classes)
 
 
 def labels(values: Sequence[int] | np.ndarray) -> np.ndarray:
+    """Returns `values` as int64."""
     return np.asarray(values).astype(np.int64)

@@ -1,4 +1,4 @@
-"""MNIST and CIFAR as bytes: mapped from their files, or from what was unpacked of them before."""
+"""MNIST and CIFAR as arrays of bytes, memory-mapped from their files, or from a cache of their decompressed content."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ BYTE = 1 / 255
 
 
 def mnist_arrays(split: str, root: Path | None) -> Arrays:
-    """MNIST's `split` in `root`, or the sample that comes with TorchMN."""
+    """Returns the `split` of MNIST in `root`, or of the sample that is part of TorchMN."""
     files = SPLITS[split]
     folder = load_mnist.SAMPLE if root is None else root
     images_path, labels_path = files.images.find(folder), files.labels.find(folder)
@@ -32,41 +32,40 @@ def _mapped_idx(path: Path, dims: int) -> np.ndarray:
     with path.open("rb") as file:
         head = file.read(4 + 4 * dims)
     if head[:2] == GZIP_MAGIC:
-        return cache.kept(cache.digest([path], "idx"), lambda: read_idx(path, dims))
+        return cache.cached(cache.digest([path], "idx"), lambda: read_idx(path, dims))
     if len(head) == 4 + 4 * dims and head[:4] == bytes([0, 0, 8, dims]):
         shape = struct.unpack(f">{dims}I", head[4:])
         if path.stat().st_size == len(head) + math.prod(shape):
             return np.memmap(path, np.uint8, "r", len(head), shape)
-    return read_idx(path, dims)  # which says what is wrong
+    return read_idx(path, dims)  # raises an error that names the problem
 
 
 def cifar10_arrays(split: str, root: Path) -> Arrays:
-    """CIFAR-10's `split`, from the binary or the Python version."""
+    """Returns the `split` of CIFAR-10, from the binary or the Python version."""
     paths, read = load_cifar10.find(split, root)
-    parts: list = []
 
     def records() -> np.ndarray:
-        """Label and pixels of each image in one row, so that one array holds both."""
-        parts.extend(load_cifar10.checked(path, *read(path)) for path in paths)
-        return np.concatenate([np.concatenate([some[:, None], pixels], axis=1) for some, pixels in parts])
+        """Returns label and pixels of each image in one row, so that one array holds both."""
+        parts = [load_cifar10.checked(path, *read(path)) for path in paths]
+        return np.concatenate([np.concatenate([numbers[:, None], pixels], axis=1) for numbers, pixels in parts])
 
-    rows = cache.kept(cache.digest(paths, "cifar10"), records)
+    rows = cache.cached(cache.digest(paths, "cifar10"), records)
     return Arrays(f"cifar10 {split}", _images(rows), labels(rows[:, 0]), BYTE, load_cifar10.CLASSES)
 
 
 def cifar100_arrays(split: str, root: Path, coarse: bool = False) -> Arrays:
-    """CIFAR-100's `split`, from the binary or the Python version."""
+    """Returns the `split` of CIFAR-100, from the binary or the Python version."""
 
     def records() -> np.ndarray:
-        some, pixels = load_cifar100.cifar100_bytes(split, root, coarse)
-        return np.concatenate([some[:, None], pixels], axis=1)
+        numbers, pixels = load_cifar100.cifar100_bytes(split, root, coarse)
+        return np.concatenate([numbers[:, None], pixels], axis=1)
 
-    rows = cache.kept(cache.digest([load_cifar100.find(split, root)], "cifar100", coarse), records)
+    rows = cache.cached(cache.digest([load_cifar100.find(split, root)], "cifar100", coarse), records)
     return Arrays(f"cifar100 {split}", _images(rows), labels(rows[:, 0]), BYTE)
 
 
 def _images(rows: np.ndarray) -> np.ndarray:
-    """The pixels behind the labels, as images: a view, for which the strides are known."""
+    """Returns the pixels after the label of each row as images (count, 3, 32, 32): a read-only view."""
     return np.lib.stride_tricks.as_strided(
         rows[:, 1:], (len(rows), 3, 32, 32), (rows.strides[0], 1024, 32, 1), writeable=False
     )

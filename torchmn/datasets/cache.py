@@ -1,7 +1,4 @@
-"""Arrays that took work to make, kept on disk under a name that follows from all they were made of.
-
-Another content has another name: what is found is never stale.
-"""
+"""A cache of arrays on disk, under the digest of all that they were computed from, so that it is never stale."""
 
 from __future__ import annotations
 
@@ -17,13 +14,13 @@ from torchmn.context import process
 
 
 def folder() -> Path:
-    """Where arrays are kept."""
+    """Returns the directory of the cache."""
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "torchmn" / "arrays"
 
 
-def digest(files: Iterable[Path], *about: object) -> str:
-    """What names the result of reading these files in this way."""
-    key = hashlib.blake2b(repr(about).encode(), digest_size=16)
+def digest(files: Iterable[Path], *options: object) -> str:
+    """Returns the key for the result of reading these files with these options."""
+    key = hashlib.blake2b(repr(options).encode(), digest_size=16)
     for path in files:
         key.update(path.name.encode() + b"\0")
         with path.open("rb") as file:
@@ -32,8 +29,8 @@ def digest(files: Iterable[Path], *about: object) -> str:
     return key.hexdigest()
 
 
-def kept(key: str, make: Callable[[], np.ndarray]) -> np.ndarray:
-    """The array of this key, mapped into memory; made and kept if it is not there, and only made if it can not be."""
+def cached(key: str, make: Callable[[], np.ndarray]) -> np.ndarray:
+    """Returns the memory-mapped array of this key; if it is not cached, makes it and tries to cache it."""
     path = folder() / f"{key}.npy"
     try:
         return _mapped(path)
@@ -45,7 +42,7 @@ def kept(key: str, make: Callable[[], np.ndarray]) -> np.ndarray:
         handle, temporary = tempfile.mkstemp(prefix=f".{key}.", dir=path.parent)
         with os.fdopen(handle, "wb") as file:
             np.save(file, array, allow_pickle=False)
-        # All at once: ranks that make it at the same time replace each other's, which is the same.
+        # Atomic; ranks that make it at the same time replace each other's identical files.
         os.replace(temporary, path)
         return _mapped(path)
     except (OSError, ValueError):
@@ -55,5 +52,5 @@ def kept(key: str, make: Callable[[], np.ndarray]) -> np.ndarray:
 
 
 def _mapped(path: Path) -> np.ndarray:
-    with process.numpy_files:  # NumPy parses the head of a file with `ast`: in Python 3.11, not in two threads at once
+    with process.numpy_files:  # NumPy parses headers with `ast`, which is not thread-safe in Python 3.11
         return np.load(path, mmap_mode="r", allow_pickle=False)

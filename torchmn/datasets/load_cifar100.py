@@ -1,4 +1,4 @@
-"""CIFAR-100: small colour photographs, 32 x 32 pixels, a hundred classes."""
+"""`cifar100`: colour photographs of 32 x 32 pixels in a hundred classes."""
 
 from __future__ import annotations
 
@@ -15,15 +15,25 @@ from torchmn.errors import ArgumentError, DatasetError, nearest
 SPLITS = ("train", "test")
 CLASSES, COARSE_CLASSES = 100, 20
 RECORD = 2 + cifar_files.PIXELS
-# How a format names its files, and the folder that its archive unpacks to.
+# Suffix of the file, and folder in the archive, of each format.
 FORMATS = ((".bin", "cifar-100-binary"), ("", "cifar-100-python"))
 
 
 def cifar100(split: str, root: str | os.PathLike[str], *, coarse: bool = False) -> ImageSet:
-    """The photographs of `split` ("train" or "test") as a dataset of (image, label).
+    """Returns a split of CIFAR-100 as a data set of (image, label).
 
-    image: (3, 32, 32), float32 in [0, 1]; label: 0 to 99, or with `coarse` the 20 groups of classes
-    `root` holds the files of the binary or the Python version, or the folder that the archive unpacks to.
+    Args:
+        split: "train" or "test".
+        root: directory with the unpacked files of the binary or the Python version, or with the folder that the
+            archive contains.
+        coarse: labels are the 20 groups of classes.
+
+    Returns:
+        Images (3, 32, 32), float32 in [0, 1]; labels are ints from 0 to 99, or to 19 with `coarse`.
+
+    Raises:
+        ArgumentError: for an unknown split.
+        DatasetError: if a file is missing, damaged or of another kind; the message names it.
     """
     labels, pixels = cifar100_bytes(split, Path(root).expanduser(), coarse)
     images = torch.from_numpy(pixels.copy()).view(-1, 3, 32, 32).to(torch.float32).div_(255)
@@ -31,7 +41,7 @@ def cifar100(split: str, root: str | os.PathLike[str], *, coarse: bool = False) 
 
 
 def cifar100_bytes(split: str, root: Path, coarse: bool) -> tuple[np.ndarray, np.ndarray]:
-    """Labels and pixels as bytes: (count,), (count, 3072)."""
+    """Returns labels and pixels as bytes: (count,), (count, 3072)."""
     path = find(split, root)
     labels, pixels = _binary(path, coarse) if path.suffix == ".bin" else _pickled(path, coarse)
     classes = COARSE_CLASSES if coarse else CLASSES
@@ -41,16 +51,16 @@ def cifar100_bytes(split: str, root: Path, coarse: bool) -> tuple[np.ndarray, np
 
 
 def find(split: str, root: Path) -> Path:
-    """The file of a split, in `root` or in the folder of an archive in it."""
+    """Returns the file of a split, in `root` or in the folder of an archive in it."""
     if split not in SPLITS:
         raise ArgumentError(f"cifar100: split {split!r} does not exist. {nearest(split, SPLITS)}")
     for suffix, folder in FORMATS:
-        for place in (root, root / folder):
-            if (place / f"{split}{suffix}").is_file():
-                return place / f"{split}{suffix}"
+        for directory in (root, root / folder):
+            if (directory / f"{split}{suffix}").is_file():
+                return directory / f"{split}{suffix}"
     raise DatasetError(
-        f"cifar100 {split}: no {split}.bin or {split} in {str(root)!r}, nor in cifar-100-binary or cifar-100-python in "
-        "it. Unpack cifar-100-binary.tar.gz or cifar-100-python.tar.gz there."
+        f"cifar100 {split}: no {split}.bin or {split} in {str(root)!r}, nor in its subfolders cifar-100-binary or "
+        "cifar-100-python. Unpack cifar-100-binary.tar.gz or cifar-100-python.tar.gz there."
     )
 
 

@@ -1,4 +1,4 @@
-"""Images in folders: one folder per class."""
+"""`images`: image files in one folder per class."""
 
 from __future__ import annotations
 
@@ -23,32 +23,43 @@ def images(
     channels: int = 3,
     classes: tuple[str, ...] = (),
 ) -> Arrays:
-    """The images in the folders of `root`, each of which is a class, in the order of their names.
+    """Returns the images in the folders of `root`; each folder is a class, in the order of their names.
 
-    inputs: (count, channels, height, width), bytes; images are resized to `size` (height, width), without which all
-    must have the same. `classes` says which folders there must be, where another split has decided that.
+    Args:
+        root: directory with a folder for each class.
+        size: (height, width) to which images are resized; None if all have the same size.
+        channels: 1 for grey, 3 for RGB.
+        classes: names of the classes, if another split has determined them; by default the names of the folders.
+
+    Returns:
+        Inputs (count, channels, height, width), bytes, and labels (count,).
+
+    Raises:
+        DatasetError: if there are no images, an image cannot be read, sizes differ, or a folder is not a class.
     """
     root = Path(root).expanduser()
     found = class_folders(root)
     names = classes or tuple(folder.name for folder in found)
     unknown = [folder.name for folder in found if folder.name not in names]
     if unknown:
-        raise DatasetError(f"{root}: the folder {unknown[0]!r} is no class of the training images: {', '.join(names)}.")
+        raise DatasetError(
+            f"{root}: the folder {unknown[0]!r} is not a class of the training images: {', '.join(names)}."
+        )
     files = [(path, names.index(folder.name)) for folder in found for path in image_files(folder)]
     if not files:
         raise DatasetError(f"no images in the folders of {str(root)!r}; looked for {', '.join(ENDINGS)}.")
     paths = [path for path, _ in files]
     key = cache.digest(paths, "images", size, channels)
-    pixels = cache.kept(key, lambda: np.stack(_same_size([_decoded(path, size, channels) for path in paths], paths)))
+    pixels = cache.cached(key, lambda: np.stack(_same_size([_decoded(path, size, channels) for path in paths], paths)))
     return Arrays(f"images {root.name}", pixels, labels([label for _, label in files]), 1 / 255, names)
 
 
 def class_folders(root: Path) -> list[Path]:
     if not root.is_dir():
-        raise DatasetError(f"{str(root)!r} is no folder; it should hold one folder of images for each class.")
+        raise DatasetError(f"{str(root)!r} is not a folder; expected one folder of images for each class in it.")
     folders = sorted(path for path in root.iterdir() if path.is_dir() and not path.name.startswith("."))
     if not folders:
-        raise DatasetError(f"{str(root)!r} holds no folders; it should hold one folder of images for each class.")
+        raise DatasetError(f"{str(root)!r} contains no folders; expected one folder of images for each class.")
     return folders
 
 
@@ -61,7 +72,7 @@ def _decoded(path: Path, size: tuple[int, int] | None, channels: int) -> np.ndar
     try:
         from PIL import Image
     except ImportError as error:
-        raise DatasetError(f"to read {path.name} Pillow is needed: pip install pillow") from error
+        raise DatasetError(f"{path.name}: reading images needs Pillow: pip install pillow") from error
     try:
         with Image.open(path) as image:
             image = image.convert(MODES[channels])
@@ -69,7 +80,7 @@ def _decoded(path: Path, size: tuple[int, int] | None, channels: int) -> np.ndar
                 image = image.resize((size[1], size[0]), Image.Resampling.BILINEAR)
             pixels = np.asarray(image, dtype=np.uint8)
     except Exception as error:  # a damaged image may fail in any way
-        raise DatasetError(f"{path}: this image can not be read ({type(error).__name__}: {error}).") from error
+        raise DatasetError(f"{path}: this image cannot be read ({type(error).__name__}: {error}).") from error
     return pixels[None] if pixels.ndim == 2 else pixels.transpose(2, 0, 1)
 
 
@@ -78,6 +89,6 @@ def _same_size(decoded: list[np.ndarray], paths: list[Path]) -> list[np.ndarray]
         if image.shape != decoded[0].shape:
             first, here = (f"{a.shape[1]} x {a.shape[2]}" for a in (decoded[0], image))
             raise DatasetError(
-                f"{path}: this image is {here}, and {paths[0].name} is {first}. Say the size that all shall have."
+                f"{path}: this image is {here}, but {paths[0].name} is {first}. Pass the size for all images."
             )
     return decoded

@@ -1,4 +1,4 @@
-"""MNIST: handwritten digits, 28 x 28 pixels, ten classes."""
+"""`mnist`: handwritten digits of 28 x 28 pixels in ten classes."""
 
 from __future__ import annotations
 
@@ -23,48 +23,48 @@ MIRRORS = (
 
 @dataclass(frozen=True)
 class MnistFile:
-    """One of the four files."""
+    """One of the four files of MNIST."""
 
     stem: str
     dims: int
     sha256: str
-    """Of the unpacked content, because mirrors pack the same content differently."""
+    """Of the decompressed content, because mirrors compress it differently."""
 
     @property
     def name(self) -> str:
-        """The name under which mirrors publish the file."""
+        """The name of the file on mirrors."""
         return f"{self.stem}-idx{self.dims}-ubyte.gz"
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Every name under which people keep the file; unpacked ones first, because they load faster."""
+        """All usual names of the file; decompressed ones first, because they load faster."""
         unpacked = f"{self.stem}-idx{self.dims}-ubyte", f"{self.stem}.idx{self.dims}-ubyte"
         return *unpacked, *(f"{name}.gz" for name in unpacked)
 
     def locate(self, root: Path) -> Path | None:
-        """Where the file is in `root`, or in the folders in which torchvision keeps it; None if nowhere."""
+        """Returns the path of the file in `root`, or in torchvision's folders in it; None if it does not exist."""
         folders = root, root / "raw", root / "MNIST" / "raw"
         paths = (folder / name for folder in folders for name in self.names)
         return next((path for path in paths if path.is_file()), None)
 
     def find(self, root: Path) -> Path:
-        """As `locate`, with a DatasetError that says what was looked for."""
+        """Returns the path of the file; raises a DatasetError if it does not exist."""
         path = self.locate(root)
         if path is not None:
             return path
         if not root.is_dir():
-            raise DatasetError(f"root {str(root)!r} is not a directory; it should hold MNIST's IDX files.")
+            raise DatasetError(f"root {str(root)!r} is not a directory; expected a directory with MNIST's IDX files.")
         present = ", ".join(sorted(entry.name for entry in root.iterdir())[:8]) or "nothing"
         raise DatasetError(
-            f"no {self.name} in {str(root)!r} (which holds: {present}). Looked for {', '.join(self.names)}, "
-            f"also in raw/ and MNIST/raw/. Pass download=True to fetch it there, or leave out root for the "
-            f"sample that comes with TorchMN."
+            f"no {self.name} in {str(root)!r} (which contains: {present}). Looked for {', '.join(self.names)}, "
+            f"also in raw/ and MNIST/raw/. Pass download=True to download it there, or omit root for the "
+            f"sample that is part of TorchMN."
         )
 
 
 @dataclass(frozen=True)
 class MnistSplit:
-    """The images and the labels that belong together."""
+    """The files of images and labels of one split."""
 
     images: MnistFile
     labels: MnistFile
@@ -94,24 +94,29 @@ def mnist(
     download: bool = False,
     mirrors: str | Sequence[str] = MIRRORS,
 ) -> ImageSet:
-    """The digits of `split` ("train" or "test") as a dataset of (image, label).
+    """Returns a split of MNIST as a data set of (image, label).
 
-    image: (1, 28, 28), float32 in [0, 1]; label: int, 0 to 9
-
-    `mnist()` gives the sample that comes with TorchMN: 6,000 training and 1,000 test images, no network.
-    `root=DIR` reads the IDX files in that directory, gzipped or not, as published or as torchvision keeps
-    them. `download=True` first fetches what is missing into `root` (default: ~/.cache/torchmn/mnist), and
-    checks the content of all files, also of those that were there. It never overwrites a file. `mirrors` are
-    the URLs of folders that hold the files, tried in turn.
-
-    A file that is missing, damaged or of another kind is a DatasetError that names it.
-
-    With several ranks per machine, let one of them download and the others wait:
+    By default it is the sample that is part of TorchMN: 6,000 training and 1,000 test images. With several ranks per
+    host, one of them should download and the others wait:
 
         if comm.intra_rank == 0:
             torchmn.datasets.mnist("train", download=True)
         comm.barrier()
         train = torchmn.datasets.mnist("train", download=True)
+
+    Args:
+        split: "train" or "test".
+        root: directory with the IDX files, gzipped or not, with their published names or in torchvision's folders.
+        download: download missing files to `root` (default: ~/.cache/torchmn/mnist), and verify the content of all
+            files. Files are never overwritten.
+        mirrors: URLs of directories with the files, tried in this order.
+
+    Returns:
+        Images (1, 28, 28), float32 in [0, 1]; labels are ints from 0 to 9.
+
+    Raises:
+        ArgumentError: for an unknown split.
+        DatasetError: if a file is missing, damaged or of another kind; the message names it.
     """
     if not isinstance(split, str) or split not in SPLITS:
         raise ArgumentError(f"mnist: split {split!r} does not exist. {nearest(split, SPLITS)}")
@@ -125,46 +130,46 @@ def mnist(
 
 
 def default_root() -> Path:
-    """Where `download=True` keeps the files when no root is given."""
+    """Returns the directory for downloaded files if no root is given."""
     cache = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     return Path(cache) / "torchmn" / "mnist"
 
 
 def ensure(files: MnistSplit, root: Path, mirrors: Sequence[str]) -> None:
-    """Fetch what `root` lacks of `files`; a file that is there and has another content is a DatasetError."""
+    """Downloads the `files` that `root` lacks; raises a DatasetError if an existing file has other content."""
     for file in (files.images, files.labels):
         present = file.locate(root)
         if present is None:
             fetch(file.name, file.sha256, root, mirrors)
         elif (got := content_sha256(present)) != file.sha256:
             raise DatasetError(
-                f"{present}: this is not MNIST's {file.name}: expected SHA-256 {file.sha256} of the unpacked "
-                f"content, got {got}. Remove it to have it downloaded, name another root, or leave out "
-                f"download=True to read it as it is."
+                f"{present}: this is not MNIST's {file.name}: expected SHA-256 {file.sha256} of the decompressed "
+                f"content, got {got}. Remove it to have it downloaded, pass another root, or omit download=True to "
+                f"read it as it is."
             )
 
 
 def load(name: str, files: MnistSplit, root: Path) -> ImageSet:
-    """The images and labels of `files` in `root`, checked against each other."""
+    """Returns the images and labels of `files` in `root`, checked against each other."""
     images_path, labels_path = files.images.find(root), files.labels.find(root)
     images = read_idx(images_path, dims=3)
     labels = read_idx(labels_path, dims=1)
     check(images_path, images, labels_path, labels)
-    # A copy of each: NumPy's arrays stand on read-only bytes, and a tensor must be writable.
+    # Copied, because the arrays are read-only and tensors are writable.
     pixels = torch.from_numpy(images.copy()).to(torch.float32).div_(255).unsqueeze(1)
     return ImageSet(name, pixels, torch.from_numpy(labels.copy()).to(torch.int64))
 
 
 def check(images_path: Path, images: np.ndarray, labels_path: Path, labels: np.ndarray) -> None:
-    """Raise a DatasetError where images and labels are not MNIST's, or do not belong together."""
+    """Raises a DatasetError if images and labels are not MNIST's, or differ in number."""
     if images.shape[1:] != (SIDE, SIDE):
         raise DatasetError(
             f"{images_path}: expected images of {SIDE} x {SIDE}, got {' x '.join(map(str, images.shape[1:]))}."
         )
     if len(images) != len(labels):
         raise DatasetError(
-            f"{images_path} holds {len(images)} images, but {labels_path} {len(labels)} labels: they do not "
-            f"belong together. Get both from the same place."
+            f"{images_path} contains {len(images)} images, but {labels_path} {len(labels)} labels. Download both from "
+            f"the same source."
         )
     if labels.size and labels.max() >= CLASSES:
         raise DatasetError(

@@ -1,4 +1,4 @@
-"""Arrays in one file of NumPy: x_train, y_train, x_test, y_test."""
+"""`npz`: inputs and targets in an .npz file of NumPy."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torchmn.context import process
 from torchmn.datasets.arrays import Arrays
 from torchmn.errors import DatasetError
 
-# The names of inputs and targets, by split, in the order in which they are looked for.
+# Names of inputs and targets, by split, in the order in which they are tried.
 NAMES = {
     "train": (("x_train", "y_train"), ("train_inputs", "train_targets"), ("inputs", "targets"), ("x", "y")),
     "test": (("x_test", "y_test"), ("test_inputs", "test_targets")),
@@ -20,10 +20,16 @@ NAMES = {
 
 
 def npz(path: str | os.PathLike[str], split: str = "train") -> Arrays | None:
-    """The arrays of `split` in an .npz file; None where there is no test split.
+    """Returns the arrays of a split in an .npz file; None if the file has no test split.
 
-    inputs: bytes (which become 0 to 1) or floats; targets: whole numbers are labels, floats are values.
-    Nothing in the file is run: arrays of Python objects are refused.
+    Args:
+        path: file with arrays x_train, y_train, and possibly x_test, y_test. Inputs are bytes, which are scaled to 0
+            to 1, or floats; integer targets are labels, floats are values. Arrays of Python objects, which might run
+            code, are refused.
+        split: "train" or "test".
+
+    Raises:
+        DatasetError: if the file cannot be read, or the arrays do not fit.
     """
     path = Path(path).expanduser()
     try:
@@ -32,35 +38,39 @@ def npz(path: str | os.PathLike[str], split: str = "train") -> Arrays | None:
             if pair is None:
                 if split == "test":
                     return None
-                there = ", ".join(file.files) or "nothing"
-                raise DatasetError(f"{path}: no x_train and y_train in it (it holds: {there}).")
+                present = ", ".join(file.files) or "nothing"
+                raise DatasetError(f"{path}: expected arrays x_train and y_train, got: {present}.")
             if pair[1] not in file.files:
-                raise DatasetError(f"{path}: it has {pair[0]}, and no {pair[1]}.")
+                raise DatasetError(f"{path}: it has {pair[0]}, but no {pair[1]}.")
             inputs, targets = file[pair[0]], file[pair[1]]
     except DatasetError:
         raise
     except FileNotFoundError:
         raise DatasetError(f"{path}: there is no such file.") from None
     except (OSError, ValueError, zipfile.BadZipFile, EOFError, AttributeError) as error:
-        raise DatasetError(f"{path}: this is no .npz file that can be read ({error}).") from error
+        raise DatasetError(f"{path}: this is not a readable .npz file ({error}).") from error
     return checked(path, split, inputs, targets)
 
 
 def checked(path: Path, split: str, inputs: np.ndarray, targets: np.ndarray) -> Arrays:
-    # torch takes values in this machine's order of bytes only.
-    inputs, targets = (some.astype(some.dtype.newbyteorder("="), copy=False) for some in (inputs, targets))
+    """Returns the arrays of a split, converted to supported dtypes; raises a DatasetError if they do not fit."""
+    # torch supports native byte order only.
+    inputs, targets = (x.astype(x.dtype.newbyteorder("="), copy=False) for x in (inputs, targets))
     if inputs.ndim < 2 or inputs.dtype.kind not in "fub":
         raise DatasetError(f"{path}: expected inputs of bytes or floats with a first dim of samples, got "
                            f"{inputs.dtype} of shape {inputs.shape}.")  # fmt: skip
     if targets.ndim == 0 or len(inputs) != len(targets) or not len(inputs):
-        raise DatasetError(f"{path}: {len(inputs)} inputs, and {len(targets) if targets.ndim else 'one'} targets.")
+        raise DatasetError(
+            f"{path}: expected equally many inputs and targets, at least one, got shapes {inputs.shape} and "
+            f"{targets.shape}."
+        )
     if targets.dtype.kind in "iu":
         targets = targets.reshape(len(targets), -1)[:, 0] if targets.ndim > 1 and targets.shape[1:] == (1,) else targets
         if targets.ndim != 1 or targets.min() < 0:
             raise DatasetError(f"{path}: expected labels 0, 1, 2, ..., one for each sample, got shape {targets.shape}.")
         targets = targets.astype(np.int64)
     elif targets.dtype.kind != "f":
-        raise DatasetError(f"{path}: expected targets of whole numbers (labels) or floats, got {targets.dtype}.")
+        raise DatasetError(f"{path}: expected targets that are integers (labels) or floats, got {targets.dtype}.")
     if not np.isfinite(inputs).all():
         raise DatasetError(f"{path}: some inputs are not finite.")
     scale = 1 / 255 if inputs.dtype == np.uint8 else 1.0

@@ -1,4 +1,4 @@
-"""Ten photographs of nature, as Olshausen and Field used them (1996), in pieces of 16 x 16."""
+"""`sparsenet`: patches of the ten photographs of nature of Olshausen and Field (1996)."""
 
 from __future__ import annotations
 
@@ -12,19 +12,24 @@ from torchmn.datasets.formats.matlab import read_matlab
 from torchmn.errors import DatasetError
 
 FILES = {True: "IMAGES.mat", False: "IMAGES_RAW.mat"}
-SIDE, PIECE = 512, 16
+SIDE, PATCH = 512, 16
 
 
 def sparsenet(root: str | os.PathLike[str], *, whitened: bool = True) -> Arrays:
-    """The pieces (10240, 1, 16, 16), which are their own targets: there are no labels.
+    """Returns the patches (10240, 1, 16, 16), float32; targets are the inputs, because there are no labels.
 
-    root: a folder with IMAGES.mat (whitened) or IMAGES_RAW.mat (as photographed)
+    Args:
+        root: directory with IMAGES.mat (whitened) or IMAGES_RAW.mat.
+        whitened: which of the two files to read.
+
+    Raises:
+        DatasetError: if the file cannot be read, or does not contain the photographs.
     """
     path = Path(root).expanduser() / FILES[whitened]
     images = [array for array in read_matlab(path).values() if array.ndim == 3 and array.shape[:2] == (SIDE, SIDE)]
     if len(images) != 1:
         raise DatasetError(f"sparsenet: expected one array of {SIDE} x {SIDE} x images in {path}, got {len(images)}.")
-    count, across = images[0].shape[2], SIDE // PIECE
-    pieces = images[0].astype(np.float32).reshape(across, PIECE, across, PIECE, count).transpose(4, 0, 2, 1, 3)
-    pieces = np.ascontiguousarray(pieces).reshape(-1, 1, PIECE, PIECE)
-    return Arrays("sparsenet train", pieces, pieces)
+    count, across = images[0].shape[2], SIDE // PATCH
+    patches = images[0].astype(np.float32).reshape(across, PATCH, across, PATCH, count).transpose(4, 0, 2, 1, 3)
+    patches = np.ascontiguousarray(patches).reshape(-1, 1, PATCH, PATCH)
+    return Arrays("sparsenet train", patches, patches)

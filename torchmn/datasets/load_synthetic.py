@@ -1,4 +1,4 @@
-"""Data sets that are made up on the spot, for tests and first steps: random numbers, and drawn shapes."""
+"""Synthetic data sets for tests and first steps: random numbers, and images of shapes."""
 
 from __future__ import annotations
 
@@ -11,9 +11,16 @@ OUTLINES = ("circle", "ellipse")
 
 
 def random(shape: tuple[int, ...], *, count: int = 1000, classes: int = 10, seed: int = 0) -> Arrays:
-    """Uniform inputs in [0, 1) and uniform labels: nothing to learn, but every shape.
+    """Returns uniformly distributed inputs in [0, 1) and labels, of any shape, with nothing to learn.
 
-    inputs: (count, *shape), float32; targets: 0 to classes - 1
+    Args:
+        shape: of one sample.
+        count: number of samples.
+        classes: number of labels.
+        seed: of the random numbers.
+
+    Returns:
+        Inputs (count, *shape), float32, and labels (count,) from 0 to classes - 1.
     """
     numbers = np.random.default_rng(seed)
     inputs = numbers.random((count, *shape), dtype=np.float32)
@@ -21,18 +28,25 @@ def random(shape: tuple[int, ...], *, count: int = 1000, classes: int = 10, seed
 
 
 def ellipses(*, count: int = 256, side: int = 32, seed: int = 0) -> Arrays:
-    """Outlines of circles and ellipses around the centre of colour images, half of each, in random order.
+    """Returns colour images of circles and ellipses around the centre, half of each, in random order.
 
-    Radii are between an eighth and a half of the side, and those of an ellipse differ. Each channel draws the outline
-    in a grey of its own, on black. neon's `ToyImages` were made so.
+    Radii are between an eighth and a half of the side, and those of an ellipse differ. Outlines are on black, with a
+    random intensity in each channel, as in neon's `ToyImages`.
 
-    inputs: (count, 3, side, side), bytes; targets: places in `OUTLINES`
+    Args:
+        count: number of images.
+        side: height and width of an image.
+        seed: of the random numbers.
+
+    Returns:
+        Inputs (count, 3, side, side), bytes, and labels (count,), indices into `OUTLINES`.
     """
     numbers = np.random.default_rng(seed)
     targets = numbers.permutation(np.arange(count) >= count // 2).astype(np.int64)
     smallest, choices = side // 8, side // 2 - side // 8
     first = numbers.integers(0, choices, count)
-    other = (first + targets * numbers.integers(1, choices, count)) % choices  # the same for a circle, else another one
+    # Equal to `first` for a circle, different for an ellipse.
+    other = (first + targets * numbers.integers(1, choices, count)) % choices
     turn = np.linspace(0, 2 * np.pi, 32 * side + 1)  # several points for each pixel of the longest outline
     rows = side // 2 + np.trunc((smallest + first)[:, None] * np.cos(turn)).astype(np.int64)
     columns = side // 2 + np.trunc((smallest + other)[:, None] * np.sin(turn)).astype(np.int64)
@@ -43,9 +57,15 @@ def ellipses(*, count: int = 256, side: int = 32, seed: int = 0) -> Arrays:
 
 
 def toy_images(*, count: int = 1000, side: int = 32, seed: int = 0) -> Arrays:
-    """Grey images of a circle, a square, a cross or stripes, somewhere, of some size, with noise: easy to learn.
+    """Returns grey images of a circle, a square, a cross or stripes at a random position, with noise: easy to learn.
 
-    inputs: (count, 1, side, side), bytes; targets: places in `SHAPES`
+    Args:
+        count: number of images.
+        side: height and width of an image.
+        seed: of the random numbers.
+
+    Returns:
+        Inputs (count, 1, side, side), bytes, and labels (count,), indices into `SHAPES`.
     """
     numbers = np.random.default_rng(seed)
     targets = numbers.integers(0, len(SHAPES), count)

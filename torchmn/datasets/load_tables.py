@@ -1,4 +1,4 @@
-"""Iris: four measurements of 150 flowers of three species (R. A. Fisher, 1936)."""
+"""Tables: `iris`, measurements of flowers (R. A. Fisher, 1936), and `housing`, prices of houses in Boston (UCI)."""
 
 from __future__ import annotations
 
@@ -15,19 +15,26 @@ SUBURBS, NUMBERS = 506, 14
 
 
 def housing(root: str | os.PathLike[str]) -> Arrays:
-    """Inputs (506, 13) and prices (506, 1), as they stand in the file housing.data, which is `root` or lies in it."""
+    """Returns inputs (506, 13) and prices (506, 1), float32, of UCI's file housing.data.
+
+    Args:
+        root: the file, or the directory that contains it.
+
+    Raises:
+        DatasetError: if the file cannot be read, or is another one.
+    """
     path = Path(root).expanduser()
     path = path / FILE if path.is_dir() else path
     try:
         words = path.read_text(encoding="ascii").split()
         values = np.array(words, dtype=np.float64)
     except OSError as error:
-        raise DatasetError(f"housing: {path} can not be read ({error.strerror}). It is UCI's file {FILE}.") from error
+        raise DatasetError(f"housing: {path} cannot be read ({error.strerror}). Expected UCI's file {FILE}.") from error
     except ValueError as error:
-        raise DatasetError(f"housing: {path} holds something else than numbers ({str(error)[:60]}).") from error
+        raise DatasetError(f"housing: {path} contains something other than numbers ({str(error)[:60]}).") from error
     if values.size != SUBURBS * NUMBERS:
         raise DatasetError(
-            f"housing: expected {SUBURBS} x {NUMBERS} numbers in {path}, got {values.size}. Get UCI's file again."
+            f"housing: expected {SUBURBS} x {NUMBERS} numbers in {path}, got {values.size}. Download UCI's file again."
         )
     table = values.reshape(SUBURBS, NUMBERS).astype(np.float32)
     return Arrays("housing train", table[:, :-1], table[:, -1:])
@@ -41,10 +48,16 @@ _TEST_EVERY = 5
 
 
 def iris(split: str = "all") -> Arrays:
-    """The flowers of `split`: "all" 150, or "test" every fifth of them (30) and "train" the others.
+    """Returns four measurements of each of 150 flowers of three species; the data is part of TorchMN.
 
-    inputs: (count, 4), the `FEATURES`, float32, in centimetres; targets: 0 to 2, places in `CLASSES`. It comes with
-    TorchMN.
+    Args:
+        split: "all"; "test", every fifth flower (30); or "train", the others.
+
+    Returns:
+        Inputs (count, 4), the `FEATURES` in centimetres, float32, and labels (count,), indices into `CLASSES`.
+
+    Raises:
+        ArgumentError: for an unknown split.
     """
     if split not in SPLITS:
         raise ArgumentError(f"iris: split {split!r} does not exist. {nearest(split, SPLITS)}")

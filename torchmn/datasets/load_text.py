@@ -1,4 +1,4 @@
-"""A text, character by character: from each window the next character is to be told."""
+"""`text`: windows of the characters of a text file, to predict the next character from each."""
 
 from __future__ import annotations
 
@@ -11,28 +11,35 @@ from torchmn.datasets.arrays import Arrays
 from torchmn.errors import DatasetError
 
 FIRST, LAST = 32, 126
-"""The printable characters of ASCII."""
+"""Codes of the printable ASCII characters."""
 CHARACTERS = LAST - FIRST + 2
-"""These, and one that stands for all others, which comes first."""
+"""Number of classes: class 0 for all other characters, then the printable ones."""
 NAMES = ("other", *(chr(code) for code in range(FIRST, LAST + 1)))
 BOOKS = ("pg2701.txt", "mobydick.txt")
 
 
 def text(path: str | os.PathLike[str], *, length: int = 20, stride: int | None = None) -> Arrays:
-    """Windows (count, length, 96), a one in each row, and the character after each of them (count,), 0 to 95.
+    """Returns one-hot windows of a text, and the character after each of them. Line ends become spaces.
 
-    path: a text file, or a folder with one, such as Project Gutenberg's Moby Dick (pg2701.txt)
-    length: of a window, in characters
-    stride: how far apart windows begin; their length, if it is not given
+    Args:
+        path: a text file, or a directory with one, such as Project Gutenberg's Moby Dick (pg2701.txt).
+        length: number of characters of a window.
+        stride: distance between the starts of windows; by default `length`.
 
-    Ends of lines become spaces, as words go on behind them.
+    Returns:
+        Inputs (count, length, 96), bytes, and labels (count,) from 0 to 95, indices into `NAMES`.
+
+    Raises:
+        DatasetError: if the file cannot be read, or is too short.
     """
     file = _find(Path(path).expanduser())
     codes = _codes(file)
     stride = length if stride is None else stride
     begins = np.arange(0, len(codes) - length, stride)
     if not len(begins):
-        raise DatasetError(f"text: {file} has {len(codes)} characters, too few for a window of {length} and the next.")
+        raise DatasetError(
+            f"text: {file} has {len(codes)} characters, too few for a window of {length} and the next character."
+        )
     windows = codes[begins[:, None] + np.arange(length)]
     inputs = np.zeros((len(begins), length, CHARACTERS), dtype=np.uint8)
     np.put_along_axis(inputs, windows[:, :, None].astype(np.int64), 1, axis=2)
@@ -43,7 +50,7 @@ def _codes(file: Path) -> np.ndarray:
     try:
         content = file.read_bytes()
     except OSError as error:
-        raise DatasetError(f"text: {file} can not be read ({error.strerror}).") from error
+        raise DatasetError(f"text: {file} cannot be read ({error.strerror}).") from error
     content = content.removeprefix(b"\xef\xbb\xbf").replace(b"\r\n", b" ").replace(b"\n", b" ")
     codes = np.frombuffer(content, dtype=np.uint8).astype(np.int16)
     return np.where((codes >= FIRST) & (codes <= LAST), codes - FIRST + 1, 0).astype(np.uint8)
@@ -53,10 +60,10 @@ def _find(path: Path) -> Path:
     if path.is_file():
         return path
     if not path.is_dir():
-        raise DatasetError(f"text: there is no file or folder {str(path)!r}.")
+        raise DatasetError(f"text: no file or folder {str(path)!r}.")
     texts = sorted(path.glob("*.txt"))
     chosen = [file for file in texts if file.name in BOOKS] or texts
     if len(chosen) != 1:
         found = ", ".join(file.name for file in texts[:5]) or "none"
-        raise DatasetError(f"text: expected one text file in {str(path)!r}, got {found}. Name the file itself.")
+        raise DatasetError(f"text: expected one text file in {str(path)!r}, got {found}. Pass the path of the file.")
     return chosen[0]

@@ -1,4 +1,4 @@
-"""Batches on many ranks: the same batches everywhere, or the same order of each rank's own."""
+"""Iterators over batches: one rank's batches on all ranks, or each rank's batches in an order that all ranks share."""
 
 from torchmn.iterators.multi_node import MultiNodeIterator, create_multi_node_iterator
 from torchmn.iterators.synchronized import SynchronizedIterator, create_synchronized_iterator

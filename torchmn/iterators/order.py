@@ -1,4 +1,4 @@
-"""The order in which a `DataLoader` asks for items, drawn from a generator of our own."""
+"""A `DataLoader` whose order of items is drawn from a given random generator, and can be resumed within an epoch."""
 
 from __future__ import annotations
 
@@ -16,13 +16,15 @@ from torchmn.communicators.messages.digest import digest_of
 
 
 class Order:
-    """A loader's batches of indices, epoch by epoch: what the loader iterates over in place of its own sampler.
+    """A loader's batches of indices, epoch by epoch; replaces the sampler of the loader.
 
-    sampler: gives one epoch's batches, and draws from `generator` only
-    start: the generator's state when the current epoch begins
-    following: its state when the next one begins; None until the epoch was drawn
-    worker_seeds: what the loader seeds its workers from. It is apart from `generator`, because a loader whose
-        workers persist seeds them once, and one that is resumed seeds them again
+    Attributes:
+        sampler: yields the batches of one epoch, and draws from `generator` only.
+        generator: the random generator.
+        start: state of the generator at the start of the current epoch.
+        following: its state at the start of the next epoch; None until the epoch is drawn.
+        worker_seeds: the generator from which the loader seeds its workers. It is not `generator`, because persistent
+            workers are seeded once, and those of a resumed loader again.
     """
 
     def __init__(self, sampler: Any, generator: torch.Generator) -> None:
@@ -35,9 +37,11 @@ class Order:
         self._seeds_workers = True
 
     def begin(self, skipped: int, seeds_workers: bool = True) -> None:
-        """Prepare to draw the epoch that begins at `start`, of which the first `skipped` batches are left out.
+        """Prepares to draw the epoch that begins at `start`.
 
-        seeds_workers: the loader whose order this is would draw a seed for its workers before it draws its order
+        Args:
+            skipped: number of batches to leave out at the start of the epoch.
+            seeds_workers: the original loader would draw a seed for its workers before the order.
         """
         self.following = None
         self.worker_seeds.set_state(self.start)
@@ -47,8 +51,8 @@ class Order:
         return len(self.sampler)
 
     def __iter__(self) -> Iterator[Any]:
-        # The whole epoch at once, as torch's own samplers draw it: the generator is then where the next epoch
-        # begins, however far ahead worker processes read and wherever this epoch is left.
+        # The whole epoch at once, as torch's samplers draw it: the generator is then in the state for the next epoch,
+        # regardless of how far workers prefetch and where iteration over this epoch ends.
         self.generator.set_state(self.start)
         if self._seeds_workers:
             torch.empty((), dtype=torch.int64).random_(generator=self.generator)
@@ -57,7 +61,7 @@ class Order:
         yield from islice(batches, self._skipped, None)
 
     def digest(self) -> str:
-        """A short text that is the same on ranks whose samplers draw the same batches."""
+        """Returns a short text that is equal on ranks whose samplers draw the same batches."""
         self.begin(0)
         digest = digest_of(repr(batch) for batch in self)
         self.following = None
@@ -65,29 +69,29 @@ class Order:
 
 
 def loader_in_order(loader: DataLoader, generator: torch.Generator) -> tuple[DataLoader, Order]:
-    """A loader like `loader` whose order is drawn from `generator`, and that order. `loader` stays as it is."""
+    """Returns a copy of `loader` whose order is drawn from `generator`, and that order."""
     batched = loader.batch_sampler is not None
     order = Order(_drawing_from(loader.batch_sampler if batched else loader.sampler, generator), generator)
-    # Copying keeps what else a loader, or a class derived from it, may have.
-    ours = copied_loader(loader, **{"batch_sampler" if batched else "sampler": order})
-    ours.generator = order.worker_seeds
-    return ours, order
+    # Copied rather than constructed, to keep the attributes of derived classes.
+    ordered = copied_loader(loader, **{"batch_sampler" if batched else "sampler": order})
+    ordered.generator = order.worker_seeds
+    return ordered, order
 
 
 def problem(loader: object) -> str | None:
-    """Why the order of `loader` can not be drawn from a generator of ours, or None."""
+    """Returns why the order of `loader` cannot be drawn from another generator, or None."""
     if not isinstance(loader, DataLoader):
         return f"expected a torch.utils.data.DataLoader, got {type(loader).__name__}"
     if isinstance(loader.dataset, IterableDataset):
         return (
-            f"expected a map-style data set, got {type(loader.dataset).__name__}, which decides its order itself: let "
-            "one rank read it (torchmn.iterators.create_multi_node_iterator)"
+            f"expected a map-style data set, got {type(loader.dataset).__name__}, an iterable one, whose order is "
+            "its own: let one rank read it (torchmn.iterators.create_multi_node_iterator)"
         )
     if loader.num_workers > 0 and not getattr(loader, "in_order", True):
-        return "expected in_order=True, because worker processes that overtake each other have no common order"
-    sampler = loader.sampler if loader.batch_sampler is None else loader.batch_sampler
+        return "expected in_order=True: otherwise the order of batches depends on the speed of worker processes"
+    sampler: Any = loader.sampler if loader.batch_sampler is None else loader.batch_sampler
     try:
-        len(sampler)  # type: ignore[arg-type]
+        len(sampler)
     except (TypeError, NotImplementedError) as error:
         return f"expected a sampler with a length, got {type(sampler).__name__}: {error}"
     return _sampler_problem(sampler)
@@ -99,23 +103,23 @@ def _sampler_problem(sampler: Any) -> str | None:
     if hasattr(sampler, "sampler"):
         return _sampler_problem(sampler.sampler)
     return (
-        f"expected a sampler whose random numbers come from its attribute `generator`, as torch's samplers have it, "
-        f"got {type(sampler).__name__}: give it one (None, if it draws no random numbers)"
+        f"expected a sampler whose random numbers come from its attribute `generator`, as in torch's samplers, got "
+        f"{type(sampler).__name__}: give it that attribute (None, if it draws no random numbers)"
     )
 
 
 def _drawing_from(sampler: Any, generator: torch.Generator) -> Any:
-    """A copy of `sampler` that draws from `generator`."""
+    """Returns a copy of `sampler` that draws from `generator`."""
     if _is_fixed(sampler):
         return sampler
-    ours = copy(sampler)
-    if hasattr(ours, "sampler"):
-        ours.sampler = _drawing_from(ours.sampler, generator)
-    if hasattr(ours, "generator"):
-        ours.generator = generator
-    return ours
+    duplicate = copy(sampler)
+    if hasattr(duplicate, "sampler"):
+        duplicate.sampler = _drawing_from(duplicate.sampler, generator)
+    if hasattr(duplicate, "generator"):
+        duplicate.generator = generator
+    return duplicate
 
 
 def _is_fixed(sampler: Any) -> bool:
-    """Whether `sampler` gives the same indices in every epoch."""
+    """Returns whether `sampler` has the same indices in every epoch."""
     return type(sampler) is SequentialSampler or isinstance(sampler, list | tuple | range | Tensor)

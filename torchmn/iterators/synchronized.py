@@ -1,4 +1,4 @@
-"""Every rank's own batches, in the same order on all ranks."""
+"""`create_synchronized_iterator`: each rank's loader, iterated in an order that all ranks share."""
 
 from __future__ import annotations
 
@@ -17,14 +17,21 @@ from torchmn.iterators import order as orders
 from torchmn.iterators.order import Order
 
 
-def create_synchronized_iterator(dataloader: DataLoader, comm: Communicator) -> SynchronizedIterator:
-    """An iterable over this rank's loader that asks for the same indices in the same order on every rank.
+def create_synchronized_iterator(dataloader: DataLoader[Any], comm: Communicator) -> SynchronizedIterator:
+    """Returns an iterable over this rank's loader, in an order that all ranks share; all ranks must call.
 
-    Every rank calls it, with loaders alike: the same data set, batch size and sampler. Ranks meet here, to agree on
-    rank 0's random state and to compare what order it leads to, and not again: no batch costs a message.
-    `shuffle=False` stays unshuffled. The loader itself is left alone: the order comes from a copy of rank 0's
-    `generator`, if its loader has one, and is then the order that the loader would have given; otherwise from a seed
-    that is drawn from rank 0's random state (every rank draws one), a new one for each iterator.
+    Ranks communicate in this call only: they share rank 0's random state and compare the order that follows from it.
+    If rank 0's loader has a `generator`, the order is the one that the loader would have; otherwise it is drawn from a
+    new seed from rank 0's random state (every rank draws one).
+
+    Args:
+        dataloader: the same data set, batch size and sampler on every rank; it is not changed. Without shuffling, the
+            order is that of the loader.
+        comm: communicator whose ranks iterate.
+
+    Raises:
+        ArgumentError: on every rank, for a loader whose order cannot be reproduced.
+        MismatchError: on every rank, if items, batches or order differ between ranks.
     """
     comm.agree("create_synchronized_iterator", orders.problem(dataloader))
     generator, state = torch.Generator(), None
@@ -36,16 +43,18 @@ def create_synchronized_iterator(dataloader: DataLoader, comm: Communicator) -> 
     else:
         generator.set_state(state)
     loader, order = orders.loader_in_order(dataloader, generator)
-    said = {"items": _items(loader), "batches": len(order), "order": order.digest()}
-    comm.agree("create_synchronized_iterator", **said)
+    comm.agree("create_synchronized_iterator", items=_items(loader), batches=len(order), order=order.digest())
     return SynchronizedIterator(loader, order, comm)
 
 
 class SynchronizedIterator:
-    """A loader's batches in an order that all ranks share. Made by `create_synchronized_iterator`.
+    """A loader's batches in an order that all ranks share; made by `create_synchronized_iterator`.
 
-    `epoch` counts epochs, `position` the batches of the current one that were given out. An epoch that is left
-    before its end is over: the next `for` begins the next one.
+    If iteration over an epoch ends early, the next iteration starts the next epoch.
+
+    Attributes:
+        epoch: number of the current epoch, from 0.
+        position: number of batches of this epoch that were returned.
     """
 
     def __init__(self, loader: DataLoader, order: Order, comm: Communicator) -> None:
@@ -54,32 +63,32 @@ class SynchronizedIterator:
         self.epoch = 0
         self.position = 0
         self._order = order
-        self._begun = 0
+        self._iterations = 0
 
     def __len__(self) -> int:
         return len(self._order)
 
     def __iter__(self) -> Iterator[Any]:
-        """One epoch; after `load_state_dict`, the rest of the epoch that was saved."""
-        # A state that was loaded has a position, but nothing of its epoch was drawn yet.
+        """Iterates over one epoch; after `load_state_dict`, over the rest of the saved epoch."""
+        # After load_state_dict, `position` may be positive, but the epoch is not drawn yet.
         if self.position > 0 and self._order.following is not None:
             self._next_epoch()
-        self._begun += 1
-        begun = self._begun
+        self._iterations += 1
+        iteration = self._iterations
         seeds_workers = self.epoch == 0 or not self.loader.persistent_workers
         self._order.begin(self.position, seeds_workers)
         for batch in self.loader:
-            if begun != self._begun:
+            if iteration != self._iterations:
                 raise TorchMNError(
-                    "a synchronized iterator was asked for a batch of an epoch that is over, because a later one has "
-                    "begun: iterate over it once at a time"
+                    "synchronized iterator: expected one iteration at a time, got a request for a batch of an epoch "
+                    "that is over, because a later one has begun"
                 )
             self.position += 1
             yield batch
         self._next_epoch()
 
     def state_dict(self) -> dict[str, Any]:
-        """Position and random state, the same on every rank: ints and a tensor. No rank waits for another."""
+        """Returns position and random state, ints and a tensor, the same on every rank; does not communicate."""
         return {
             "epoch": self.epoch,
             "position": self.position,
@@ -89,10 +98,11 @@ class SynchronizedIterator:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on where the iterator that saved `state` stood: the rest of its epoch, then its next epochs.
+        """Continues at the position of `state`: the rest of its epoch, then the next epochs; collective.
 
-        Every rank calls it, with the same state (collective). The number of ranks may be another one than when
-        it was saved; within an epoch, items and batches may not.
+        Args:
+            state: the same on every rank. The number of ranks may have changed since it was saved; within an epoch,
+                the number of items and batches may not.
         """
         epoch, position = int(state["epoch"]), int(state["position"])
         generator: Tensor = state["generator"].clone().cpu()
@@ -103,12 +113,11 @@ class SynchronizedIterator:
                 f"the state was saved inside an epoch of {saved[1]} batches over {saved[0]} items; this loader has "
                 f"{here[1]} batches over {here[0]} items. Resume with the same data set and batch size"
             )
-        random_state = digest_of((generator,))
-        said = {"epoch": epoch, "position": position, "random state": random_state}
-        self.comm.agree("synchronized iterator: load_state_dict", problem, **said)
+        same = {"epoch": epoch, "position": position, "random state": digest_of((generator,))}
+        self.comm.agree("synchronized iterator: load_state_dict", problem, **same)
         self.epoch, self.position = epoch, position
         self._order.start, self._order.following = generator, None
-        self._begun += 1
+        self._iterations += 1
 
     def _next_epoch(self) -> None:
         assert self._order.following is not None, "an epoch ends after its order was drawn"
@@ -117,6 +126,6 @@ class SynchronizedIterator:
 
 
 def _items(loader: DataLoader) -> int | None:
-    """Length of the loader's data set, if it has one: a custom sampler may do without."""
+    """Returns the length of the loader's data set; None if it has none, with a custom sampler."""
     dataset: Any = loader.dataset
     return len(dataset) if hasattr(dataset, "__len__") else None

@@ -1,4 +1,4 @@
-"""A small training run with everything that a checkpoint must bring back, for the tests of checkpoints."""
+"""A small training run with all kinds of state that a checkpoint must restore."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from torch import Tensor, nn
 from tests._worlds.data import filled, numbers, plain_bytes, tensor
 
 BATCH = 12
-"""Divided among 1, 2, 3 or 4 ranks without a rest."""
+"""Divisible by 1, 2, 3 and 4 ranks."""
 
 
 class Batches:
-    """An endless iterator over shuffled batches of indices that knows where it is, as any resumable loader does."""
+    """An endless, resumable iterator over shuffled batches of indices."""
 
     def __init__(self, count: int, seed: int = 0):
         self.count = count
@@ -38,7 +38,7 @@ class Batches:
 
 
 class Training:
-    """Data-parallel training of a small model; `noise` adds what only the global random generators know."""
+    """Data-parallel training of a small model; `noise` adds numbers from the global random generators."""
 
     def __init__(self, comm, noise: bool = False):
         self.comm = comm
@@ -52,7 +52,7 @@ class Training:
 
     @property
     def parts(self) -> dict[str, Any]:
-        """What is saved and loaded."""
+        """The objects to save and load."""
         return {
             "model": self.model,
             "optimizer": self.optimizer,
@@ -72,7 +72,7 @@ class Training:
             self.scheduler.step()
 
     def result(self) -> dict[str, Any]:
-        """Every bit of the state, and the next random number of every generator if they matter."""
+        """Returns every bit of the state, and with `noise` the next number of every generator."""
         result: dict[str, Any] = {name: plain_bytes(x) for name, x in self.model.state_dict().items()}
         result |= {f"exp_avg {i}": plain_bytes(s["exp_avg"]) for i, s in self.optimizer.state_dict()["state"].items()}
         result["rate"] = self.optimizer.param_groups[0]["lr"]
@@ -83,7 +83,7 @@ class Training:
 
 
 def parameters(training: Training) -> np.ndarray:
-    """All parameters in one vector."""
+    """Returns all parameters in one vector."""
     return torch.cat([p.detach().reshape(-1) for p in training.model.parameters()]).numpy()
 
 

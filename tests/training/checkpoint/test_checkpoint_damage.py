@@ -1,4 +1,4 @@
-"""A checkpoint that is damaged is found out, skipped with a message, and the one before it is loaded."""
+"""A damaged checkpoint is detected and skipped with a message, and the previous one is loaded."""
 
 import random
 import shutil
@@ -13,7 +13,7 @@ from torchmn import create_multi_node_checkpointer
 
 
 def two_checkpoints(path: Path, size: int = 2) -> Path:
-    """The directory of the newer one of two checkpoints; some of their tensors differ between ranks."""
+    """Saves two checkpoints, some of whose tensors differ between ranks; returns the directory of the newer one."""
 
     def save(comm):
         training = Training(comm)
@@ -27,7 +27,7 @@ def two_checkpoints(path: Path, size: int = 2) -> Path:
 
 
 def load(path: Path, size: int = 2) -> list[int | None]:
-    """The step that each rank loads, after a look at the values."""
+    """Returns the step that each rank loads, after checking the values."""
 
     def work(comm):
         checkpointer = create_multi_node_checkpointer("run", comm, path)

@@ -1,4 +1,4 @@
-"""Ranks that share a directory write what they have in common once; ranks that do not each find theirs."""
+"""Ranks that share a directory write common state once; ranks with separate disks load from their disk."""
 
 import shutil
 from pathlib import Path
@@ -41,7 +41,7 @@ def test_what_all_ranks_have_is_written_once_by_one_rank(comm, tmp_path):
 
 @ranks(2, 3, on="threads")
 @ranks(3, on="mpi")
-def test_ranks_with_disks_of_their_own_resume_bit_for_bit(comm, tmp_path):
+def test_ranks_with_separate_disks_resume_bit_for_bit(comm, tmp_path):
     path = tmp_path / f"disk {comm.rank}"
     checkpointer = create_multi_node_checkpointer("run", comm, path)
     whole = Training(comm)

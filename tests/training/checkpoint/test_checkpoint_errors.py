@@ -1,4 +1,4 @@
-"""Mistakes are told to every rank, before anything is written or loaded, with the name of what is wrong."""
+"""Errors are raised on every rank before anything is written or loaded, and name the wrong object."""
 
 from functools import partial
 
@@ -15,14 +15,14 @@ from torchmn.training.checkpoint import CheckpointError, create_multi_node_check
 
 @ranks(1, 3, on="threads")
 @ranks(3, on="mpi")
-def test_a_directory_that_can_not_be_written_is_an_error_at_once(comm, tmp_path):
+def test_a_directory_that_cannot_be_written_raises_at_creation(comm, tmp_path):
     file = tmp_path / "a file"
     file.write_text("mine")
-    # Also for root, whom permissions do not stop: no directory can be made in /proc.
+    # No user can create a directory in /proc, not even root, for whom permissions do not count.
     for path in (file, file / "below", "/proc/torchmn"):
         mine = path if comm.rank == comm.size - 1 else tmp_path / "fine"
         call = lambda mine=mine: create_multi_node_checkpointer("run", comm, mine)  # noqa: E731
-        words = ("create_multi_node_checkpointer", f"rank {comm.size - 1}", f"can not write to the directory '{path}'")
+        words = ("create_multi_node_checkpointer", f"rank {comm.size - 1}", f"cannot write to the directory '{path}'")
         assert_refused(comm, call, *words, kind=CheckpointError)
     assert file.read_text() == "mine"
     if comm.size > 1:
@@ -109,7 +109,7 @@ def test_an_optimizer_of_another_kind_is_refused(comm, tmp_path):
     for kind in kinds:
         checkpointer = create_multi_node_checkpointer(kind.__name__, comm, tmp_path)
         saved = kind(weights, lr=0.1)
-        torch.optim.lr_scheduler.OneCycleLR(saved, 0.1, total_steps=3)  # which leaves values of its own in the groups
+        torch.optim.lr_scheduler.OneCycleLR(saved, 0.1, total_steps=3)  # which adds keys to the groups
         checkpointer.save(1, optimizer=saved)
         assert checkpointer.maybe_load(optimizer=kind(weights, lr=0.5)) == 1
         for other in kinds:

@@ -1,4 +1,4 @@
-"""Which checkpoints stay, and that nothing else is ever touched."""
+"""Old checkpoints are removed, and no other files."""
 
 import pytest
 import torch
@@ -10,13 +10,13 @@ from torchmn.training.checkpoint import CheckpointError, create_multi_node_check
 
 
 def saved(path) -> list[int]:
-    """The numbers of the saves that are there."""
+    """Returns the numbers of the saves on disk."""
     return sorted(int(directory.name[-6:]) for directory in path.glob("run.step-*"))
 
 
 @ranks(1, 3, on="threads")
 @pytest.mark.parametrize("keep", [1, 2, 5, None])
-def test_the_newest_stay(comm, tmp_path, keep):
+def test_the_newest_checkpoints_are_kept(comm, tmp_path, keep):
     checkpointer = create_multi_node_checkpointer("run", comm, tmp_path, keep=keep)
     for step in range(7):
         checkpointer.save(step, extra=torch.ones(3))
@@ -31,7 +31,7 @@ def test_the_newest_stay(comm, tmp_path, keep):
 
 
 @ranks(2, on="threads")
-def test_other_names_and_foreign_files_are_left_alone(comm, tmp_path):
+def test_other_names_and_foreign_files_are_not_touched(comm, tmp_path):
     other = create_multi_node_checkpointer("run.step-0000000001", comm, tmp_path)
     other.save(1)
     foreign = (
@@ -75,7 +75,7 @@ def test_an_exception_in_training_or_in_a_save_removes_nothing(comm, tmp_path):
 
 
 @ranks(2, on="threads")
-def test_what_killed_saves_left_is_removed_by_the_next_one(comm, tmp_path):
+def test_remains_of_killed_saves_are_removed_by_the_next_save(comm, tmp_path):
     checkpointer = create_multi_node_checkpointer("run", comm, tmp_path)
     left = tmp_path / ".run.step-0000000005.save-000001.partial"
     if comm.rank == 0:
@@ -91,7 +91,7 @@ def test_what_killed_saves_left_is_removed_by_the_next_one(comm, tmp_path):
 
 
 @ranks(2, on="threads")
-def test_a_checkpoint_that_was_moved_away_and_linked_to_stays_where_it_is(comm, tmp_path):
+def test_of_a_link_to_a_moved_checkpoint_only_the_link_is_removed(comm, tmp_path):
     checkpointer = create_multi_node_checkpointer("run", comm, tmp_path / "here", keep=1)
     checkpointer.save(1, extra=torch.ones(3))
     link, archive = tmp_path / "here" / "run.step-0000000001.save-000001", tmp_path / "archive"
@@ -108,7 +108,7 @@ def test_a_checkpoint_that_was_moved_away_and_linked_to_stays_where_it_is(comm, 
 
 
 @ranks(2, on="threads")
-def test_a_file_that_is_called_like_a_checkpoint_stays_and_hinders_nothing(comm, tmp_path, caplog):
+def test_a_file_named_like_a_checkpoint_is_kept_and_ignored(comm, tmp_path, caplog):
     names = ("run.step-0000000001.save-000001", ".run.step-0000000001.save-000002.partial")
     checkpointer = create_multi_node_checkpointer("run", comm, tmp_path, keep=1)
     if comm.rank == 0:
@@ -121,6 +121,6 @@ def test_a_file_that_is_called_like_a_checkpoint_stays_and_hinders_nothing(comm,
     checkpointer.save(5)
     comm.barrier()
     assert [(tmp_path / name).read_text() for name in names] == ["mine", "mine"]
-    assert "can not be removed" not in caplog.text
+    assert "cannot remove" not in caplog.text
     assert saved(tmp_path) == [1, 5]
     assert checkpointer.maybe_load() == 5

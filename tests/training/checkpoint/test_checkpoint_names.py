@@ -1,4 +1,4 @@
-"""Names of checkpoints as names of directories."""
+"""Names of checkpoints and of their directories."""
 
 import pytest
 from hypothesis import given, settings
@@ -8,7 +8,7 @@ import torchmn
 from tests._worlds import ranks
 from tests._worlds.data import assert_refused
 from torchmn import create_multi_node_checkpointer
-from torchmn.training.checkpoint.manifest import Place, escaped, name_problem, partial_place_of, place_of
+from torchmn.training.checkpoint.manifest import SaveId, escaped, name_problem, partial_save_of, save_of
 
 NAMES = [
     "plain",
@@ -32,24 +32,24 @@ NAMES = [
 def test_a_directory_leads_back_to_its_name_only(name, other, step, number):
     if name_problem(name) or name_problem(other):
         return
-    place = Place(number, step)
-    assert place_of(place.directory(name), name) == place
-    assert partial_place_of(place.partial_directory(name), name) == place
-    assert place_of(place.partial_directory(name), name) is None
+    save = SaveId(number, step)
+    assert save_of(save.directory(name), name) == save
+    assert partial_save_of(save.partial_directory(name), name) == save
+    assert save_of(save.partial_directory(name), name) is None
     if other != name:
         assert escaped(other) != escaped(name)
-        assert place_of(place.directory(name), other) is None
+        assert save_of(save.directory(name), other) is None
 
 
-def test_directories_that_are_no_checkpoints_are_not_taken_for_one():
+def test_directories_with_other_names_are_not_checkpoints():
     for directory in ("run", "run.step-1.save-000001", "run.step-0000000001.save-000001.bak", "run.step-0000000001"):
-        assert place_of(directory, "run") is None
-        assert partial_place_of(directory, "run") is None
-    assert place_of("run.step-00000000001.save-000001", "run") is None
+        assert save_of(directory, "run") is None
+        assert partial_save_of(directory, "run") is None
+    assert save_of("run.step-00000000001.save-000001", "run") is None
 
 
 @ranks(2, on="threads")
-def test_checkpoints_of_all_names_live_in_one_directory(comm, tmp_path):
+def test_one_directory_may_contain_checkpoints_of_several_names(comm, tmp_path):
     for value, name in enumerate(NAMES):
         create_multi_node_checkpointer(name, comm, tmp_path).save(value, extra=name)
     for value, name in enumerate(NAMES):
@@ -61,7 +61,7 @@ def test_checkpoints_of_all_names_live_in_one_directory(comm, tmp_path):
 
 @ranks(2, on="threads")
 @pytest.mark.parametrize("name", ["", None, 3, "x" * 151, "é" * 100, "\ud800"])
-def test_names_that_can_not_be_are_refused_on_all_ranks(comm, tmp_path, name):
+def test_invalid_names_are_refused_on_all_ranks(comm, tmp_path, name):
     mine = name if comm.rank == 1 else "fine"
     call = lambda: create_multi_node_checkpointer(mine, comm, tmp_path)  # noqa: E731
     assert_refused(comm, call, "create_multi_node_checkpointer", "name", "rank 1", kind=torchmn.ArgumentError)

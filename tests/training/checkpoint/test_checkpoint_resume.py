@@ -1,4 +1,4 @@
-"""A run that was stopped and goes on from a checkpoint ends where the uninterrupted one does."""
+"""A run that is resumed from a checkpoint has the results of the uninterrupted run."""
 
 import random
 
@@ -21,7 +21,7 @@ def test_a_resumed_run_is_bit_for_bit_the_uninterrupted_one(comm, tmp_path):
     seed_everything(comm.rank)
     whole = Training(comm, noise=True)
     whole.train(6)
-    random.gauss(0, 1)  # Python and NumPy now hold a second number back
+    random.gauss(0, 1)  # Python and NumPy now have a second number cached
     np.random.standard_normal()
     checkpointer.save(6, extra={"rank": comm.rank}, **whole.parts)
     whole.train(7)
@@ -49,7 +49,7 @@ def test_a_resumed_run_without_noise_is_bit_for_bit_the_uninterrupted_one(comm, 
     assert resumed.result() == whole.result()
 
 
-def test_a_run_goes_on_at_another_number_of_ranks(tmp_path):
+def test_a_run_resumes_on_another_number_of_ranks(tmp_path):
     def stage(comm):
         training = Training(comm)
         checkpointer = create_multi_node_checkpointer("run", comm, tmp_path)
@@ -69,7 +69,7 @@ def test_a_run_goes_on_at_another_number_of_ranks(tmp_path):
     np.testing.assert_allclose(results[-1][0][1], expected, rtol=1e-10)
 
 
-def test_an_iterator_whose_position_differed_stays_as_it_is_at_another_number_of_ranks(tmp_path, caplog):
+def test_an_iterator_whose_position_differed_is_unchanged_on_another_number_of_ranks(tmp_path, caplog):
     def save(comm):
         batches = Batches(60, seed=comm.rank)
         next(batches)
@@ -89,7 +89,7 @@ def test_an_iterator_whose_position_differed_stays_as_it_is_at_another_number_of
     assert torchmn.run_threads(lambda comm: load(comm, from_rank=2), 2) == [followers[2]] * 2
 
 
-def test_state_that_differed_between_ranks_is_refused_at_another_number_unless_told_whose(tmp_path):
+def test_state_that_differed_between_ranks_needs_from_rank_on_another_number_of_ranks(tmp_path):
     def net(rank):
         model = filled(nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3)), 0)
         model[1].running_mean.fill_(rank)
@@ -133,7 +133,7 @@ def test_without_a_checkpoint_nothing_is_touched(comm, tmp_path, caplog):
 
 
 @ranks(2, on="threads")
-def test_newest_means_saved_last_and_a_step_can_be_asked_for(comm, tmp_path):
+def test_newest_means_saved_last_and_a_step_can_be_requested(comm, tmp_path):
     checkpointer = create_multi_node_checkpointer("run", comm, tmp_path)
     for step, value in ((10, "a"), (20, "b"), (15, "c"), (15, "d")):
         checkpointer.save(step, extra=value)
@@ -143,7 +143,7 @@ def test_newest_means_saved_last_and_a_step_can_be_asked_for(comm, tmp_path):
 
 
 @pytest.mark.parametrize("size", [1, 3])
-def test_a_model_alone_can_be_loaded_and_the_rest_is_mentioned(tmp_path, caplog, size):
+def test_a_model_alone_can_be_loaded_and_the_rest_is_logged(tmp_path, caplog, size):
     def save(comm):
         training = Training(comm)
         training.train(2)
@@ -157,11 +157,11 @@ def test_a_model_alone_can_be_loaded_and_the_rest_is_mentioned(tmp_path, caplog,
 
     expected = torchmn.run_threads(save, 3)[0]
     np.testing.assert_array_equal(torchmn.run_threads(load, size), [expected] * size)
-    assert "not loaded, because not asked for: iterator, optimizer, scheduler" in caplog.text
+    assert "not loaded, because not requested: iterator, optimizer, scheduler" in caplog.text
 
 
 @ranks(2, on="threads")
-def test_what_was_loaded_does_not_depend_on_the_files_any_more(comm, tmp_path):
+def test_loaded_state_does_not_depend_on_the_files(comm, tmp_path):
     checkpointer = create_multi_node_checkpointer("run", comm, tmp_path)
     checkpointer.save(1, extra=torch.arange(100_000.0))
     checkpointer.maybe_load()
@@ -181,7 +181,7 @@ OPTIMIZERS = [
 
 @ranks(2, on="threads")
 @pytest.mark.parametrize("kind", OPTIMIZERS)
-def test_every_optimizer_goes_on_bit_for_bit(comm, tmp_path, kind):
+def test_every_optimizer_resumes_bit_for_bit(comm, tmp_path, kind):
     def begin():
         model = filled(nn.Sequential(nn.Linear(3, 2), nn.Linear(2, 1)).double(), 1)
         inner = getattr(torch.optim, kind)(model.parameters(), lr=0.03)

@@ -1,4 +1,4 @@
-"""State as JSON and tensors: what comes back is what went in, and what can not is refused by its path."""
+"""States are equal after conversion to JSON and tensors and back; errors name the path of other values."""
 
 import json
 import math
@@ -19,7 +19,7 @@ from torchmn.training.checkpoint.state_tree import Flattener, Unstorable, specs,
 
 
 def there_and_back(state, tmp_path):
-    """The state after it was on the disk."""
+    """Returns the state after writing and reading it."""
     flattener = Flattener()
     tree = flattener.flatten(state, "x")
     tensor_files.write(tmp_path / "t", flattener.tensors)
@@ -85,7 +85,7 @@ def test_tensors_that_share_memory_are_stored_once_and_share_it_again(tmp_path):
     assert result["part"].tolist() == [2, 3, 4, 5]
 
 
-def test_memory_is_held_until_all_is_stored_lest_another_tensor_lies_there_and_is_taken_for_the_first():
+def test_memory_of_stored_tensors_is_not_reused_while_flattening():
     flattener = Flattener()
     values = np.arange(6.0).reshape(2, 3).T
     memory = weakref.ref(values)
@@ -107,7 +107,7 @@ def test_numpy_arrays_and_scalars_come_back(tmp_path):
         np.testing.assert_array_equal(got, expected)
 
 
-def test_what_can_not_be_stored_is_refused_by_its_path():
+def test_values_that_cannot_be_stored_are_named_by_their_path():
     own = []
     own.append(own)
     pair = namedtuple("pair", "a b")

@@ -1,4 +1,4 @@
-"""A checkpoint that somebody else has made: it names files of its own directory alone, and nothing else is read."""
+"""Checkpoints from untrusted sources: no file outside of their directory is read, and malformed ones are skipped."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.training.checkpoint.test_checkpoint_damage import load, two_checkpoin
 
 
 def rewritten(checkpoint: Path, change: Any) -> None:
-    """The manifest with a change, and with the checksum that goes with it."""
+    """Writes the manifest with a change, and with a valid checksum."""
     file = checkpoint / "manifest.json"
     content = json.loads(file.read_bytes())
     del content["digest"]
@@ -25,7 +25,7 @@ def rewritten(checkpoint: Path, change: Any) -> None:
 
 
 def renamed(old: str, new: str) -> Any:
-    """A change that has the tensors of one file in another."""
+    """Returns a change that moves the tensors of one file to another."""
 
     def change(content: dict[str, Any]) -> None:
         content["files"][new] = content["files"].pop(old)
@@ -49,7 +49,7 @@ def test_a_manifest_names_no_file_but_those_that_save_writes(name, tmp_path, cap
     assert f"names the file '{name}'" in caplog.text and "step 2 (save 2) is skipped" in caplog.text
 
 
-def test_a_tensor_lies_in_a_file_whose_size_was_checked(tmp_path, caplog):
+def test_a_manifest_with_a_tensor_in_an_unlisted_file_is_skipped(tmp_path, caplog):
     newer = two_checkpoints(tmp_path)
 
     def change(content: dict[str, Any]) -> None:
@@ -61,15 +61,15 @@ def test_a_tensor_lies_in_a_file_whose_size_was_checked(tmp_path, caplog):
 
 
 @pytest.mark.parametrize("file", ["manifest.json", "common.safetensors"])
-def test_a_link_that_leads_out_of_a_checkpoint_is_not_followed(file, tmp_path, caplog):
+def test_a_link_out_of_a_checkpoint_is_not_followed(file, tmp_path, caplog):
     newer = two_checkpoints(tmp_path / "runs")
     (newer / file).rename(tmp_path / "elsewhere")
     (newer / file).symlink_to(tmp_path / "elsewhere")
     assert load(tmp_path / "runs") == [1, 1]
-    assert f"{file} is a link that leads out of its checkpoint" in caplog.text
+    assert f"{file} is a link to a file outside of its checkpoint" in caplog.text
 
 
-def test_a_checkpoint_that_its_user_has_moved_and_left_a_link_to_is_read(tmp_path):
+def test_a_link_to_a_moved_checkpoint_is_read(tmp_path):
     newer = two_checkpoints(tmp_path / "runs")
     shutil.move(newer, tmp_path / "elsewhere")
     newer.symlink_to(tmp_path / "elsewhere")
@@ -78,12 +78,12 @@ def test_a_checkpoint_that_its_user_has_moved_and_left_a_link_to_is_read(tmp_pat
 
 @pytest.mark.timeout(100)
 @pytest.mark.parametrize("file", ["manifest.json", "common.safetensors"])
-def test_a_pipe_in_the_place_of_a_file_is_not_waited_for(file, tmp_path, caplog):
+def test_a_pipe_instead_of_a_file_does_not_block(file, tmp_path, caplog):
     newer = two_checkpoints(tmp_path)
     (newer / file).unlink()
     os.mkfifo(newer / file)
     assert load(tmp_path) == [1, 1]
-    assert f"{file} is no regular file" in caplog.text
+    assert f"{file} is not a regular file" in caplog.text
 
 
 def spec_of(tree: Any) -> dict[str, Any]:
@@ -113,7 +113,7 @@ def test_a_state_that_save_does_not_write_is_skipped(change, tmp_path, caplog):
 
 
 @pytest.mark.parametrize("key", ["size", "ranks", "step", "identity", "files", "tensors", "entries"])
-def test_a_manifest_of_other_kinds_of_values_is_skipped(key, tmp_path, caplog):
+def test_a_manifest_with_values_of_other_types_is_skipped(key, tmp_path, caplog):
     newer = two_checkpoints(tmp_path)
     rewritten(newer, lambda content: content.update({key: {"ranks": ["../0", 1]}.get(key, ["x"])}))
     assert load(tmp_path) == [1, 1]

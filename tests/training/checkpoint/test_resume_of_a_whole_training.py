@@ -1,4 +1,4 @@
-"""A whole training, stopped within an epoch and resumed, gives the losses and bits of the one that went on."""
+"""A training that is stopped within an epoch and resumed has the losses and bits of the uninterrupted one."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from torchmn.iterators import create_synchronized_iterator
 
 
 class DropoutOfItsOwn(nn.Module):
-    """Dropout with random numbers of its own: ranks that are threads share the global ones of their process."""
+    """Dropout with a private generator: ranks that are threads share the global one."""
 
     def __init__(self, seed: int):
         super().__init__()
@@ -60,7 +60,7 @@ class Training:
         return {name: getattr(self, name) for name in names} | {"iterator": self.batches}
 
     def train(self, steps: int) -> list[tuple[float, float]]:
-        """The loss and the learning rate of each step."""
+        """Returns loss and learning rate of each step."""
         log = []
         for _ in range(steps):
             x, t = next(self._endless)
@@ -74,7 +74,7 @@ class Training:
         return log
 
     def bits(self) -> dict[str, Tensor]:
-        """Everything that will decide about the next step."""
+        """Returns all state that the next step depends on."""
         found = {f"model {name}": x for name, x in self.model.state_dict().items()}
         for place, state in self.optimizer.state_dict()["state"].items():
             found |= {f"optimizer {place} {name}": x for name, x in state.items()}
@@ -107,7 +107,7 @@ def check(comm, directory, options: dict[str, Any], in_threads: bool) -> None:
 
 @pytest.mark.parametrize("options", [{}, {"overlap": True}, {"double_buffering": True}])
 @ranks(1, 2, 3, 4, on="threads")
-def test_with_dropout_of_its_own(comm, tmp_path, options):
+def test_with_dropout_from_a_private_generator(comm, tmp_path, options):
     check(comm, tmp_path, options, in_threads=True)
 
 

@@ -1,4 +1,4 @@
-"""The files of CIFAR-10 in its two official formats, as bytes: labels (count,), pixels (count, 3072).
+"""Readers for the two official file formats of CIFAR: labels (count,) and pixels (count, 3072), as bytes.
 
 binary: records of one label and 3072 pixels, one after the other
 python: a pickled dict with "labels", a list, and "data", an array; written by Python 2
@@ -22,19 +22,19 @@ RECORD = 1 + PIXELS
 
 
 def read_binary(path: Path) -> tuple[np.ndarray, np.ndarray]:
-    """Labels and pixels of a file of records."""
+    """Returns labels and pixels of a file in the binary format."""
     content = _content(path)
     if not content or len(content) % RECORD:
         raise DatasetError(
             f"{path}: expected records of {RECORD} bytes (a label and {PIXELS} pixels), got {len(content)} bytes, "
-            f"{len(content) / RECORD:.3f} records. Get the file again."
+            f"{len(content) / RECORD:.3f} records. Download the file again."
         )
     records = np.frombuffer(content, dtype=np.uint8).reshape(-1, RECORD)
     return records[:, 0], records[:, 1:]
 
 
 def read_pickled(path: Path, labels_name: str = "labels") -> tuple[np.ndarray, np.ndarray]:
-    """Labels and pixels of a pickled batch. Nothing in the file is run, whatever it holds."""
+    """Returns labels and pixels of a pickled batch, without running code that the pickle may contain."""
     try:
         batch = _Unpickler(io.BytesIO(_content(path)), encoding="bytes").load()
         labels, data = (_entry(batch, name) for name in (labels_name, "data"))
@@ -44,8 +44,8 @@ def read_pickled(path: Path, labels_name: str = "labels") -> tuple[np.ndarray, n
         raise DatasetError(f"{path}: {error}") from None
     except Exception as error:  # a damaged pickle may fail in any way
         raise DatasetError(
-            f"{path}: not a pickled batch of CIFAR-10, or a damaged one ({type(error).__name__}: {error}). Get the "
-            "file again."
+            f"{path}: not a pickled batch of CIFAR-10, or a damaged one ({type(error).__name__}: {error}). Download "
+            "the file again."
         ) from error
     if pixels is None or pixels.ndim != 2 or pixels.shape[1] != PIXELS or len(pixels) != len(labels):
         shape = "no array" if pixels is None else " x ".join(map(str, pixels.shape))
@@ -57,11 +57,11 @@ def _content(path: Path) -> bytes:
     try:
         return path.read_bytes()
     except OSError as error:
-        raise DatasetError(f"{path}: can not be read ({error.strerror}).") from error
+        raise DatasetError(f"{path}: cannot be read ({error.strerror}).") from error
 
 
 def _entry(batch: Any, name: str) -> Any:
-    """An entry of the dict in a batch; Python 2's names are bytes here, Python 3's are strings."""
+    """Returns an entry of the dict in a batch; keys are bytes if Python 2 wrote it, strings if Python 3 did."""
     if isinstance(batch, Mapping):
         for key in (name.encode(), name):
             if key in batch:
@@ -76,7 +76,7 @@ def _label(label: Any) -> int:
 
 
 class _Dtype:
-    """Stands where the pickle says numpy.dtype: keeps its name and does nothing."""
+    """Replaces numpy.dtype in the pickle: keeps the name only."""
 
     def __init__(self, name: str | bytes, *_: object) -> None:
         self.name = name.decode() if isinstance(name, bytes) else name
@@ -86,7 +86,7 @@ class _Dtype:
 
 
 class _PickledArray:
-    """Stands where the pickle says numpy.ndarray: keeps the array's state, to be looked at before it is used."""
+    """Replaces numpy.ndarray in the pickle: keeps the state, which `array` checks."""
 
     def __init__(self, *_: object) -> None:
         self.state: tuple = ()
@@ -95,7 +95,7 @@ class _PickledArray:
         self.state = state
 
     def array(self) -> np.ndarray:
-        """The array, if it is one of bytes, and whole."""
+        """Returns the array; raises a DatasetError unless it is a complete array of bytes."""
         _, shape, dtype, is_fortran, content = self.state
         if not isinstance(dtype, _Dtype) or dtype.name not in ("u1", "|u1"):
             raise DatasetError(f"expected an array of unsigned bytes, got {getattr(dtype, 'name', dtype)!r}")
@@ -105,16 +105,16 @@ class _PickledArray:
 
 
 def _encoded(text: str, encoding: str) -> bytes:
-    """How Python 3 writes bytes into a pickle that Python 2 can read."""
+    """Replaces codecs.encode, with which Python 3 stores bytes in a pickle for Python 2."""
     if encoding != "latin1":
         raise DatasetError(f"expected bytes written as latin1, got {encoding!r}")
     return text.encode("latin1")
 
 
 class _Unpickler(pickle.Unpickler):
-    """Reads plain values and arrays of bytes. A pickle may name any function to be called; these are all it gets."""
+    """Reads plain values and arrays of bytes. Of the functions that a pickle names, only `ALLOWED` are called."""
 
-    MEANINGS: Mapping[tuple[str, str], Any] = {
+    ALLOWED: Mapping[tuple[str, str], Any] = {
         ("numpy.core.multiarray", "_reconstruct"): _PickledArray,
         ("numpy._core.multiarray", "_reconstruct"): _PickledArray,
         ("numpy", "ndarray"): _PickledArray,
@@ -123,9 +123,9 @@ class _Unpickler(pickle.Unpickler):
     }
 
     def find_class(self, module: str, name: str) -> Any:
-        if (module, name) not in self.MEANINGS:
+        if (module, name) not in self.ALLOWED:
             raise DatasetError(
-                f"the pickle asks for {module}.{name}, which no file of CIFAR-10 does; nothing was run. Do not trust "
+                f"the pickle refers to {module}.{name}, which no file of CIFAR-10 does; nothing was run. Do not trust "
                 "this file."
             )
-        return self.MEANINGS[module, name]
+        return self.ALLOWED[module, name]

@@ -1,4 +1,4 @@
-"""A file from the network, checked before anyone sees it under its name."""
+"""Downloads a file from one of several mirrors, and verifies it before it gets its name."""
 
 from __future__ import annotations
 
@@ -22,21 +22,29 @@ SECONDS_WITHOUT_DATA = 20
 
 
 def content_sha256(path: Path) -> str:
-    """The SHA-256 of what the file holds, unpacked where it is gzipped."""
+    """Returns the SHA-256 of the content of a file, decompressed if it is gzipped."""
     return hashlib.sha256(read_bytes(path)).hexdigest()
 
 
 def fetch(name: str, sha256: str, folder: Path, mirrors: Sequence[str]) -> Path:
-    """The path of `folder/name`, fetched from the first mirror that gives the content with that checksum.
+    """Downloads `folder/name` from the first mirror with the right content, and returns its path.
 
-    The file appears under its name complete and checked, or not at all; ranks that fetch at the same time do
-    not disturb each other. When no mirror helps, the DatasetError says what each one answered.
+    The file is created atomically, after verification; several ranks may download it at the same time.
+
+    Args:
+        name: of the file.
+        sha256: of its decompressed content.
+        folder: where to store it.
+        mirrors: URLs of directories, tried in this order.
+
+    Raises:
+        DatasetError: if no mirror has it, with the reason for each.
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise DatasetError(
-            f"can not make the folder {str(folder)!r} for {name} ({error.strerror}). Name a root that you may write to."
+            f"cannot create the folder {str(folder)!r} for {name} ({error.strerror}). Pass a writable root."
         ) from error
     target = folder / name
     failures = []
@@ -49,8 +57,8 @@ def fetch(name: str, sha256: str, folder: Path, mirrors: Sequence[str]) -> Path:
             failures.append(f"  {url}: {_reason(error)}")
     raise DatasetError(
         f"could not download {name}:\n" + "\n".join(failures) + f"\nWithout a network: copy {name} to "
-        f"{str(folder)!r} from a machine that has one, or leave out download=True and root for the sample "
-        f"that comes with TorchMN."
+        f"{str(folder)!r} from a machine that has one, or omit download=True and root for the sample "
+        f"that is part of TorchMN."
     )
 
 
@@ -68,7 +76,7 @@ def _fetch_from(url: str, target: Path, sha256: str) -> None:
         got = content_sha256(Path(temporary))
         if got != sha256:
             raise DatasetError(f"wrong content: expected SHA-256 {sha256}, got {got}")
-        # mkstemp makes files that only their owner reads; a data folder is often shared.
+        # mkstemp creates files that only their owner can read, but data folders are often shared.
         os.chmod(temporary, 0o644)
         os.replace(temporary, target)
     finally:
@@ -79,7 +87,7 @@ def _copy(read: Callable[[int], bytes], write: Callable[[bytes], int], total: in
     columns = TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn()
     received = 0
     with Progress(*columns, console=Console(stderr=True)) as progress:
-        task = progress.add_task(f"fetching {name}", total=total or None)
+        task = progress.add_task(f"downloading {name}", total=total or None)
         while chunk := read(CHUNK):
             received += write(chunk)
             progress.update(task, completed=received)

@@ -1,7 +1,7 @@
-"""The IDX format: a magic number, the extent of each dim, then the values as bytes.
+"""Reads and writes files in the IDX format: a magic number, the extent of each dim, then the values as bytes.
 
 byte 0, 1: zero
-byte 2: type of the values; 8 is unsigned byte, the only one that MNIST and its relatives use
+byte 2: type of the values; 8 is unsigned byte, the only type in MNIST and similar data sets
 byte 3: number of dims
 then: one 32-bit big-endian extent per dim, and the values in C order
 """
@@ -23,23 +23,23 @@ GZIP_MAGIC = b"\x1f\x8b"
 
 
 def read_bytes(path: Path) -> bytes:
-    """What the file holds, unpacked where it is gzipped.
+    """Returns the content of a file, decompressed if it is gzipped.
 
-    The first bytes decide, not the name: some browsers unpack a download and keep its `.gz`.
+    This depends on the first bytes, not on the name: some browsers decompress a download and keep its `.gz`.
     """
     try:
         content = path.read_bytes()
         return gzip.decompress(content) if content.startswith(GZIP_MAGIC) else content
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:
         raise DatasetError(
-            f"{path}: a damaged or cut-off gzip file of {len(content)} bytes ({error}). Get the file again."
+            f"{path}: a damaged or truncated gzip file of {len(content)} bytes ({error}). Download the file again."
         ) from error
     except OSError as error:
-        raise DatasetError(f"{path}: can not be read ({error.strerror}).") from error
+        raise DatasetError(f"{path}: cannot be read ({error.strerror}).") from error
 
 
 def read_idx(path: Path, dims: int) -> np.ndarray:
-    """The bytes of an IDX file as an array of `dims` dims; DatasetError if the file is anything else."""
+    """Returns the values of an IDX file as an array with `dims` dims; raises a DatasetError for other files."""
     content = read_bytes(path)
     magic = bytes([0, 0, UNSIGNED_BYTE, dims])
     header_size = 4 + 4 * dims
@@ -51,21 +51,21 @@ def read_idx(path: Path, dims: int) -> np.ndarray:
         )
     if len(content) < header_size:
         raise DatasetError(
-            f"{path}: cut off inside its header: expected at least {header_size} bytes, got {len(content)}. "
-            f"Get the file again."
+            f"{path}: truncated in its header: expected at least {header_size} bytes, got {len(content)}. "
+            f"Download the file again."
         )
     shape = struct.unpack(f">{dims}I", content[4:header_size])
     expected, got = math.prod(shape), len(content) - header_size
     if got != expected:
         raise DatasetError(
-            f"{path}: {'cut off' if got < expected else 'too long'}: its header announces "
-            f"{' x '.join(map(str, shape))} = {expected} bytes, and {got} follow. Get the file again."
+            f"{path}: {'truncated' if got < expected else 'too long'}: expected {' x '.join(map(str, shape))} = "
+            f"{expected} bytes after the header, got {got}. Download the file again."
         )
     return np.frombuffer(content, dtype=np.uint8, offset=header_size).reshape(shape)
 
 
 def write_idx(path: Path, values: np.ndarray) -> None:
-    """Write unsigned bytes as a gzipped IDX file; the same values give the same file, byte for byte."""
+    """Writes unsigned bytes as a gzipped IDX file; equal values give identical files."""
     header = bytes([0, 0, UNSIGNED_BYTE, values.ndim]) + struct.pack(f">{values.ndim}I", *values.shape)
-    # No time stamp and no name in the gzip header: these would differ from run to run.
+    # Without time stamp and name in the gzip header, which would differ between runs.
     path.write_bytes(gzip.compress(header + values.astype(np.uint8).tobytes(), compresslevel=9, mtime=0))

@@ -1,10 +1,11 @@
-"""An array from a MATLAB 5 file, the binary format of `save` from 1996 to this day (but for its HDF5 variant)."""
+"""Reads arrays from MATLAB 5 files, the binary format of MATLAB's `save` except for its HDF5 variant, `-v7.3`."""
 
 from __future__ import annotations
 
 import math
 import struct
 import zlib
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -13,26 +14,26 @@ from torchmn.errors import DatasetError
 
 HEADER = 128
 MATRIX, COMPRESSED = 14, 15
-# The types of numbers on disk, by the format's codes.
+# Numeric types by their codes in the format.
 NUMBERS = {1: "i1", 2: "u1", 3: "i2", 4: "u2", 5: "i4", 6: "u4", 7: "f4", 9: "f8", 12: "i8", 13: "u8"}
 
 
 def read_matlab(path: Path) -> dict[str, np.ndarray]:
-    """The arrays of numbers in a file, by their names; what else it holds is left out."""
+    """Returns the arrays of numbers in a file, by name; other contents are skipped."""
     try:
         content = path.read_bytes()
     except OSError as error:
-        raise DatasetError(f"{path}: can not be read ({error.strerror}).") from error
+        raise DatasetError(f"{path}: cannot be read ({error.strerror}).") from error
     order = {b"IM": "<", b"MI": ">"}.get(content[HEADER - 2 : HEADER])
     if order is None:
-        raise DatasetError(f"{path}: this is no file of MATLAB 5 or newer. In MATLAB: save('FILE', 'NAME', '-v6').")
+        raise DatasetError(f"{path}: this is not a MATLAB 5 file. In MATLAB: save('FILE', 'NAME', '-v6').")
     try:
         return dict(_arrays(content[HEADER:], order))
     except (struct.error, ValueError, zlib.error, IndexError) as error:
-        raise DatasetError(f"{path}: a damaged MATLAB file ({error}). Get it again.") from error
+        raise DatasetError(f"{path}: a damaged MATLAB file ({error}). Download it again.") from error
 
 
-def _arrays(content: bytes, order: str):
+def _arrays(content: bytes, order: str) -> Iterator[tuple[str, np.ndarray]]:
     for kind, data in _elements(content, order):
         if kind == COMPRESSED:
             yield from _arrays(zlib.decompress(data), order)
@@ -42,20 +43,20 @@ def _arrays(content: bytes, order: str):
                 yield found
 
 
-def _elements(content: bytes, order: str):
-    """The type and the bytes of each element; small ones stand inside of their tag."""
-    at = 0
-    while at + 8 <= len(content):
-        kind, size = struct.unpack_from(f"{order}II", content, at)
+def _elements(content: bytes, order: str) -> Iterator[tuple[int, bytes]]:
+    """Yields type and bytes of each element; small ones are stored inside their tag."""
+    position = 0
+    while position + 8 <= len(content):
+        kind, size = struct.unpack_from(f"{order}II", content, position)
         if kind >> 16:
-            kind, size, begin, step = kind & 0xFFFF, kind >> 16, at + 4, 8
+            kind, size, begin, step = kind & 0xFFFF, kind >> 16, position + 4, 8
         else:
-            begin = at + 8
+            begin = position + 8
             step = 8 + size if kind == COMPRESSED else 8 + -(-size // 8) * 8
         if begin + size > len(content):
-            raise ValueError(f"an element of {size} bytes, of which {len(content) - begin} are there")
+            raise ValueError(f"expected an element of {size} bytes, got {len(content) - begin}")
         yield kind, content[begin : begin + size]
-        at += step
+        position += step
 
 
 def _matrix(data: bytes, order: str) -> tuple[str, np.ndarray] | None:
@@ -66,5 +67,5 @@ def _matrix(data: bytes, order: str) -> tuple[str, np.ndarray] | None:
     kind, numbers = parts[3]
     values = np.frombuffer(numbers, dtype=f"{order}{NUMBERS[kind]}")
     if values.size != math.prod(shape):
-        raise ValueError(f"{values.size} numbers for an array of {shape}")
+        raise ValueError(f"expected an array of shape {shape}, got {values.size} numbers")
     return parts[2][1].decode("ascii", "replace"), values.reshape(shape, order="F")

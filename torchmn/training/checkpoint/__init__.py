@@ -1,4 +1,4 @@
-"""Checkpoints of a run on many ranks: safetensors and a JSON manifest, whole or not there at all."""
+"""Checkpoints of the state of all ranks: safetensors files and a JSON manifest, written atomically."""
 
 from torchmn.training.checkpoint.checkpointer import MultiNodeCheckpointer, create_multi_node_checkpointer
 from torchmn.training.checkpoint.manifest import CheckpointError

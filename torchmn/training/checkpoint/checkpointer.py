@@ -1,4 +1,4 @@
-"""create_multi_node_checkpointer: save all ranks' state now and then, and go on from it after a stop."""
+"""`create_multi_node_checkpointer`: saves the state of all ranks, and restores it to resume a run."""
 
 from __future__ import annotations
 
@@ -17,63 +17,63 @@ from torchmn.communicators.communicator import Communicator
 from torchmn.errors import ArgumentError
 from torchmn.parallel.global_state import with_global_state
 from torchmn.training.checkpoint import entries, random_states, tensor_files
-from torchmn.training.checkpoint.directory import Library, Site, ranks_on_my_disk
+from torchmn.training.checkpoint.directory import CheckpointDirectory, CheckpointStore, Identity, ranks_on_my_disk
 from torchmn.training.checkpoint.load import load_newest
 from torchmn.training.checkpoint.manifest import (
     CheckpointError,
-    Contribution,
     Manifest,
-    Place,
+    RankState,
+    SaveId,
     entries_on,
     files_of,
     name_problem,
     tensors_on,
 )
 
-_log = logging.getLogger(__name__)
+_logger = logging.getLogger("torchmn.checkpoint")
 
 
-def save_step(site: Site, keep: int | None, step: int, extra: Any, objects: Mapping[str, Any]) -> None:
-    """Save one checkpoint, then remove those that are not among the newest `keep` any more."""
-    comm, library = site.comm, site.library
+def save_step(store: CheckpointStore, keep: int | None, step: int, extra: Any, objects: Mapping[str, Any]) -> None:
+    """Saves one checkpoint, then removes all but the newest `keep`."""
+    comm, directory = store.comm, store.directory
     random = random_states.capture(comm.device)
     tensors: dict[str, Tensor] = {}
 
-    def contribute() -> tuple[Contribution, int, str]:
+    def collect() -> tuple[RankState, int, str]:
         trees, found = entries.flattened(objects, extra, random)
         tensors.update(found)
         digests = {path: tensor_files.digest(x) for path, x in tensors.items()}
-        mine = Contribution({name: json.dumps(tree) for name, tree in trees.items()}, digests)
-        return mine, library.last_number(), secrets.token_hex(8)
+        state = RankState({name: json.dumps(tree) for name, tree in trees.items()}, digests)
+        return state, directory.last_number(), secrets.token_hex(8)
 
-    told = comm.attempt("save", contribute, raises=CheckpointError)
-    place = Place(max(number for _, number, _ in told) + 1, step)
-    _write(site, place, told[0][2], [contribution for contribution, _, _ in told], tensors)
-    _remove_old(site, keep)
+    ranks = comm.attempt("save", collect, raises=CheckpointError)
+    save = SaveId(max(number for _, number, _ in ranks) + 1, step)
+    _write(store, save, ranks[0][2], [state for state, _, _ in ranks], tensors)
+    _remove_old(store, keep)
 
 
 def _write(
-    site: Site, place: Place, identity: str, contributions: list[Contribution], tensors: Mapping[str, Tensor]
+    store: CheckpointStore, save: SaveId, identity: str, states: list[RankState], tensors: Mapping[str, Tensor]
 ) -> None:
-    """Write the new checkpoint on all disks; what was begun is removed if that fails on one of them."""
-    comm, library, ranks = site.comm, site.library, site.disk_ranks
-    where = tensors_on(ranks, contributions)
+    """Writes the new checkpoint on all disks; if that fails on one of them, removes the partial ones."""
+    comm, directory, ranks = store.comm, store.directory, store.disk_ranks
+    locations = tensors_on(ranks, states)
     begun = False
 
     def begin() -> None:
         nonlocal begun
-        if site.leads:
-            library.begin(place)
+        if store.leads:
+            directory.begin(save)
             begun = True
 
     def write() -> dict[str, int]:
-        return library.write(place, files_of(comm.rank, ranks, where), tensors)
+        return directory.write(save, files_of(comm.rank, ranks, locations), tensors)
 
     def finish() -> None:
-        if site.leads:
-            trees = entries_on(ranks, contributions)
-            about = (library.name, place.step, place.number, identity, comm.size, ranks)
-            library.finish(place, Manifest(*about, trees, where, files))
+        if store.leads:
+            trees = entries_on(ranks, states)
+            header = (directory.name, save.step, save.number, identity, comm.size, ranks)
+            directory.finish(save, Manifest(*header, trees, locations, files))
 
     try:
         comm.attempt("save", begin, raises=CheckpointError)
@@ -83,53 +83,62 @@ def _write(
     except CheckpointError:
         if begun:
             with suppress(OSError):
-                library.abandon(place)
+                directory.abandon(save)
         raise
 
 
-def _remove_old(site: Site, keep: int | None) -> None:
-    """Remove the checkpoints that all disks have, except for the newest `keep`.
+def _remove_old(store: CheckpointStore, keep: int | None) -> None:
+    """Removes the checkpoints that all disks have, except the newest `keep`.
 
-    One that another disk lacks stays, because it does not count: it may be all that is left of a run. A damaged one
-    does not count either, and goes when it is older than all that stay.
+    A checkpoint that another disk lacks does not count and is not removed: it may be the last of another run. A damaged
+    one does not count either, and is removed if it is older than all that are kept.
     """
-    broken: dict[Place, str] = {}
+    broken: dict[SaveId, str] = {}
 
-    def look() -> set | None:
-        if not site.leads:
+    def scan() -> set[Identity] | None:
+        if not store.leads:
             return None
-        whole, found = site.library.look()
+        complete, found = store.directory.scan()
         broken.update(found)
-        return set(whole) - site.spoiled
+        return set(complete) - store.unreadable
 
-    found = site.comm.attempt("save", look, raises=CheckpointError)
-    everywhere = set.intersection(*(whole for whole in found if whole is not None))
-    places = sorted(place for place, _ in everywhere)
-    kept = places if keep is None else places[-keep:]
-    if site.leads and kept:
-        debris = [] if keep is None else [place for place in broken if place < kept[0]]
+    disks = store.comm.attempt("save", scan, raises=CheckpointError)
+    on_all_disks = set.intersection(*(complete for complete in disks if complete is not None))
+    saves = sorted(save for save, _ in on_all_disks)
+    kept = saves if keep is None else saves[-keep:]
+    if store.leads and kept:
+        damaged = [] if keep is None else [save for save in broken if save < kept[0]]
         try:
-            site.library.remove([*places[: len(places) - len(kept)], *debris])
+            store.directory.remove([*saves[: len(saves) - len(kept)], *damaged])
         except OSError as error:
-            _log.warning("torchmn: rank %d: an old checkpoint can not be removed: %s", site.comm.rank, error)
+            _logger.warning("torchmn: rank %d: cannot remove an old checkpoint: %s", store.comm.rank, error)
 
 
 def create_multi_node_checkpointer(
     name: str, comm: Communicator, path: str | os.PathLike[str], keep: int | None = 5
 ) -> MultiNodeCheckpointer:
-    """A checkpointer that saves the state of all ranks of `comm` under `name` in the directory `path`.
+    """Returns a checkpointer that saves the state of all ranks in the directory `path`; all ranks must call.
 
-    The newest `keep` checkpoints stay (all of them with None); older ones go once a newer one is complete. Other names
-    may live in the same directory. `path` may differ between ranks, and may be a shared directory or local disks. Every
-    rank must call this; a directory that one of them can not write to is an error on all of them, here and now.
+    Args:
+        name: of the checkpoints; a directory may contain those of several names.
+        comm: communicator whose ranks save and load together.
+        path: a shared directory or local disks; may differ between ranks. Created if it does not exist.
+        keep: number of newest checkpoints to keep; older ones are removed once a new one is complete. None keeps all.
+
+    Raises:
+        ArgumentError: on every rank, for a wrong argument.
+        CheckpointError: on every rank, if one of them cannot write to its directory.
+        MismatchError: on every rank, if `name` or `keep` differ between ranks.
     """
     return MultiNodeCheckpointer(name, comm, path, keep)
 
 
 class MultiNodeCheckpointer:
-    """Saves and loads a run's state; every method must be called by all ranks.
+    """Saves and loads the state of a run; all ranks must call every method. See `create_multi_node_checkpointer`.
 
-    After `maybe_load`, `extra` is what was passed as `extra` to the `save` that was loaded.
+    Attributes:
+        keep: number of newest checkpoints to keep; None keeps all.
+        extra: after `maybe_load`, the value that was passed as `extra` to `save`.
     """
 
     def __init__(self, name: str, comm: Communicator, path: str | os.PathLike[str], keep: int | None = 5):
@@ -140,50 +149,62 @@ class MultiNodeCheckpointer:
             problem = f"expected keep to be an int >= 1, or None to keep all, got {keep!r}"
         directory = Path()
         try:
-            directory = Path(os.path.abspath(os.fsdecode(path)))  # a later chdir must not matter
+            directory = Path(os.path.abspath(os.fsdecode(path)))  # absolute, in case of a later chdir
         except TypeError:
             problem = problem or f"expected path to be the path of a directory, got {path!r}"
         operation = "create_multi_node_checkpointer"
         comm.agree(operation, problem, name=name, keep=keep)
         self.keep = keep
         self.extra: Any = None
-        self._site = Site(comm, Library(directory, name), ranks_on_my_disk(comm, operation, directory))
+        disk_ranks = ranks_on_my_disk(comm, operation, directory)
+        self._store = CheckpointStore(comm, CheckpointDirectory(directory, name), disk_ranks)
 
     def __repr__(self) -> str:
-        return f"<MultiNodeCheckpointer {self._site.library.name!r} in {str(self._site.library.directory)!r}>"
+        return f"<MultiNodeCheckpointer {self._store.directory.name!r} in {str(self._store.directory.path)!r}>"
 
     def save(self, step: int, *, extra: Any = None, **objects: Any) -> None:
-        """Save the state of all ranks: the `state_dict` of each of `objects`, `extra`, and the random generators.
+        """Saves the state of all ranks: the `state_dict` of `objects`, `extra`, and the global random generators.
 
-        `objects` are models, optimizers, learning-rate schedulers, iterators, whatever has `state_dict` and
-        `load_state_dict`, by names of your choice: `save(step, model=model, optimizer=optimizer)`. `extra` is a value
-        of your own: numbers, strings, tensors, NumPy arrays, in lists, tuples and dicts. The global generators of
-        torch, NumPy and Python are saved too. What is the same on all ranks is written once. Of a parallel model,
-        and of its optimizer beside it, the global tensors are saved, so that they load in any grid and mode.
+        The generators are those of torch, NumPy and Python. State that is equal on all ranks is written once. Of a
+        parallel model, and of its optimizer if saved together with it, the global tensors are saved, so that they can
+        be loaded in any grid and mode. A checkpoint is complete or does not exist.
 
-        A checkpoint is complete or does not exist. If this raises `CheckpointError` (on all ranks: a disk is full, a
-        value can not be stored), the earlier checkpoints are untouched.
+        Args:
+            step: an int >= 0, the same on all ranks.
+            extra: any value of numbers, strings, tensors and NumPy arrays, in lists, tuples and dicts.
+            objects: what has `state_dict` and `load_state_dict`: models, optimizers, learning-rate schedulers,
+                iterators, by any names: `save(step, model=model, optimizer=optimizer)`.
+
+        Raises:
+            CheckpointError: on every rank, if a disk is full or a value cannot be stored; earlier checkpoints are kept.
         """
         problem = None
         if isinstance(step, bool) or not isinstance(step, int) or step < 0:
             problem = f"expected step to be an int >= 0, got {step!r}"
         self._agree("save", problem or entries.objects_problem(objects, "state_dict"), step, objects)
-        save_step(self._site, self.keep, step, extra, with_global_state(objects))
+        save_step(self._store, self.keep, step, extra, with_global_state(objects))
 
     def maybe_load(self, *, step: int | None = None, from_rank: int | None = None, **objects: Any) -> int | None:
-        """Load the newest checkpoint that is complete on all ranks, and return its step; None if there is none.
+        """Loads the checkpoint that was saved last and is complete on all ranks; damaged ones are skipped.
 
-        `objects` are those passed to `save`, by the same names, or some of them. Newest means saved last. `step` asks
-        for a certain one (an error if it is not there). A checkpoint that is damaged is skipped, and rank 0 says so.
+        On as many ranks as it was saved on, the state is restored bit for bit. On another number of ranks, state that
+        was equal on all ranks is loaded on all; of state that differed between ranks:
 
-        On as many ranks as it was saved on, everything comes back bit for bit. On another number of ranks:
+        - random generators get a new seed, different on each rank and reproducible;
+        - an `iterator` keeps its state, because the position was in another division of the data;
+        - anything else raises, unless `from_rank` names the saved rank whose values all ranks load.
 
-        - What was the same on all ranks is loaded on all.
-        - Random generators that were not are seeded anew, differently on each rank, and always the same way.
-        - An `iterator` that was not stays as it is: its position was one in another division of the data.
-        - Anything else that was not is an error, unless `from_rank` says which saved rank's values all ranks take.
+        Args:
+            step: load the checkpoint of this step.
+            from_rank: the saved rank whose values to load, where they differed and the number of ranks has changed.
+            objects: those passed to `save`, by the same names, or some of them.
 
-        An object that does not fit (the message names the tensor) is an error on all ranks, and nothing is loaded.
+        Returns:
+            The step of the checkpoint; None if there is none.
+
+        Raises:
+            CheckpointError: on every rank, if an object does not fit the checkpoint (the message names the tensor), or
+                there is no checkpoint of `step`; then nothing is loaded.
         """
         problem = None
         if step is not None and (isinstance(step, bool) or not isinstance(step, int)):
@@ -192,11 +213,11 @@ class MultiNodeCheckpointer:
             problem = f"expected from_rank to be a rank, got {from_rank!r}"
         problem = problem or entries.objects_problem(objects, "load_state_dict")
         self._agree("maybe_load", problem, (step, from_rank), objects)
-        loaded = load_newest(self._site, step, from_rank, with_global_state(objects))
+        loaded = load_newest(self._store, step, from_rank, with_global_state(objects))
         if loaded is None:
             return None
         self.extra = loaded.extra
         return loaded.step
 
     def _agree(self, operation: str, problem: str | None, step: Any, objects: Mapping[str, Any]) -> None:
-        self._site.comm.agree(f"checkpointer.{operation}", problem, step=step, objects=tuple(sorted(objects)))
+        self._store.comm.agree(f"checkpointer.{operation}", problem, step=step, objects=tuple(sorted(objects)))

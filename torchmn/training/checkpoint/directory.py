@@ -1,4 +1,4 @@
-"""The checkpoints of one name on one rank's disk: finding them, writing the next, removing the old."""
+"""The checkpoints of one name in one directory: reads, writes and removes them; finds out which ranks share a disk."""
 
 from __future__ import annotations
 
@@ -19,21 +19,22 @@ from torchmn.training.checkpoint.manifest import (
     CheckpointError,
     DamagedCheckpoint,
     Manifest,
-    Place,
-    partial_place_of,
-    place_of,
+    SaveId,
+    partial_save_of,
     read_manifest,
+    save_of,
 )
 from torchmn.training.checkpoint.state_tree import specs, unflatten
 
-# More than file systems keep inside an inode: a full disk must fail here.
+# More than file systems store inside an inode, so that a full disk is detected.
 _PROBE_BYTES = 8192
 
 
 def ranks_on_my_disk(comm: Communicator, operation: str, path: Path) -> list[int]:
-    """The ranks that see the same directory at their own `path`, in order; makes the directory.
+    """Returns the ranks whose `path` is the same directory as this rank's, in order; creates the directory.
 
-    Raises on all ranks if one of them can not write there (tried out: permissions do not tell it all).
+    Raises a CheckpointError on all ranks if one of them cannot write there. Each rank writes a file, because
+    permissions alone do not show whether it can.
     """
     token = comm.bcast_obj(secrets.token_hex(8))
     markers = [f".torchmn-probe-{token}-{rank}" for rank in range(comm.size)]
@@ -43,11 +44,11 @@ def ranks_on_my_disk(comm: Communicator, operation: str, path: Path) -> list[int
             path.mkdir(parents=True, exist_ok=True)
             durable_files.write_durably(path / markers[comm.rank], bytes(_PROBE_BYTES))
         except OSError as error:
-            raise OSError(f"can not write to the directory {str(path)!r}: {error}") from error
+            raise OSError(f"cannot write to the directory {str(path)!r}: {error}") from error
 
     try:
         comm.attempt(operation, write, raises=CheckpointError)
-        # By name, not by a listing: those may be some seconds old on network file systems.
+        # By name, because directory listings may be some seconds old on network file systems.
         seen = [(path / marker).exists() for marker in markers]
         sees = comm.allgather_obj(seen)
     finally:
@@ -57,34 +58,34 @@ def ranks_on_my_disk(comm: Communicator, operation: str, path: Path) -> list[int
 
 
 def connected(rank: int, sees: list[list[bool]]) -> list[int]:
-    """All ranks that see `rank`'s file, or whose file it sees, directly or through others."""
-    group, waiting = {rank}, [rank]
-    while waiting:
-        here = waiting.pop()
+    """Returns the ranks connected with `rank`, where two ranks are connected if one sees the file of the other."""
+    group, remaining = {rank}, [rank]
+    while remaining:
+        current = remaining.pop()
         for other in range(len(sees)):
-            if other not in group and (sees[here][other] or sees[other][here]):
+            if other not in group and (sees[current][other] or sees[other][current]):
                 group.add(other)
-                waiting.append(other)
+                remaining.append(other)
     return sorted(group)
 
 
-Identity = tuple[Place, str]
+Identity = tuple[SaveId, str]
 
 
 @dataclass(frozen=True)
 class Snapshot:
-    """A checkpoint whose manifest is good and whose files have their sizes."""
+    """A checkpoint with a valid manifest and files of the right sizes."""
 
     directory: Path
     manifest: Manifest
 
     @property
     def identity(self) -> Identity:
-        """What the parts of one save on all disks have in common. Later saves compare greater."""
-        return Place(self.manifest.number, self.manifest.step), self.manifest.identity
+        """The same on all disks for one save. Later saves compare greater."""
+        return SaveId(self.manifest.number, self.manifest.step), self.manifest.identity
 
     def differing(self, names: Sequence[str]) -> list[str]:
-        """Those of the entries that were not the same on all ranks."""
+        """Returns the names of the entries that differed between ranks."""
         result = []
         for name in names:
             trees = self.manifest.entries[name]
@@ -94,14 +95,14 @@ class Snapshot:
         return result
 
     def first_difference(self, name: str) -> str:
-        """A tensor of the entry that was not the same on all ranks, or the entry."""
+        """Returns the path of a tensor of the entry that differed between ranks, or else the name of the entry."""
         for spec in specs(self.manifest.entries[name].get("same")):
             if "same" not in self.manifest.tensors[spec["!tensor"]]:
                 return spec["!tensor"]
         return name
 
     def tree(self, name: str, rank: int) -> Any:
-        """The tree of an entry as saved rank `rank` had it; raises `DamagedCheckpoint` if it is not on this disk."""
+        """Returns the tree of an entry of saved rank `rank`; raises `DamagedCheckpoint` if it is not on this disk."""
         trees = self.manifest.entries[name]
         if "same" in trees:
             return trees["same"]
@@ -112,11 +113,11 @@ class Snapshot:
         return trees["of_rank"][str(rank)]
 
     def read(self, sources: Mapping[str, int]) -> tuple[dict[str, Any], dict[str, Any]]:
-        """The trees and states of entries, each as the saved rank `sources[name]` had it; or `DamagedCheckpoint`."""
+        """Returns trees and states of entries, each of the saved rank `sources[name]`; raises `DamagedCheckpoint`."""
         try:
             return self._read(sources)
         except (LookupError, TypeError, ValueError, AttributeError, RuntimeError, MemoryError) as error:
-            # Its checksum is right: somebody else's program wrote it.
+            # The checksum is right, so another program wrote it.
             raise DamagedCheckpoint(
                 f"the state in {durable_files.MANIFEST} is not as `save` writes it: {error!r}"
             ) from error
@@ -124,7 +125,7 @@ class Snapshot:
     def _read(self, sources: Mapping[str, int]) -> tuple[dict[str, Any], dict[str, Any]]:
         trees = {name: self.tree(name, rank) for name, rank in sources.items()}
         states: dict[str, Any] = {}
-        # Tensors that two entries share must come back as one, so entries of one rank are read together.
+        # Entries of one rank are read together, so that a tensor that two entries share is one tensor again.
         for rank in sorted(set(sources.values())):
             names = [name for name in sources if sources[name] == rank]
             tensors = self._tensors([spec for name in names for spec in specs(trees[name])], rank)
@@ -134,112 +135,121 @@ class Snapshot:
     def _tensors(self, wanted: Sequence[dict[str, Any]], rank: int) -> dict[str, Tensor]:
         by_file: dict[str, dict[str, tuple[dict[str, Any], str]]] = {}
         for spec in wanted:
-            place = self.manifest.tensors[spec["!tensor"]]
-            found = place.get("same") or place["of_rank"].get(str(rank))
+            location = self.manifest.tensors[spec["!tensor"]]
+            found = location.get("same") or location["of_rank"].get(str(rank))
             if found is None:
                 raise DamagedCheckpoint(f"the tensor {spec['!tensor']!r} of rank {rank} is not on this disk")
-            by_file.setdefault(found[1], {})[spec["!tensor"]] = (spec, found[0])
+            digest, file = found
+            by_file.setdefault(file, {})[spec["!tensor"]] = (spec, digest)
         result: dict[str, Tensor] = {}
         for file, parts in by_file.items():
             result.update(tensor_files.read(self.directory / file, list(parts.values())))
         return result
 
     def seed(self, name: str, rank: int, size: int) -> int:
-        """A seed of 63 bits for an entry's generator on `rank` of `size`, derived from all saved ranks' states."""
+        """Returns a seed of 63 bits for a generator on `rank` of `size`, derived from the states of all saved ranks."""
         text = f"{self.manifest.entries[name]['digest']} {name} {rank} of {size}"
         return int.from_bytes(blake2b(text.encode(), digest_size=8).digest(), "little") >> 1
 
     def has(self, name: str, rank: int) -> bool:
-        """Whether saved rank `rank` had this entry, as far as this disk knows."""
+        """Returns whether saved rank `rank` had this entry, according to this disk."""
         trees = self.manifest.entries.get(name, {})
         return "same" in trees or str(rank) in trees.get("of_rank", {})
 
 
-def open_snapshot(directory: Path, place: Place, name: str) -> Snapshot:
-    """The checkpoint in `directory`; or `DamagedCheckpoint`."""
-    found = read_manifest(directory)
-    if (found.name, Place(found.number, found.step)) != (name, place):
-        raise DamagedCheckpoint(f"it holds {found.name!r}, step {found.step}, save {found.number}: renamed?")
-    return Snapshot(directory, found)
+def open_snapshot(directory: Path, save: SaveId, name: str) -> Snapshot:
+    """Returns the checkpoint in `directory`; raises `DamagedCheckpoint` if it is not this save."""
+    manifest = read_manifest(directory)
+    if (manifest.name, SaveId(manifest.number, manifest.step)) != (name, save):
+        raise DamagedCheckpoint(f"it holds {manifest.name!r}, step {manifest.step}, save {manifest.number}: renamed?")
+    return Snapshot(directory, manifest)
 
 
-class Library:
-    """A directory that may hold checkpoints of this name among other files. All others are left alone."""
+class CheckpointDirectory:
+    """The checkpoints of one name in a directory. Other files in it are not touched."""
 
-    def __init__(self, directory: Path, name: str):
-        self.directory = directory
+    def __init__(self, path: Path, name: str):
+        self.path = path
         self.name = name
 
     def last_number(self) -> int:
-        """The highest number of a save that was begun here, 0 if there is none."""
-        partial = (partial_place_of(file, self.name) for file in os.listdir(self.directory))
-        return max((place.number for place in (*self._places(), *partial) if place is not None), default=0)
+        """Returns the highest number of a save that was begun here, 0 if there is none."""
+        partial = (partial_save_of(file, self.name) for file in os.listdir(self.path))
+        return max((save.number for save in (*self._saves(), *partial) if save is not None), default=0)
 
-    def look(self) -> tuple[dict[Identity, Snapshot], dict[Place, str]]:
-        """The checkpoints that look whole, and what is wrong with each of the others."""
-        whole: dict[Identity, Snapshot] = {}
-        broken: dict[Place, str] = {}
-        for place in self._places():
+    def scan(self) -> tuple[dict[Identity, Snapshot], dict[SaveId, str]]:
+        """Returns the checkpoints that are complete, by manifest and sizes, and the problem of each of the others."""
+        complete: dict[Identity, Snapshot] = {}
+        broken: dict[SaveId, str] = {}
+        for save in self._saves():
             try:
-                snapshot = open_snapshot(self.directory / place.directory(self.name), place, self.name)
-                whole[snapshot.identity] = snapshot
+                snapshot = open_snapshot(self._final(save), save, self.name)
+                complete[snapshot.identity] = snapshot
             except DamagedCheckpoint as problem:
-                broken[place] = str(problem)
-        return whole, broken
+                broken[save] = str(problem)
+        return complete, broken
 
-    def begin(self, place: Place) -> None:
-        """Make room for a new checkpoint."""
-        os.mkdir(self._partial(place))
+    def begin(self, save: SaveId) -> None:
+        """Creates the partial directory of a new checkpoint."""
+        os.mkdir(self._partial(save))
 
-    def write(self, place: Place, files: Mapping[str, Sequence[str]], tensors: Mapping[str, Tensor]) -> dict[str, int]:
-        """Write files of the new checkpoint: these paths of `tensors` to each. Returns their sizes."""
+    def write(self, save: SaveId, files: Mapping[str, Sequence[str]], tensors: Mapping[str, Tensor]) -> dict[str, int]:
+        """Writes files of the new checkpoint, each with some paths of `tensors`. Returns the sizes of the files."""
         sizes = {}
         for file, paths in files.items():
-            target = self._partial(place) / file
+            target = self._partial(save) / file
             tensor_files.write(target, {path: tensors[path] for path in paths})
             durable_files.sync(target)
             sizes[file] = target.stat().st_size
         return sizes
 
-    def finish(self, place: Place, manifest: Manifest) -> None:
-        """Turn what was written into a checkpoint, all at once."""
-        partial = self._partial(place)
+    def finish(self, save: SaveId, manifest: Manifest) -> None:
+        """Turns the partial directory into a checkpoint, atomically."""
+        partial = self._partial(save)
         durable_files.write_durably(partial / durable_files.MANIFEST, manifest.encode())
-        durable_files.publish(partial, self.directory / place.directory(self.name))
+        durable_files.publish(partial, self._final(save))
 
-    def abandon(self, place: Place) -> None:
-        """Remove what this rank began, of a save that failed."""
-        partial, final = self._partial(place), self.directory / place.directory(self.name)
-        durable_files.remove(partial if partial.exists() else final)
+    def abandon(self, save: SaveId) -> None:
+        """Removes the directory of a save that failed."""
+        partial = self._partial(save)
+        durable_files.remove(partial if partial.exists() else self._final(save))
 
-    def remove(self, places: Iterable[Place]) -> None:
-        """Remove these checkpoints, and what earlier runs left of saves that they did not finish."""
-        for place in places:
-            durable_files.remove(self.directory / place.directory(self.name))
-        for file in os.listdir(self.directory):
-            if partial_place_of(file, self.name) is not None:
-                durable_files.remove(self.directory / file)
+    def remove(self, saves: Iterable[SaveId]) -> None:
+        """Removes these checkpoints, and all partial directories, which unfinished saves have left."""
+        for save in saves:
+            durable_files.remove(self._final(save))
+        for file in os.listdir(self.path):
+            if partial_save_of(file, self.name) is not None:
+                durable_files.remove(self.path / file)
 
-    def _places(self) -> list[Place]:
-        found = (place_of(file, self.name) for file in os.listdir(self.directory))
-        return sorted(place for place in found if place is not None)
+    def _saves(self) -> list[SaveId]:
+        found = (save_of(file, self.name) for file in os.listdir(self.path))
+        return sorted(save for save in found if save is not None)
 
-    def _partial(self, place: Place) -> Path:
-        return self.directory / place.partial_directory(self.name)
+    def _partial(self, save: SaveId) -> Path:
+        return self.path / save.partial_directory(self.name)
+
+    def _final(self, save: SaveId) -> Path:
+        return self.path / save.directory(self.name)
 
 
 @dataclass
-class Site:
-    """The ranks that save together, and this rank's disk among theirs."""
+class CheckpointStore:
+    """The ranks that save together, and this rank's directory.
+
+    Attributes:
+        comm: communicator of the ranks.
+        directory: this rank's directory, which other ranks may share.
+        disk_ranks: the ranks that share it.
+        unreadable: checkpoints that are complete, but were damaged when they were read.
+    """
 
     comm: Communicator
-    library: Library
+    directory: CheckpointDirectory
     disk_ranks: list[int]
-    """The ranks that see this rank's directory."""
-    spoiled: set[Identity] = field(default_factory=set)
-    """Checkpoints that look whole, and were found damaged when they were read."""
+    unreadable: set[Identity] = field(default_factory=set)
 
     @property
     def leads(self) -> bool:
-        """Whether this rank acts for all ranks on its disk."""
+        """Whether this rank acts for all ranks of its disk."""
         return self.comm.rank == self.disk_ranks[0]

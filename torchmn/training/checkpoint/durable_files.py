@@ -1,4 +1,4 @@
-"""Files that are whole or not there: everything is on the disk before its directory gets its name."""
+"""Atomic creation and removal of checkpoint directories: files are synced to disk before the directory is renamed."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _TENSORS = ".safetensors"
 
 
 def write_durably(path: Path, data: bytes) -> None:
-    """Write a file, and return once it is on the disk."""
+    """Writes a new file, and returns once it is on disk."""
     with path.open("xb") as file:
         file.write(data)
         file.flush()
@@ -20,53 +20,53 @@ def write_durably(path: Path, data: bytes) -> None:
 
 
 def own_file(directory: Path, file: str) -> Path:
-    """The path of a file that lies in `directory` itself; raises OSError for a link that leads elsewhere, or a pipe.
+    """Returns the path of a regular file in `directory`; raises OSError for a pipe, or a link out of the directory.
 
-    Checkpoints are copied from others: a link in one could name any file of this user, and a pipe never ends. A link
-    to the whole directory is its user's own.
+    Checkpoints may come from untrusted sources: a link could point to any file of this user, and reading a pipe may
+    block forever. `directory` itself may be a link.
     """
     path = directory / file
     if path.resolve(strict=True).parent != directory.resolve():
-        raise OSError(f"{file} is a link that leads out of its checkpoint: copy the file there (cp -L)")
+        raise OSError(f"{file} is a link to a file outside of its checkpoint: copy the file (cp -L)")
     if not path.is_file():
-        raise OSError(f"{file} is no regular file")
+        raise OSError(f"{file} is not a regular file")
     return path
 
 
 def sync(path: Path) -> None:
-    """Return once what was written to this file, or the names in this directory, are on the disk."""
+    """Returns once the content of this file, or the names in this directory, are on disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
     except OSError as error:
-        if error.errno != errno.EINVAL:  # a file system that can not sync directories
+        if error.errno != errno.EINVAL:  # a file system that does not support syncing directories
             raise
     finally:
         os.close(descriptor)
 
 
 def publish(partial: Path, final: Path) -> None:
-    """Give a directory whose files are on the disk its final name. At any moment it has the one or the other."""
+    """Renames a directory whose files are on disk, atomically, to its final name."""
     sync(partial)
     os.rename(partial, final)
     sync(final.parent)
 
 
 def remove(directory: Path) -> None:
-    """Remove a checkpoint: first what makes it one, then the rest. Files that are not ours stay.
+    """Removes a checkpoint: first its manifest, then the other files of a checkpoint, then the directory if empty.
 
-    A kill in the middle leaves a directory without a manifest, which the next removal finishes. Of a checkpoint that
-    somebody moved elsewhere and left a link to, only the link goes.
+    If the process is killed meanwhile, the directory has no manifest, and the next removal completes it. Of a link to a
+    checkpoint, only the link is removed.
     """
     if directory.is_symlink():
         os.unlink(directory)
         return
-    not_ours = suppress(FileNotFoundError, NotADirectoryError)
-    with not_ours:
+    not_a_checkpoint = suppress(FileNotFoundError, NotADirectoryError)
+    with not_a_checkpoint:
         os.unlink(directory / MANIFEST)
-    with not_ours:
+    with not_a_checkpoint:
         for file in sorted(os.listdir(directory)):
             if file.endswith(_TENSORS):
                 os.unlink(directory / file)
-    with suppress(OSError):  # somebody's own file lies there
+    with suppress(OSError):  # not empty: it contains other files
         os.rmdir(directory)

@@ -1,4 +1,4 @@
-"""Entries of a checkpoint: an object's `state_dict` on its way out, and back in with checks that name the tensor."""
+"""Entries of a checkpoint: the state dicts of objects, flattened to save them, and checked before they are loaded."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from torchmn.training.checkpoint.state_tree import Flattener
 
 EXTRA = "extra"
 ITERATOR = "iterator"
-_RESERVED = ("step", "from_rank")  # of maybe_load
-_SHOWN = 5
-# Values of a group that say nothing of the optimizer's class.
+_RESERVED = ("step", "from_rank")  # arguments of maybe_load
+_SHOWN = 5  # problems in a message
+# Keys of parameter groups that do not depend on the class of the optimizer.
 _OF_NEWER_TORCH = {"maximize", "foreach", "capturable", "differentiable", "fused", "decoupled_weight_decay"}
 _OF_SCHEDULERS = {"initial_lr", "max_lr", "min_lr", "base_momentum", "max_momentum", "swa_lr"}
 
 
 def objects_problem(objects: Mapping[str, Any], method: str) -> str | None:
-    """Why these keyword arguments can not be saved or loaded with `method`, or None."""
+    """Returns why these keyword arguments cannot be saved or loaded with `method`, or None."""
     for name, obj in objects.items():
         if not name.isidentifier() or name in _RESERVED:
             return f"expected keywords that are identifiers, and none of {', '.join(_RESERVED)}, got {name!r}"
@@ -41,13 +41,13 @@ def objects_problem(objects: Mapping[str, Any], method: str) -> str | None:
 def flattened(
     objects: Mapping[str, Any], extra: Any, random: Mapping[str, Any]
 ) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """The tree of each entry, and the tensors of all; raises `Unstorable`, naming the path."""
+    """Returns the tree of each entry, and the tensors of all by path; raises `Unstorable`, naming the path."""
     flattener = Flattener()
     trees: dict[str, Any] = {}
     for name in sorted(objects):
         try:
             state = objects[name].state_dict()
-        except Exception as error:  # it is the user's, and may raise anything
+        except Exception as error:  # user code may raise anything
             raise CheckpointError(f"{name}: state_dict: {type(error).__name__}: {error}") from error
         trees[name] = {"state": flattener.flatten(state, name)}
         shapes = parameter_shapes(objects[name])
@@ -59,7 +59,7 @@ def flattened(
 
 
 def parameter_shapes(obj: Any) -> list[list[list[int]]] | None:
-    """The shapes of an optimizer's parameters, by group: `load_state_dict` of torch does not compare them."""
+    """Returns the shapes of an optimizer's parameters, by group; torch's `load_state_dict` does not compare them."""
     groups = getattr(obj, "param_groups", None)
     if isinstance(obj, nn.Module) or not isinstance(groups, list):
         return None
@@ -67,48 +67,46 @@ def parameter_shapes(obj: Any) -> list[list[list[int]]] | None:
 
 
 def is_user_entry(name: str) -> bool:
-    """Whether an entry was passed by keyword (and is no extra, no random state)."""
+    """Returns whether an entry is an object passed by keyword, not `extra` or a random state."""
     return name != EXTRA and not name.startswith(random_states.PREFIX)
 
 
 def unknown_problem(objects: Mapping[str, Any], entries: Mapping[str, Any]) -> str | None:
-    """Which of the objects to load the checkpoint does not have, or None."""
+    """Returns an error message if the checkpoint lacks one of the objects to load, or None."""
     saved = [name for name in entries if is_user_entry(name)]
     for name in sorted(objects):
         if name not in saved:
-            return f"the checkpoint has no {name!r}. " + (
-                nearest(name, saved) if saved else "It has no objects at all."
-            )
+            return f"the checkpoint has no {name!r}. " + (nearest(name, saved) if saved else "It contains no objects.")
     return None
 
 
 def fit_problem(name: str, obj: Any, state: Any, tree: Mapping[str, Any]) -> str | None:
-    """Why the saved `state` can not be loaded into `obj`, tensor by tensor, or None."""
+    """Returns why the saved `state` does not fit `obj`, by tensor, or None."""
     problems = _module_problems(obj, state) if isinstance(obj, nn.Module) else _optimizer_problems(obj, state, tree)
     if not problems:
         return None
     more = [f"and {len(problems) - _SHOWN} more"] if len(problems) > _SHOWN else []
     lines = "\n".join(f"  {problem}" for problem in problems[:_SHOWN] + more)
-    return f"{name!r} is not what was saved (nothing was loaded):\n{lines}"
+    return f"{name!r} does not fit the checkpoint (nothing was loaded):\n{lines}"
 
 
 def load(obj: Any, state: Any) -> None:
-    """Load `state` into `obj`, bit for bit: single numbers of an optimizer's state keep the dtype of the checkpoint.
+    """Loads `state` into `obj`, bit for bit: 0-d tensors of an optimizer keep the dtype of the checkpoint.
 
-    `load_state_dict` of torch's optimizers turns them into the parameter's, and NAdam for one then goes on with
-    another precision: in a parameter of float64, with products of momenta that were rounded to float32 before.
+    torch's `load_state_dict` casts them to the dtype of the parameter. NAdam, for example, would then continue with
+    another precision than the run that was saved.
     """
     obj.load_state_dict(state)
     if not isinstance(obj, Optimizer):
         return
-    places = chain.from_iterable(group["params"] for group in state["param_groups"])
+    saved_keys = chain.from_iterable(group["params"] for group in state["param_groups"])
     parameters = chain.from_iterable(group["params"] for group in obj.param_groups)
-    for place, parameter in zip(places, parameters, strict=True):
-        saved, here = state["state"].get(place, {}), obj.state.get(parameter, {})
-        for key, number in saved.items():
-            now = here.get(key)
-            if isinstance(number, Tensor) and isinstance(now, Tensor) and number.dim() == now.dim() == 0:
-                here[key] = now if now.dtype == number.dtype else number.to(now.device)
+    for saved_key, parameter in zip(saved_keys, parameters, strict=True):
+        saved, loaded = state["state"].get(saved_key, {}), obj.state.get(parameter, {})
+        for name, x in saved.items():
+            cast = loaded.get(name)
+            if isinstance(x, Tensor) and isinstance(cast, Tensor) and x.dim() == cast.dim() == 0:
+                loaded[name] = cast if cast.dtype == x.dtype else x.to(cast.device)
 
 
 def _module_problems(module: nn.Module, state: Mapping[str, Any]) -> list[str]:
@@ -125,32 +123,32 @@ def _module_problems(module: nn.Module, state: Mapping[str, Any]) -> list[str]:
 
 
 def _optimizer_problems(obj: Any, state: Any, tree: Mapping[str, Any]) -> list[str]:
-    """What `load_state_dict` of torch's optimizers does not look at; nothing of other objects."""
+    """Returns differences that torch's optimizers do not check in `load_state_dict`; none for other objects."""
     saved, here = tree.get("parameter shapes"), parameter_shapes(obj)
     if saved is None or here is None:
         return []
-    other_kind = _other_kind(obj, state)
-    if other_kind:
-        return [other_kind]
+    class_problem = _class_problem(obj, state)
+    if class_problem:
+        return [class_problem]
     if [len(group) for group in saved] != [len(group) for group in here]:
         counts = ["+".join(str(len(group)) for group in groups) for groups in (saved, here)]
         return [f"parameters in groups: saved {counts[0]}, expected here {counts[1]}"]
     return [
-        f"parameter {place} of group {group}: saved {tuple(one)}, expected here {tuple(other)}"
-        for group, (ones, others) in enumerate(zip(saved, here, strict=True))
-        for place, (one, other) in enumerate(zip(ones, others, strict=True))
-        if one != other
+        f"parameter {number} of group {group}: saved {tuple(saved_shape)}, expected here {tuple(shape)}"
+        for group, (saved_shapes, shapes) in enumerate(zip(saved, here, strict=True))
+        for number, (saved_shape, shape) in enumerate(zip(saved_shapes, shapes, strict=True))
+        if saved_shape != shape
     ]
 
 
-def _other_kind(optimizer: Any, state: Any) -> str | None:
-    """Whether an optimizer of another class was saved: one with other values in its groups."""
+def _class_problem(optimizer: Any, state: Any) -> str | None:
+    """Returns an error message if the keys of the groups show that an optimizer of another class was saved, or None."""
     needed = {*(getattr(optimizer, "defaults", None) or {})}
     for group, saved in zip(optimizer.param_groups, state["param_groups"], strict=False):
         missing, unknown = needed - {*saved} - _OF_NEWER_TORCH, {*saved} - {*group} - _OF_SCHEDULERS
         if missing and unknown:
             return (
-                f"another kind of optimizer was saved, with {', '.join(sorted(unknown))} in its groups, where "
-                f"expected here are {', '.join(sorted(missing))}"
+                f"another kind of optimizer was saved, with {', '.join(sorted(unknown))} in its groups; expected here: "
+                f"{', '.join(sorted(missing))}"
             )
     return None

@@ -1,4 +1,4 @@
-"""Loading: the newest save that every rank can read, after all of it was checked."""
+"""Loads the newest checkpoint that all ranks can read, after checking all of it on all ranks."""
 
 from __future__ import annotations
 
@@ -7,128 +7,146 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from torchmn.communicators.agreement import by_rank
+from torchmn.communicators.agreement import lines_by_rank
 from torchmn.training.checkpoint import entries, random_states
-from torchmn.training.checkpoint.directory import Identity, Site, Snapshot
-from torchmn.training.checkpoint.manifest import CheckpointError, DamagedCheckpoint, Place
+from torchmn.training.checkpoint.directory import CheckpointStore, Identity, Snapshot
+from torchmn.training.checkpoint.manifest import CheckpointError, DamagedCheckpoint, SaveId
 
-_log = logging.getLogger(__name__)
+_logger = logging.getLogger("torchmn.checkpoint")
 
 
 @dataclass(frozen=True)
 class Loaded:
-    """What `load_newest` found."""
+    """Step and `extra` of the checkpoint that was loaded."""
 
     step: int
     extra: Any
 
 
 @dataclass
-class Choice:
-    """What this rank takes from a snapshot: from which saved rank each entry, which seeds, and what it leaves."""
+class LoadPlan:
+    """What this rank loads from a snapshot.
+
+    Attributes:
+        sources: the saved rank from which each entry is taken.
+        reseeded: random generators that get a new seed.
+        unchanged: entries that are not loaded.
+    """
 
     sources: dict[str, int] = field(default_factory=dict)
     reseeded: list[str] = field(default_factory=list)
-    left: list[str] = field(default_factory=list)
+    unchanged: list[str] = field(default_factory=list)
 
 
-def load_newest(site: Site, step: int | None, from_rank: int | None, objects: Mapping[str, Any]) -> Loaded | None:
-    """Load the newest checkpoint (of this step) that all ranks can read into `objects`."""
-    comm = site.comm
-    whole: dict[Identity, Snapshot] = {}
+def load_newest(
+    store: CheckpointStore, step: int | None, from_rank: int | None, objects: Mapping[str, Any]
+) -> Loaded | None:
+    """Loads the newest checkpoint (of `step`, unless None) that all ranks can read into `objects`."""
+    comm = store.comm
+    snapshots: dict[Identity, Snapshot] = {}
 
-    def look() -> tuple[list[Identity], dict[Place, str]]:
-        found, broken = site.library.look()
-        whole.update(found)
-        return list(found), broken
+    def scan() -> tuple[list[Identity], dict[SaveId, str]]:
+        complete, broken = store.directory.scan()
+        snapshots.update(complete)
+        return list(complete), broken
 
-    told = comm.attempt("maybe_load", look, raises=CheckpointError)
-    places = {place for found, broken in told for place in (*(place for place, _ in found), *broken)}
-    for place in sorted(places, reverse=True):
-        if step is not None and place.step != step:
+    ranks = comm.attempt("maybe_load", scan, raises=CheckpointError)
+    saves = {save for complete, broken in ranks for save in (*(save for save, _ in complete), *broken)}
+    for save in sorted(saves, reverse=True):
+        if step is not None and save.step != step:
             continue
-        identities = [next((one for one in found if one[0] == place), None) for found, _ in told]
+        identities = [next((identity for identity in complete if identity[0] == save), None) for complete, _ in ranks]
         problems = {
-            rank: told[rank][1].get(place, "it is not on this disk")
+            rank: ranks[rank][1].get(save, "it is not on this disk")
             for rank, identity in enumerate(identities)
             if identity is None
         }
         if not problems and len(set(identities)) > 1:
             problems = {rank: f"it is another save, {identity}" for rank, identity in enumerate(identities)}
-        if not problems:
-            result = _try(site, whole[identities[comm.rank]], from_rank, objects, problems)  # type: ignore[index]
+        identity = identities[comm.rank]
+        if not problems and identity is not None:
+            result = _load_snapshot(store, snapshots[identity], from_rank, objects, problems)
             if result is not None:
                 return result
         if comm.rank == 0:
-            reasons = "\n  ".join(by_rank(f"of {comm.size}", problems))
-            what = f"checkpoint {site.library.name!r} of step {place.step} (save {place.number})"
-            _log.warning("torchmn: %s is skipped:\n  %s", what, reasons)
+            reasons = "\n  ".join(lines_by_rank(f"of {comm.size}", problems))
+            title = f"checkpoint {store.directory.name!r} of step {save.step} (save {save.number})"
+            _logger.warning("torchmn: %s is skipped:\n  %s", title, reasons)
     if step is not None:
-        steps = sorted({place.step for place in places})
-        raise CheckpointError(f"maybe_load: no checkpoint of step {step} that all ranks can read; seen: {steps}")
+        steps = sorted({save.step for save in saves})
+        raise CheckpointError(f"maybe_load: no checkpoint of step {step} that all ranks can read; found: {steps}")
     return None
 
 
-def _try(
-    site: Site, snapshot: Snapshot, from_rank: int | None, objects: Mapping[str, Any], problems: dict[int, str]
+def _load_snapshot(
+    store: CheckpointStore,
+    snapshot: Snapshot,
+    from_rank: int | None,
+    objects: Mapping[str, Any],
+    problems: dict[int, str],
 ) -> Loaded | None:
-    """Load a snapshot, or fill in the `problems` of the ranks that can not read it."""
-    comm = site.comm
-    choice = Choice()
+    """Loads a snapshot on all ranks, or on none: then adds the `problems` of the ranks that cannot read it."""
+    comm = store.comm
+    plan = LoadPlan()
     trees: dict[str, Any] = {}
     states: dict[str, Any] = {}
 
     def read() -> str | None:
-        nonlocal choice
-        choice = choose(snapshot, comm.rank, comm.size, from_rank, objects, random_states.names(comm.device))
+        nonlocal plan
+        plan = plan_load(snapshot, comm.rank, comm.size, from_rank, objects, random_states.names(comm.device))
         try:
-            found = snapshot.read(choice.sources)
+            found = snapshot.read(plan.sources)
         except DamagedCheckpoint as problem:
             return str(problem)
         trees.update(found[0])
         states.update(found[1])
         return None
 
-    def check() -> None:
-        for name in sorted(objects.keys() & states.keys()):
-            problem = entries.fit_problem(name, objects[name], states[name], trees[name])
-            if problem:
-                raise CheckpointError(problem)
-
     def load() -> None:
-        for name in sorted(objects.keys() & states.keys()):
-            try:
-                entries.load(objects[name], states[name])
-            except Exception as error:
-                raise CheckpointError(f"{name}: load_state_dict: {type(error).__name__}: {error}") from error
-        # Last: loading may draw random numbers.
+        _load_objects(objects, states)
+        # After the objects, because loading them may draw random numbers.
         for name in random_states.names(comm.device):
             if name in states:
                 random_states.restore(name, states[name], comm.device)
-            elif name in choice.reseeded:
+            elif name in plan.reseeded:
                 random_states.reseed(name, snapshot.seed(name, comm.rank, comm.size), comm.device)
 
-    answers = comm.attempt("maybe_load", read, raises=CheckpointError)
-    problems.update({rank: text for rank, text in enumerate(answers) if text})
+    read_problems = comm.attempt("maybe_load", read, raises=CheckpointError)
+    problems.update({rank: problem for rank, problem in enumerate(read_problems) if problem})
     if problems:
-        site.spoiled.add(snapshot.identity)
+        store.unreadable.add(snapshot.identity)
         return None
-    comm.attempt("maybe_load", check, raises=CheckpointError)
+    comm.attempt("maybe_load", lambda: _check_objects(objects, states, trees), raises=CheckpointError)
     comm.attempt("maybe_load", load, raises=CheckpointError)
     if comm.rank == 0:
-        _tell_what_was_not_loaded(snapshot, choice, objects)
+        _log_unloaded_entries(snapshot, plan, objects)
     return Loaded(snapshot.manifest.step, states[entries.EXTRA])
 
 
-def choose(
+def _check_objects(objects: Mapping[str, Any], states: Mapping[str, Any], trees: Mapping[str, Any]) -> None:
+    for name in sorted(objects.keys() & states.keys()):
+        problem = entries.fit_problem(name, objects[name], states[name], trees[name])
+        if problem:
+            raise CheckpointError(problem)
+
+
+def _load_objects(objects: Mapping[str, Any], states: Mapping[str, Any]) -> None:
+    for name in sorted(objects.keys() & states.keys()):
+        try:
+            entries.load(objects[name], states[name])
+        except Exception as error:  # user code may raise anything
+            raise CheckpointError(f"{name}: load_state_dict: {type(error).__name__}: {error}") from error
+
+
+def plan_load(
     snapshot: Snapshot,
     rank: int,
     size: int,
     from_rank: int | None,
     objects: Mapping[str, Any],
     generators: list[str],
-) -> Choice:
-    """What `rank` of `size` takes from a snapshot, by the rules of `maybe_load`; raises `CheckpointError`."""
+) -> LoadPlan:
+    """Returns what `rank` of `size` loads from a snapshot, by the rules of `maybe_load`; raises `CheckpointError`."""
     saved = snapshot.manifest
     unknown = entries.unknown_problem(objects, saved.entries)
     if unknown:
@@ -140,37 +158,37 @@ def choose(
     wanted = [*sorted(objects), entries.EXTRA]
     if saved.size == size:
         wanted += [name for name in generators if snapshot.has(name, rank)]
-        return Choice(dict.fromkeys(wanted, rank))
+        return LoadPlan(dict.fromkeys(wanted, rank))
     wanted += [name for name in generators if name in saved.entries]
     differing = snapshot.differing(wanted)
-    # The others are the same whichever rank is asked; this disk holds those of its own ranks.
-    choice = Choice({name: saved.ranks[0] for name in wanted if name not in differing})
+    # The other entries are equal on all ranks; this disk has those of `saved.ranks`.
+    plan = LoadPlan({name: saved.ranks[0] for name in wanted if name not in differing})
     for name in differing:
         if name in generators:
-            choice.reseeded.append(name)
+            plan.reseeded.append(name)
         elif from_rank is not None:
-            choice.sources[name] = from_rank
+            plan.sources[name] = from_rank
         elif name == entries.ITERATOR:
-            choice.left.append(name)
+            plan.unchanged.append(name)
         else:
             raise CheckpointError(
                 f"{snapshot.first_difference(name)!r} was not the same on the {saved.size} ranks of the checkpoint, "
-                f"and now there are {size}: run on {saved.size} ranks, or give all ranks the values of one of the "
-                "saved ranks with maybe_load(from_rank=0, ...)"
+                f"and now there are {size}: run on {saved.size} ranks, or load the values of one saved rank on "
+                "all ranks with maybe_load(from_rank=0, ...)"
             )
-    return choice
+    return plan
 
 
-def _tell_what_was_not_loaded(snapshot: Snapshot, choice: Choice, objects: Mapping[str, Any]) -> None:
+def _log_unloaded_entries(snapshot: Snapshot, plan: LoadPlan, objects: Mapping[str, Any]) -> None:
     saved = snapshot.manifest
-    others = [name for name in saved.entries if entries.is_user_entry(name) and name not in objects]
-    what = f"torchmn: checkpoint {saved.name!r} of step {saved.step}"
-    if others:
-        _log.warning("%s: not loaded, because not asked for: %s", what, ", ".join(others))
-    if choice.left:
-        _log.warning(
+    unrequested = [name for name in saved.entries if entries.is_user_entry(name) and name not in objects]
+    title = f"torchmn: checkpoint {saved.name!r} of step {saved.step}"
+    if unrequested:
+        _logger.warning("%s: not loaded, because not requested: %s", title, ", ".join(unrequested))
+    if plan.unchanged:
+        _logger.warning(
             "%s: the position of the iterator is not restored: it was saved on %d ranks, which divided the data "
-            "differently; the iterator stays as it is",
-            what,
+            "differently; the iterator is unchanged",
+            title,
             saved.size,
         )

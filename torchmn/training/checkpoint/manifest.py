@@ -1,10 +1,10 @@
-"""The manifest of a checkpoint: who wrote it when, the trees of its state, and where each tensor lies.
+"""The manifest of a checkpoint, which lists the saved state and the file of each tensor; names of its directories.
 
-A checkpoint on one disk (disks.py says which ranks share one) holds the state of the ranks of that disk:
+A checkpoint on one disk (see `directory.ranks_on_my_disk`) contains the state of the ranks that share the disk:
 
-    manifest.json            written last; its own digest inside
-    common.safetensors       tensors that are the same on all ranks, written once
-    rank-3.safetensors       tensors that are not, each written by the first rank of the disk that has it
+    manifest.json            written last; contains a digest of itself
+    common.safetensors       tensors that are equal on all ranks, written once
+    rank-3.safetensors       other tensors, each written by the first rank of the disk that has it
 """
 
 from __future__ import annotations
@@ -22,22 +22,22 @@ from torchmn.training.checkpoint import durable_files
 
 
 class CheckpointError(TorchMNError):
-    """State that can not be stored, written, read or loaded; raised on every rank."""
+    """State that cannot be stored, written, read or loaded; raised on every rank."""
 
 
 class DamagedCheckpoint(Exception):
-    """A checkpoint that can not be read as it was written. The loader catches it, says so and looks further."""
+    """A checkpoint that cannot be read as it was written; the loader logs it and tries the previous one."""
 
 
 _PATTERN = re.compile(r"(?P<name>.+)\.step-(?P<step>\d{10,})\.save-(?P<number>\d{6,})")
 _PARTIAL = ".partial"
 LONGEST = 150
-"""Bytes of an escaped name: file systems allow 255 for the whole."""
+"""Maximum bytes of an escaped name: file systems allow 255 for the name of a directory."""
 
 
 @dataclass(frozen=True, order=True)
-class Place:
-    """One save of a checkpointer. Later saves compare greater, whatever their step."""
+class SaveId:
+    """One save of a checkpointer. Later saves compare greater, regardless of their step."""
 
     number: int
     step: int
@@ -50,9 +50,9 @@ class Place:
 
 
 def name_problem(name: object) -> str | None:
-    """Why `name` can not name checkpoints, or None."""
+    """Returns why checkpoints cannot have this name, or None."""
     if not isinstance(name, str) or not name:
-        return f"expected name to be a string that is not empty, got {name!r}"
+        return f"expected name to be a non-empty string, got {name!r}"
     try:
         length = len(escaped(name).encode())
     except UnicodeEncodeError:
@@ -63,33 +63,33 @@ def name_problem(name: object) -> str | None:
 
 
 def escaped(name: str) -> str:
-    """`name` as a file name: letters and digits of all scripts, spaces, dots, - and _ stay; the rest becomes %XX.
+    """Returns `name` as a file name: all but letters and digits of all scripts, space, dot, - and _ becomes %XX.
 
-    Different names stay different. A dot in front is escaped too: the file would be hidden.
+    Different names have different file names. A leading dot is escaped as well, because the file would be hidden.
     """
     result = "".join(_escaped_character(character) for character in name)
     return "%2E" + result[1:] if result.startswith(".") else result
 
 
 def _escaped_character(character: str) -> str:
-    data = character.encode()  # lone surrogates are no characters: UnicodeEncodeError
+    data = character.encode()  # raises UnicodeEncodeError for lone surrogates
     return character if character.isalnum() or character in " ._-" else "".join(f"%{byte:02X}" for byte in data)
 
 
-def place_of(directory: str, name: str) -> Place | None:
-    """The save that lies in `directory`, or None if that is no checkpoint called `name`."""
+def save_of(directory: str, name: str) -> SaveId | None:
+    """Returns the save in the directory of this name, or None if it is not a checkpoint called `name`."""
     match = _PATTERN.fullmatch(directory)
     if match is None or match["name"] != escaped(name):
         return None
-    place = Place(int(match["number"]), int(match["step"]))
-    return place if place.directory(name) == directory else None
+    save = SaveId(int(match["number"]), int(match["step"]))
+    return save if save.directory(name) == directory else None
 
 
-def partial_place_of(directory: str, name: str) -> Place | None:
-    """The save that was being written to `directory`, or None if that is something else."""
+def partial_save_of(directory: str, name: str) -> SaveId | None:
+    """Returns the save that was being written to `directory`, or None if it is not a partial checkpoint."""
     if not directory.startswith(".") or not directory.endswith(_PARTIAL):
         return None
-    return place_of(directory[1 : -len(_PARTIAL)], name)
+    return save_of(directory[1 : -len(_PARTIAL)], name)
 
 
 FORMAT = "torchmn checkpoint 1"
@@ -97,8 +97,8 @@ COMMON = "common.safetensors"
 
 
 @dataclass(frozen=True)
-class Contribution:
-    """One rank's state, as it tells the others: its trees as JSON text, and its tensors' digests by path."""
+class RankState:
+    """One rank's state, as sent to the others: its trees as JSON text, and the digests of its tensors by path."""
 
     trees: Mapping[str, str]
     digests: Mapping[str, str]
@@ -106,17 +106,26 @@ class Contribution:
 
 @dataclass(frozen=True)
 class Manifest:
-    """What lies in one checkpoint directory.
+    """The content of one checkpoint directory.
 
-    `entries[name]` is {"same": tree} if all ranks have the same tree, else {"of_rank": {rank: tree}} with
-    those of the ranks of this disk; and "digest", of all ranks' trees and tensors. `tensors[path]` is
-    {"same": [digest, file]} or {"of_rank": {rank: [digest, file]}}. Ranks are strings, as JSON wants its keys.
+    Attributes:
+        name: of the checkpoints.
+        step: of the training.
+        number: of the save; increases with each save.
+        identity: random text, the same on all disks and different for every save.
+        size: number of ranks.
+        ranks: those that share the disk.
+        entries: by name, {"same": tree} if all ranks have the same tree, otherwise {"of_rank": {rank: tree}} with the
+            ranks of this disk; and "digest", of the trees and tensors of all ranks. Ranks are strings, as JSON keys.
+        tensors: by path, {"same": [digest, file]} or {"of_rank": {rank: [digest, file]}}.
+        files: size in bytes by name.
+        format: of the manifest.
     """
 
     name: str
     step: int
     number: int
-    identity: str  # the same on all disks, and different for every save
+    identity: str
     size: int
     ranks: Sequence[int]
     entries: Mapping[str, Any]
@@ -125,49 +134,49 @@ class Manifest:
     format: str = FORMAT
 
     def encode(self) -> bytes:
-        content = {"format": self.format, **asdict(self)}  # first, where a reader looks
+        content = {"format": self.format, **asdict(self)}  # the format comes first in the file
         return json.dumps({**content, "digest": _digest(content)}).encode()
 
     def is_common(self, name: str, paths: Sequence[str]) -> bool:
-        """Whether all ranks had the same in this entry, which has tensors at `paths`."""
+        """Returns whether this entry, with tensors at `paths`, was equal on all ranks."""
         return "same" in self.entries[name] and all("same" in self.tensors[path] for path in paths)
 
 
-def entries_on(ranks: Sequence[int], told: Sequence[Contribution]) -> dict[str, Any]:
-    """The manifest's entries on a disk of these `ranks`, where rank i told `told[i]`."""
+def entries_on(ranks: Sequence[int], states: Sequence[RankState]) -> dict[str, Any]:
+    """Returns `Manifest.entries` for a disk that `ranks` share, from the states of all ranks."""
     entries: dict[str, Any] = {}
-    for name in dict.fromkeys(name for contribution in told for name in contribution.trees):
-        trees = [contribution.trees.get(name) for contribution in told]
+    for name in dict.fromkeys(name for state in states for name in state.trees):
+        trees = [state.trees.get(name) for state in states]
         if len(set(trees)) == 1:
             entries[name] = {"same": json.loads(trees[0] or "")}
         else:
             entries[name] = {"of_rank": {str(rank): json.loads(trees[rank] or "") for rank in ranks if trees[rank]}}
-        entries[name]["digest"] = _digest([trees, [_tensors_of(name, contribution) for contribution in told]])
+        entries[name]["digest"] = _digest([trees, [_digests_of(name, state) for state in states]])
     return entries
 
 
-def tensors_on(ranks: Sequence[int], told: Sequence[Contribution]) -> dict[str, Any]:
-    """The manifest's tensors on a disk of these `ranks`, where rank i told `told[i]`."""
+def tensors_on(ranks: Sequence[int], states: Sequence[RankState]) -> dict[str, Any]:
+    """Returns `Manifest.tensors` for a disk that `ranks` share, from the states of all ranks."""
     tensors: dict[str, Any] = {}
-    for path in dict.fromkeys(path for rank in ranks for path in told[rank].digests):
-        digests = [contribution.digests.get(path) for contribution in told]
+    for path in dict.fromkeys(path for rank in ranks for path in states[rank].digests):
+        digests = [state.digests.get(path) for state in states]
         if len(set(digests)) == 1:
             tensors[path] = {"same": [digests[0], COMMON]}
         else:
-            # The first rank of the disk with these bits writes them, for itself and for the others.
+            # Of the ranks of the disk with equal tensors, the first writes it.
             files = {digests[rank]: file_of(rank) for rank in reversed(ranks)}
             tensors[path] = {"of_rank": {str(r): [digests[r], files[digests[r]]] for r in ranks if digests[r]}}
     return tensors
 
 
 def files_of(rank: int, ranks: Sequence[int], tensors: Mapping[str, Any]) -> dict[str, list[str]]:
-    """What `rank` has to write, on its disk of these `ranks`: the paths of the tensors of each file."""
+    """Returns the files that `rank` writes, on a disk that `ranks` share: the paths of the tensors of each file."""
     files: dict[str, list[str]] = {}
-    for path, place in tensors.items():
-        if "same" in place:
+    for path, location in tensors.items():
+        if "same" in location:
             if rank == ranks[0]:
                 files.setdefault(COMMON, []).append(path)
-        elif place["of_rank"].get(str(rank), [None, None])[1] == file_of(rank):
+        elif location["of_rank"].get(str(rank), [None, None])[1] == file_of(rank):
             files.setdefault(file_of(rank), []).append(path)
     return files
 
@@ -177,7 +186,7 @@ def file_of(rank: int) -> str:
 
 
 def read_manifest(directory: Path) -> Manifest:
-    """The manifest of a checkpoint whose files are all there, with their sizes; raises `DamagedCheckpoint`."""
+    """Returns the manifest of a checkpoint whose files exist with the right sizes; raises `DamagedCheckpoint`."""
     try:
         content = json.loads(durable_files.own_file(directory, durable_files.MANIFEST).read_bytes())
         digest = content.pop("digest")
@@ -205,11 +214,11 @@ def read_manifest(directory: Path) -> Manifest:
 
 
 def _check(manifest: Manifest) -> None:
-    """Raises `DamagedCheckpoint` if a manifest names files that `save` does not write."""
-    whole = (manifest.step, manifest.number, manifest.size, *manifest.ranks)
-    parts = (manifest.entries, manifest.tensors, manifest.files)
-    if {type(value) for value in whole} != {int} or {type(part) for part in parts} != {dict}:
-        raise DamagedCheckpoint(f"{durable_files.MANIFEST} is damaged: it has values of other kinds than `save` writes")
+    """Raises `DamagedCheckpoint` if a manifest has types or file names that `save` does not write."""
+    integers = (manifest.step, manifest.number, manifest.size, *manifest.ranks)
+    dicts = (manifest.entries, manifest.tensors, manifest.files)
+    if {type(value) for value in integers} != {int} or {type(value) for value in dicts} != {dict}:
+        raise DamagedCheckpoint(f"{durable_files.MANIFEST} is damaged: it has values of other types than `save` writes")
     if not isinstance(manifest.identity, str):
         raise DamagedCheckpoint(f"{durable_files.MANIFEST} is damaged: its identity is {manifest.identity!r}")
     known = {COMMON, *(file_of(rank) for rank in manifest.ranks)}
@@ -218,16 +227,16 @@ def _check(manifest: Manifest) -> None:
             raise DamagedCheckpoint(
                 f"{durable_files.MANIFEST} names the file {file!r}: expected only names such as {COMMON}, {file_of(0)}"
             )
-    for path, place in manifest.tensors.items():
-        for _, file in [place["same"]] if "same" in place else place["of_rank"].values():
+    for path, location in manifest.tensors.items():
+        for _, file in [location["same"]] if "same" in location else location["of_rank"].values():
             if file not in manifest.files:
                 raise DamagedCheckpoint(
                     f"{durable_files.MANIFEST}: the tensor {path!r} is in {file!r}, which is not among its files"
                 )
 
 
-def _tensors_of(name: str, contribution: Contribution) -> list[tuple[str, str]]:
-    return [(path, d) for path, d in contribution.digests.items() if path.split("/")[0].split("#")[0] == name]
+def _digests_of(name: str, state: RankState) -> list[tuple[str, str]]:
+    return [(path, digest) for path, digest in state.digests.items() if path.split("/")[0].split("#")[0] == name]
 
 
 def _digest(content: Any) -> str:

@@ -1,4 +1,4 @@
-"""The random generators that a training script uses without naming them: torch's, NumPy's and Python's own."""
+"""Saves, restores and reseeds the global random generators of torch, NumPy and Python."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ PREFIX = "random."
 
 
 def capture(device: torch.device) -> dict[str, Any]:
-    """The state of every global generator, by entry name; CUDA's where this rank computes on a GPU."""
+    """Returns the state of every global generator, by entry name; with CUDA's if `device` is a GPU."""
     version, words, gauss = random.getstate()
     states: dict[str, Any] = {
         f"{PREFIX}torch": torch.get_rng_state(),
@@ -25,12 +25,12 @@ def capture(device: torch.device) -> dict[str, Any]:
 
 
 def names(device: torch.device) -> list[str]:
-    """The entries of the generators that this rank has."""
+    """Returns the entry names of the generators of this rank."""
     return [f"{PREFIX}{kind}" for kind in ("torch", "numpy", "python", *(["cuda"] if device.type == "cuda" else []))]
 
 
 def restore(name: str, state: Any, device: torch.device) -> None:
-    """Set the generator of an entry to a state that `capture` gave."""
+    """Sets the generator of an entry to a state from `capture`."""
     if name == f"{PREFIX}torch":
         torch.set_rng_state(state)
     elif name == f"{PREFIX}numpy":
@@ -43,7 +43,7 @@ def restore(name: str, state: Any, device: torch.device) -> None:
 
 
 def reseed(name: str, seed: int, device: torch.device) -> None:
-    """Start the generator of an entry anew, from a seed of 63 bits."""
+    """Seeds the generator of an entry, with a seed of 63 bits."""
     if name == f"{PREFIX}torch":
         torch.random.default_generator.manual_seed(seed)
     elif name == f"{PREFIX}numpy":

@@ -1,7 +1,7 @@
-"""State as JSON and tensors: what `state_dict` returns, taken apart and put together again. Nothing is pickled.
+"""Converts state dicts to JSON trees and tensors, and back, without pickling.
 
-None, bool, int, str, finite floats, lists and dicts with string keys are their own JSON. Everything else is an object
-with one key that starts with "!", e.g. {"!tuple": [0.9, 0.999]} or {"!tensor": "model/0.weight", ...}.
+None, bool, int, str, finite floats, lists and dicts with string keys are stored as JSON. Other values are JSON objects
+whose first key starts with "!", such as {"!tuple": [0.9, 0.999]} or {"!tensor": "model/0.weight", ...}.
 """
 
 from __future__ import annotations
@@ -26,20 +26,20 @@ _STORABLE = "tensors, numbers, strings, bytes, None, lists, tuples, dicts and Nu
 
 
 class Unstorable(ValueError):
-    """A part of the state that has no place in JSON or in a tensor; the message names its path."""
+    """A value in a state dict that cannot be stored as JSON or as a tensor; the message names its path."""
 
 
 class Flattener:
-    """Takes states apart; `tensors` collects theirs by path, contiguous and on the host."""
+    """Converts states to JSON trees; `tensors` collects their tensors by path, contiguous and on the CPU."""
 
     def __init__(self) -> None:
         self.tensors: dict[str, Tensor] = {}
-        # The tensors stay alive here, or another one could come to lie in the same memory.
-        self._same_memory: dict[tuple, tuple[dict, Tensor]] = {}
-        self._inside: set[int] = set()
+        # Keeps the tensors alive, so that their memory is not reused.
+        self._by_memory: dict[tuple, tuple[dict, Tensor]] = {}
+        self._containers: set[int] = set()  # ids of those around the current value
 
     def flatten(self, x: Any, path: str) -> Any:
-        """`x` as JSON."""
+        """Returns `x` as a JSON tree; raises `Unstorable`."""
         kind = type(x)
         if x is None or kind is bool or kind is str:
             return x
@@ -53,19 +53,19 @@ class Flattener:
             return {"!bytes": base64.b64encode(x).decode()}
         if isinstance(x, Tensor):
             return self._tensor(x, path)
-        if kind in (np.ndarray, np.memmap) or isinstance(x, np.generic):  # other arrays are more than their values
+        if kind in (np.ndarray, np.memmap) or isinstance(x, np.generic):  # subclasses may have more than values
             return self._array(x, path)
         if kind not in (list, tuple, torch.Size) and kind not in _MAPPING_TAGS:
             raise Unstorable(f"{path}: expected {_STORABLE}, got a {kind.__module__}.{kind.__qualname__}")
-        if id(x) in self._inside:
+        if id(x) in self._containers:
             raise Unstorable(f"{path}: the {kind.__name__} contains itself")
-        self._inside.add(id(x))
+        self._containers.add(id(x))
         result = self._mapping(x, path) if kind in _MAPPING_TAGS else self._sequence(x, path)
-        self._inside.remove(id(x))
+        self._containers.remove(id(x))
         return result
 
     def _sequence(self, x: list | tuple, path: str) -> Any:
-        items = [self.flatten(item, f"{path}/{place}") for place, item in enumerate(x)]
+        items = [self.flatten(item, f"{path}/{number}") for number, item in enumerate(x)]
         return items if type(x) is list else {"!size" if type(x) is torch.Size else "!tuple": items}
 
     def _mapping(self, x: dict, path: str) -> Any:
@@ -76,7 +76,7 @@ class Flattener:
             return {key: self.flatten(value, f"{path}/{key}") for key, value in x.items()}
         pairs = [[self.flatten(key, path), self.flatten(value, f"{path}/{key}")] for key, value in x.items()]
         result: dict[str, Any] = {_MAPPING_TAGS[type(x)]: pairs}
-        # A module's state_dict carries the versions of its classes in this attribute.
+        # The versions of a module's classes, which torch keeps in an attribute of the state dict.
         metadata = metadata_of(x)
         if isinstance(metadata, dict):
             result["metadata"] = self.flatten(dict(metadata), f"{path}/_metadata")
@@ -84,32 +84,32 @@ class Flattener:
 
     def _array(self, x: np.ndarray | np.generic, path: str) -> Any:
         try:
-            whole = torch.from_numpy(np.array(x, order="C"))
+            values = torch.from_numpy(np.array(x, order="C"))
         except (TypeError, ValueError):
             raise Unstorable(f"{path}: expected {_STORABLE}, got a NumPy array of {x.dtype}") from None
-        return {"!numpy": self._tensor(whole, path), "scalar": isinstance(x, np.generic)}
+        return {"!numpy": self._tensor(values, path), "scalar": isinstance(x, np.generic)}
 
     def _tensor(self, x: Tensor, path: str) -> Any:
         problem = tensor_problem(x)
         if problem:
             raise Unstorable(f"{path}: {problem}")
         x = x.detach()
-        # Tied weights, for one, are stored once, and are one tensor again when they come back.
+        # Tensors that share memory, such as tied weights, are stored once, and loaded as one tensor.
         memory = (x.device, x.data_ptr(), x.dtype, x.shape, x.stride(), x.is_conj(), x.is_neg())
-        if x.numel() and memory in self._same_memory:
-            return self._same_memory[memory][0]
+        if x.numel() and memory in self._by_memory:
+            return self._by_memory[memory][0]
         path = self._unused(path)
         spec: dict[str, Any] = {"!tensor": path, "dtype": str(x.dtype).removeprefix("torch."), "shape": list(x.shape)}
-        layout = torch.empty_like(x, device="meta").stride()  # of the memory, without gaps and overlaps
+        layout = torch.empty_like(x, device="meta").stride()  # dense: without gaps and overlaps
         host = x.cpu().resolve_conj().resolve_neg().contiguous()
         if layout != host.stride():
             spec["stride"] = list(layout)
         self.tensors[path] = host
-        self._same_memory[memory] = spec, x
+        self._by_memory[memory] = spec, x
         return spec
 
     def _unused(self, path: str) -> str:
-        """`path`, or one like it: the keys 0 and "0" must not meet."""
+        """Returns `path`, with a suffix if it is taken: the keys 0 and "0" of a dict have the same path."""
         result, count = path, 1
         while result in self.tensors:
             count += 1
@@ -118,7 +118,7 @@ class Flattener:
 
 
 def tensor_problem(x: Tensor) -> str | None:
-    """Why the values of `x` can not be stored, or None."""
+    """Returns why the values of `x` cannot be stored, or None."""
     if is_lazy(x):
         return "expected an initialised tensor, got a lazy one: run one forward pass first"
     if type(x) not in (Tensor, nn.Parameter):
@@ -129,7 +129,7 @@ def tensor_problem(x: Tensor) -> str | None:
 
 
 def specs(tree: Any) -> Iterator[dict[str, Any]]:
-    """The tensors of a tree: {"!tensor": path, "dtype": ..., "shape": ...}."""
+    """Yields the tensors of a tree: {"!tensor": path, "dtype": ..., "shape": ...}."""
     if isinstance(tree, dict):
         if "!tensor" in tree:
             yield tree
@@ -142,7 +142,7 @@ def specs(tree: Any) -> Iterator[dict[str, Any]]:
 
 
 def unflatten(tree: Any, tensors: Mapping[str, Tensor]) -> Any:
-    """The state that `Flattener.flatten` took apart, with the tensors of `tensors`."""
+    """Returns the state that `Flattener.flatten` converted, with the tensors by path."""
     if isinstance(tree, list):
         return [unflatten(item, tensors) for item in tree]
     if not isinstance(tree, dict):

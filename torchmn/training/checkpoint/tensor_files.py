@@ -1,4 +1,4 @@
-"""Tensors on disk: safetensors files, and the digest by which each tensor is known."""
+"""Reads and writes tensors as safetensors files, and computes their digests."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from torch import Tensor
 
 from torchmn.training.checkpoint.manifest import DamagedCheckpoint
 
-# What every release of safetensors can store. The others lie there as bytes, and the manifest knows what they are.
+# Supported by every release of safetensors. Others are stored as bytes, with their dtype in the manifest.
 _PLAIN = {
     *(torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.bool),
     *(torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8),
@@ -25,7 +25,7 @@ _DTYPES = {str(x).removeprefix("torch."): x for x in vars(torch).values() if isi
 
 
 def digest(x: Tensor) -> str:
-    """What tells `x` (contiguous, on the host) from every other tensor: of dtype, shape and all bits."""
+    """Returns a digest of dtype, shape and all bits of `x`, which is contiguous and on the CPU."""
     result = blake2b(f"{x.dtype} {tuple(x.shape)}".encode(), digest_size=16)
     if x.numel():
         result.update(_as_bytes(x).numpy().data)
@@ -33,25 +33,25 @@ def digest(x: Tensor) -> str:
 
 
 def write(path: Path, tensors: Mapping[str, Tensor]) -> None:
-    """Write contiguous tensors on the host to a safetensors file."""
-    stored = {name: _own_memory(x if x.dtype in _PLAIN else _as_bytes(x)) for name, x in tensors.items()}
+    """Writes contiguous tensors on the CPU to a safetensors file."""
+    stored = {name: _unshared(x if x.dtype in _PLAIN else _as_bytes(x)) for name, x in tensors.items()}
     try:
         save_file(stored, path)
-    except SafetensorError as error:  # it does not say which file
-        raise OSError(f"can not write {str(path)!r}: {error}") from error
+    except SafetensorError as error:  # its message does not name the file
+        raise OSError(f"cannot write {str(path)!r}: {error}") from error
 
 
 def read(path: Path, wanted: Sequence[tuple[dict[str, Any], str]]) -> dict[str, Tensor]:
-    """The tensors with these specs and digests, by path, in memory of their own.
+    """Returns copies of the tensors with these specs and digests, by path.
 
-    Raises `DamagedCheckpoint` where the file is not what was written, other errors where the specs are not.
+    Raises `DamagedCheckpoint` if the file is not as written; other errors if the specs are not.
     """
     result: dict[str, Tensor] = {}
     try:
         with safe_open(path, framework="pt") as file:
             for spec, expected in wanted:
                 name = spec["!tensor"]
-                # A copy, because the library maps the file into memory: the tensor must outlive the file.
+                # Cloned, because safetensors maps the file into memory, which may be removed later.
                 x = _restored(file.get_tensor(name).clone(), spec)
                 if x is None or digest(x) != expected:
                     raise DamagedCheckpoint(f"{path.name}: the checksum of {name!r} is wrong")
@@ -62,7 +62,7 @@ def read(path: Path, wanted: Sequence[tuple[dict[str, Any], str]]) -> dict[str, 
 
 
 def _restored(stored: Tensor, spec: Mapping[str, Any]) -> Tensor | None:
-    """The tensor that `stored` was made from, or None if it can not be."""
+    """Returns `stored` with the dtype and shape of the spec, or None if it does not fit."""
     dtype, shape = _DTYPES[spec["dtype"]], tuple(spec["shape"])
     if stored.dtype == dtype and tuple(stored.shape) == shape:
         return stored
@@ -75,7 +75,7 @@ def _with_layout(x: Tensor, spec: Mapping[str, Any]) -> Tensor:
     if "stride" not in spec:
         return x
     if sum((n - 1) * s for n, s in zip(x.shape, spec["stride"], strict=True)) >= max(x.numel(), 1):
-        raise ValueError(f"strides {spec['stride']} leave gaps")  # as large as somebody likes
+        raise ValueError(f"strides {spec['stride']} leave gaps")  # might need any amount of memory
     return torch.empty_strided(x.shape, spec["stride"], dtype=x.dtype).copy_(x)
 
 
@@ -83,6 +83,6 @@ def _as_bytes(x: Tensor) -> Tensor:
     return x.reshape(-1).view(torch.uint8) if x.numel() else torch.empty(0, dtype=torch.uint8)
 
 
-def _own_memory(x: Tensor) -> Tensor:
-    """`x`, copied if it is a part of something larger: the library refuses tensors that overlap."""
+def _unshared(x: Tensor) -> Tensor:
+    """Returns `x`, copied if it is a part of a larger storage: safetensors refuses tensors that share memory."""
     return x if x.untyped_storage().nbytes() == x.nbytes else x.clone()

@@ -1,4 +1,4 @@
-"""An evaluator that keeps its loader itself: items that another rank counts too are refused, never counted twice."""
+"""Evaluators with a loader that is not an argument raise if they read repeated items, which would count twice."""
 
 import pytest
 import torch
@@ -13,7 +13,7 @@ from torchmn.training import GenericMultiNodeEvaluator, create_multi_node_evalua
 
 
 class Ported:
-    """As ChainerMN's evaluators are: an object with a loader, whose method has no arguments."""
+    """An evaluator as in ChainerMN: an object with a loader, whose method has no arguments."""
 
     def __init__(self, loader):
         self.loader = loader
@@ -83,7 +83,7 @@ def test_without_repeats_a_ported_evaluator_gives_the_value_of_one_process(comm)
 
 
 @ranks(2, on="threads")
-def test_a_loader_of_its_own_with_a_sampler_that_repeats_items_is_refused(comm):
+def test_an_evaluator_with_a_loader_whose_sampler_repeats_items_is_refused(comm):
     def loader(length):
         data = whole_set(length)
         return DataLoader(data, batch_size=2, sampler=DistributedSampler(data, comm.size, comm.rank))
@@ -110,7 +110,7 @@ def test_outputs_of_a_repeated_item_are_refused_by_the_generic_evaluator(comm):
     share = scatter_dataset(whole_set(5), comm)
 
     class Batches:
-        """No DataLoader: what it gives cannot be looked into."""
+        """An iterable that is not a DataLoader, so that its items are unknown."""
 
         def __iter__(self):
             return iter(DataLoader(share, batch_size=2))

@@ -1,4 +1,4 @@
-"""scatter_regions along `data`, and for ranks without a data set: together they have every tile of every image."""
+"""scatter_regions along `data`, and for ranks without a data set: all ranks together have every tile of every image."""
 
 import numpy as np
 import pytest
@@ -20,7 +20,7 @@ def images_and_labels(count):
 @pytest.mark.parametrize("shuffle", [False, True])
 @pytest.mark.parametrize("count", [1, 8, 11])
 @ranks(4, on=("threads", "mpi"))
-def test_samples_are_dealt_out_over_replicas(comm, count, shuffle):
+def test_samples_are_distributed_over_replicas(comm, count, shuffle):
     images, labels = images_and_labels(count)
     grid = ProcessGrid(comm, data=2, height=2)
     tiles = scatter_regions((images, labels), grid, shuffle=shuffle, seed=5 if shuffle else None)
@@ -33,7 +33,7 @@ def test_samples_are_dealt_out_over_replicas(comm, count, shuffle):
 
 
 @ranks(4, on="threads")
-def test_an_evaluation_of_dealt_out_tiles_counts_every_sample_once(comm):
+def test_an_evaluation_of_distributed_tiles_counts_every_sample_once(comm):
     images, labels = images_and_labels(7)
     grid = ProcessGrid(comm, data=2, width=2)
     tiles = scatter_regions((images, labels), grid)
@@ -47,7 +47,7 @@ def test_an_evaluation_of_dealt_out_tiles_counts_every_sample_once(comm):
 
 
 @ranks(4, on="threads")
-def test_batches_of_what_was_dealt_out_are_not_dealt_out_again(comm):
+def test_micro_batches_of_distributed_samples_are_refused(comm):
     grid = ProcessGrid(comm, data=2, height=2)
     tiles = scatter_regions(images_and_labels(12), grid)
     order = RandomSampler(tiles, generator=torch.Generator().manual_seed(1))
@@ -79,7 +79,7 @@ def mapped(path, x):
 @pytest.mark.parametrize("options", [{}, {"shuffle": True, "seed": 2}, {"batch_size": 4}], ids=str)
 @pytest.mark.parametrize("source", SOURCES)
 @ranks(4, on="threads")
-def test_ranks_that_have_nothing_are_sent_their_tiles(comm, source, options, tmp_path):
+def test_ranks_without_a_data_set_receive_their_tiles(comm, source, options, tmp_path):
     images, labels = images_and_labels(10)
     folder = tmp_path / str(comm.rank)
     folder.mkdir()
