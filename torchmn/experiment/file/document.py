@@ -90,7 +90,7 @@ class Document:
             path = path[:-1]
         return self.places.get(path, self.name)
 
-    def copy_places(self, path: KeyPath, other: KeyPath, value: Any) -> None:
+    def copy_places(self, path: KeyPath, other: KeyPath, value: object) -> None:
         """Records the places of `value`, found at `path`, also for `other`: the path of its long form."""
         below = list(
             _paths(value)
@@ -99,7 +99,7 @@ class Document:
             places.update({(*other, *rest): places[(*path, *rest)] for rest in below if (*path, *rest) in places})
 
 
-def _paths(value: Any) -> Iterator[KeyPath]:
+def _paths(value: object) -> Iterator[KeyPath]:
     """Yields the path of each part of a value, relative to the value; () for the value itself."""
     yield ()
     if isinstance(value, dict | list):
@@ -253,7 +253,7 @@ def pairs(name: str, node: Node) -> Iterator[tuple[str | int, Node, Node]]:
                 yield key, key_node, value_node
 
 
-def scalar(name: str, node: ScalarNode) -> Any:
+def scalar(name: str, node: ScalarNode) -> str | float | bool | None:
     """Returns the value of a scalar node: a string, a number, a bool or None."""
     text, kind = node.value, node.tag.removeprefix(YAML_TAG)
     try:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, TypeGuard
 
 from annotated_types import Ge, Gt, Lt
 from pydantic import BaseModel, BeforeValidator, WithJsonSchema
@@ -17,13 +17,13 @@ if TYPE_CHECKING:
 else:
 
     class Resolved:
-        """`Resolved[T, marks...]` annotates a field whose value `validation` replaces by a T, as the marks specify.
+        """`Resolved[T, marks...]` annotates a field whose value is converted to a T by validators or by `validation`.
 
         For type checkers it is `Annotated[T, marks...]`. Pydantic sees `Annotated[Any, marks...]`: where a value has an
         error, which is already reported, the field is None.
         """
 
-        def __class_getitem__(cls, arguments: tuple[Any, ...]) -> Any:
+        def __class_getitem__(cls, arguments: tuple[object, ...]) -> object:
             return Annotated[(Any, *arguments[1:])]
 
 
@@ -47,14 +47,14 @@ def invalid(text: str) -> PydanticCustomError:
     return PydanticCustomError("invalid", "{text}", {"text": text})
 
 
-def _is_integer(value: Any, minimum: int) -> bool:
+def _is_integer(value: object, minimum: int) -> TypeGuard[int]:
     return isinstance(value, int) and not isinstance(value, bool) and value >= minimum
 
 
-def extent_validator(minimum: int, alternative: str = "") -> Callable[[Any], Any]:
+def extent_validator(minimum: int, alternative: str = "") -> Callable[[object], int | tuple[int, ...]]:
     """Returns a validator for an integer, or a list with one per dim; `alternative` is appended to its error text."""
 
-    def check(value: Any) -> Any:
+    def check(value: object) -> int | tuple[int, ...]:
         if _is_integer(value, minimum):
             return value
         if isinstance(value, list | tuple) and value and all(_is_integer(item, minimum) for item in value):
@@ -69,12 +69,12 @@ def _extent_schema(minimum: int) -> WithJsonSchema:
     return WithJsonSchema({"anyOf": [integer, {"type": "array", "items": integer, "minItems": 1}]})
 
 
-Extent = Annotated[Any, BeforeValidator(extent_validator(1)), _extent_schema(1)]
+Extent = Resolved[int | tuple[int, ...], BeforeValidator(extent_validator(1)), _extent_schema(1)]
 """One number for all dims of an image, or one per dim: 5 or [5, 3]."""
-Padding = Annotated[Any, BeforeValidator(extent_validator(0)), _extent_schema(0)]
+Padding = Resolved[int | tuple[int, ...], BeforeValidator(extent_validator(0)), _extent_schema(0)]
 
 
-def _sample_fraction(value: Any) -> float:
+def _sample_fraction(value: object) -> float:
     fraction = None
     if isinstance(value, str) and value.strip().endswith("%"):
         try:
@@ -88,14 +88,14 @@ def _sample_fraction(value: Any) -> float:
     return fraction
 
 
-SampleFraction = Annotated[
-    Any,
+SampleFraction = Resolved[
+    float,
     BeforeValidator(_sample_fraction),
     WithJsonSchema({"anyOf": [{"type": "string", "pattern": "%$"}, {"type": "number", "maximum": 1}]}),
 ]
 
 
-def _shape(value: Any) -> tuple[int, ...]:
+def _shape(value: object) -> tuple[int, ...]:
     if _is_integer(value, 1):
         return (value,)
     if not isinstance(value, list | tuple) or not value or not all(_is_integer(item, 1) for item in value):
@@ -103,14 +103,14 @@ def _shape(value: Any) -> tuple[int, ...]:
     return tuple(value)
 
 
-ShapeField = Annotated[
-    Any,
+ShapeField = Resolved[
+    tuple[int, ...],
     BeforeValidator(_shape),
     WithJsonSchema({"type": "array", "items": {"type": "integer", "minimum": 1}, "minItems": 1}),
 ]
 
 
-def _units(value: Any) -> tuple[int, int] | None:
+def _units(value: object) -> tuple[int, int] | None:
     if value is None:
         return None
     if isinstance(value, list | tuple) and len(value) == 2 and all(_is_integer(item, 0) for item in value):
@@ -120,8 +120,8 @@ def _units(value: Any) -> tuple[int, int] | None:
     raise wrong_value("the first unit and the one after the last, such as [0, 10]")
 
 
-UnitsField = Annotated[
-    Any,
+UnitsField = Resolved[
+    tuple[int, int] | None,
     BeforeValidator(_units),
     WithJsonSchema({"type": "array", "items": {"type": "integer", "minimum": 0}, "minItems": 2, "maxItems": 2}),
 ]

@@ -59,7 +59,7 @@ class Options(Section):
 
     @model_validator(mode="before")
     @classmethod
-    def _lists_to_tuples(cls, values: Any) -> Any:
+    def _lists_to_tuples(cls, values: object) -> object:
         """Converts lists to tuples for fields annotated as tuples, since YAML has lists only."""
         if not isinstance(values, dict):
             return values
@@ -67,7 +67,7 @@ class Options(Section):
         return {key: tuple(item) if key in tuples and isinstance(item, list) else item for key, item in values.items()}
 
 
-def _is_tuple(annotation: Any) -> bool:
+def _is_tuple(annotation: object) -> bool:
     """Returns whether a type accepts tuples and not lists, such as `tuple[int, int]` or `tuple[int, int] | None`."""
     parts = [annotation, *get_args(annotation)] if get_origin(annotation) in (Union, UnionType) else [annotation]
     kinds = {get_origin(part) or part for part in parts}
@@ -155,7 +155,7 @@ class Registry:
             if info.is_required() and name not in fields:
                 raise ArgumentError(f"register_{self.noun}: expected {function.__name__} to take {name}=")
 
-        def build(options: Options, *args: Any) -> Any:
+        def build(options: Options, *args: object) -> object:
             return function(*args[:positional], **{name: getattr(options, name) for name in fields})
 
         made = create_model(function.__name__, __base__=base, __doc__=function.__doc__, **fields)

@@ -59,7 +59,7 @@ class Validation:
             more = [f"{self.document.name}: and {hidden} more"] if hidden > 0 else []
             raise ExperimentError("\n".join(lines[:MAX_LINES] + more))
 
-    def section(self, cls: type[SectionT], value: Any, path: KeyPath) -> SectionT | None:
+    def section(self, cls: type[SectionT], value: object, path: KeyPath) -> SectionT | None:
         """Returns an instance of `cls` with all references in it resolved; None if there is a problem."""
         if not isinstance(value, dict):
             self.problem(path, f"expected {_name(path)} to be a mapping of keys to values, got {_describe(value)}")
@@ -88,7 +88,7 @@ class Validation:
             result._where = self.document.where(path)
         return result if len(self.problems) == before else None
 
-    def _resolve(self, mark: object, value: Any, path: KeyPath) -> Any:
+    def _resolve(self, mark: object, value: object, path: KeyPath) -> object:
         """Returns the options that a field's value refers to, as its mark specifies; without a mark, the value."""
         if isinstance(mark, ReferencesBySplit) and isinstance(value, dict):
             return self._by_split(mark.registry, value, path)
@@ -112,18 +112,20 @@ class Validation:
             return self.section(mark.cls, value, path)
         return value
 
-    def _list_of(self, kind: Registry, value: Any, path: KeyPath) -> list[Options | None] | None:
+    def _list_of(self, kind: Registry, value: object, path: KeyPath) -> list[Options | None] | None:
         if not isinstance(value, list):
             self.problem(path, f"expected {_name(path)} to be a list of {kind.plural}, got {_describe(value)}")
             return None
         return [self._reference(kind, item, (*path, index)) for index, item in enumerate(value)]
 
-    def _by_split(self, kind: Registry, value: dict[Any, Any], path: KeyPath) -> dict[str, Any]:
+    def _by_split(
+        self, kind: Registry, value: dict[str, object], path: KeyPath
+    ) -> dict[str, list[Options | None] | None]:
         for split in [split for split in value if split not in SPLITS]:
             self.problem((*path, split), f"{_name(path)} has no key {str(split)!r}. {nearest(split, SPLITS)}", True)
         return {split: self._list_of(kind, value[split] or [], (*path, split)) for split in SPLITS if split in value}
 
-    def _reference(self, kind: Registry, value: Any, path: KeyPath) -> Options | None:
+    def _reference(self, kind: Registry, value: object, path: KeyPath) -> Options | None:
         """Returns the options for `name` or {name: ..., options}."""
         if isinstance(value, str):
             name, rest, name_path = value, {}, path
@@ -141,7 +143,7 @@ class Validation:
             self.problem(name_path, error.args[0])
             return None
 
-    def _layers(self, value: Any, path: KeyPath) -> list[Options | None]:
+    def _layers(self, value: object, path: KeyPath) -> list[Options | None]:
         """Returns the options of each layer in a list of `- kind: {options}`."""
         if not isinstance(value, list) or not value:
             got = "an empty list" if value == [] else _describe(value)
@@ -150,7 +152,7 @@ class Validation:
             return []
         return [self._layer(item, (*path, index)) for index, item in enumerate(value)]
 
-    def _layer(self, item: Any, path: KeyPath) -> Options | None:
+    def _layer(self, item: object, path: KeyPath) -> Options | None:
         if isinstance(item, str):
             item = {item: {}}
             kind_path = path
@@ -202,7 +204,7 @@ class Validation:
             self.problem(here, f"expected {subject} to be {what}, got {got}{hint}")
 
 
-def _is_misspelled(detail: ErrorDetails, unknown: list[tuple[Any, ...]]) -> bool:
+def _is_misspelled(detail: ErrorDetails, unknown: list[tuple[int | str, ...]]) -> bool:
     """Returns whether a missing key is present under a similar, unknown name, which is reported already."""
     if detail["type"] != "missing":
         return False
@@ -234,14 +236,14 @@ def _keys(cls: type[BaseModel]) -> list[str]:
     return [info.alias or name for name, info in cls.model_fields.items()]
 
 
-def _described(cls: type[BaseModel], key: Any) -> str:
+def _described(cls: type[BaseModel], key: object) -> str:
     for name, info in cls.model_fields.items():
         if key in (name, info.alias) and info.description:
             return f": {info.description}"
     return ""
 
 
-def _model_at(cls: type[BaseModel], location: tuple[Any, ...]) -> type[BaseModel]:
+def _model_at(cls: type[BaseModel], location: tuple[object, ...]) -> type[BaseModel]:
     """Returns the class of the nested section at `location` in `cls`, such as that of `momentum` in an optimizer."""
     for part in location:
         info = next((i for n, i in cls.model_fields.items() if part in (n, i.alias)), None)
@@ -250,7 +252,7 @@ def _model_at(cls: type[BaseModel], location: tuple[Any, ...]) -> type[BaseModel
     return cls
 
 
-def _classes(annotation: Any) -> list[type]:
+def _classes(annotation: object) -> list[type]:
     """Returns the classes in a type such as `float | Ramp | None`."""
     parts = get_args(annotation)
     if not parts:  # checked first: in Python 3.10, isinstance(list[str], type) is true
@@ -258,12 +260,12 @@ def _classes(annotation: Any) -> list[type]:
     return [found for part in parts for found in _classes(part)]
 
 
-def _name(path: tuple[Any, ...]) -> str:
+def _name(path: tuple[object, ...]) -> str:
     names = [str(part) for part in path if isinstance(part, str)]
     return names[-1] if names else "the file"
 
 
-def _describe(value: Any) -> str:
+def _describe(value: object) -> str:
     if value is None:
         return "nothing"
     if isinstance(value, bool):

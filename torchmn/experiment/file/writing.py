@@ -13,7 +13,7 @@ COMPOSITE = ("list", "sequence", "branch")
 """Layers that contain layers. Elsewhere, `layers` may be a number (lstm), and a list may be an option (reshape)."""
 
 
-def as_yaml(values: Mapping[str, Any]) -> str:
+def as_yaml(values: Mapping[str, object]) -> str:
     """Returns the text of an experiment file with these values, which `load` can read."""
     lines = []
     for key, value in values.items():
@@ -50,6 +50,6 @@ def _layers(layers: list[Any], indent: str) -> list[str]:
     return lines
 
 
-def _flow(value: Any) -> str:
+def _flow(value: object) -> str:
     text = yaml.dump(value, Dumper=Dumper, default_flow_style=True, sort_keys=False, width=10**6, allow_unicode=True)
     return text.strip().removesuffix("\n...").removesuffix("...").strip()

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 from pydantic import Field
@@ -67,7 +67,7 @@ class DatasetOptions(Options):
         """Returns the shape of a sample if it is known without reading files; `folder` is the path from --data."""
         return None
 
-    def _to_arrays(self, splits: Any) -> Splits:
+    def _to_arrays(self, splits: object) -> Splits:
         """Checks the result of `load`, and converts pairs of inputs and targets to `Arrays`."""
         if not isinstance(splits, Mapping) or "train" not in splits:
             got = f"the keys {', '.join(map(repr, splits))}" if isinstance(splits, Mapping) else type(splits).__name__
@@ -79,7 +79,7 @@ class DatasetOptions(Options):
             split: data if isinstance(data, Arrays) else self._from_pair(split, data) for split, data in splits.items()
         }
 
-    def _from_pair(self, split: str, pair: Any) -> Arrays:
+    def _from_pair(self, split: str, pair: object) -> Arrays:
         name = f"{self.kind} {split}"
         if not isinstance(pair, tuple | list) or len(pair) != 2:
             raise DatasetError(

@@ -14,10 +14,12 @@ from torchmn.experiment.vocabulary.layers.user_module import UserModule
 from torchmn.experiment.vocabulary.schedules import Schedule
 from torchmn.experiment.vocabulary.schema import Experiment, Grid, ModelSection, Parallel
 
+JsonSchema = dict[str, Any]
 
-def json_schema() -> dict[str, Any]:
+
+def json_schema() -> JsonSchema:
     """Returns a JSON schema (2020-12) that accepts what `load` accepts, as far as a schema can express it."""
-    definitions: dict[str, Any] = {}
+    definitions: JsonSchema = {}
     top = _schema(Experiment, definitions)
     for section in (ModelSection, Parallel, Grid, UserModule, Autoencoder, Schedule):
         definitions[section.__name__] = _schema(section, definitions)
@@ -28,7 +30,7 @@ def json_schema() -> dict[str, Any]:
             "$defs": definitions}  # fmt: skip
 
 
-def _schema(cls: type[BaseModel], definitions: dict[str, Any]) -> dict[str, Any]:
+def _schema(cls: type[BaseModel], definitions: JsonSchema) -> JsonSchema:
     """Returns the schema of one class; adds classes nested in it to the definitions."""
     schema = cls.model_json_schema(ref_template="#/$defs/{model}")
     definitions.update(schema.pop("$defs", {}))
@@ -46,9 +48,9 @@ def _with_references(schema: Any) -> Any:
     return {**result, "$ref": f"#/$defs/{schema[DEFINITION]}"} if DEFINITION in schema else result
 
 
-def _reference(kind: Registry, definitions: dict[str, Any]) -> dict[str, Any]:
+def _reference(kind: Registry, definitions: JsonSchema) -> JsonSchema:
     """Returns the schema of `name` or {name: ..., options}."""
-    choices: list[dict[str, Any]] = [{"enum": [name for name, cls in kind.entries.items() if not _required(cls)]}]
+    choices: list[JsonSchema] = [{"enum": [name for name, cls in kind.entries.items() if not _required(cls)]}]
     for name, cls in kind.entries.items():
         schema = _schema(cls, definitions)
         properties = {"name": {"const": name}, **schema.get("properties", {})}
@@ -57,14 +59,14 @@ def _reference(kind: Registry, definitions: dict[str, Any]) -> dict[str, Any]:
     return {"anyOf": choices}
 
 
-def _layer(definitions: dict[str, Any]) -> dict[str, Any]:
+def _layer(definitions: JsonSchema) -> JsonSchema:
     """Returns the schema of `kind` or {kind: options}."""
-    choices: list[dict[str, Any]] = [
+    choices: list[JsonSchema] = [
         {"enum": [name for name, cls in registry.layers.entries.items() if not _required(cls)]}
     ]
     for name, cls in registry.layers.entries.items():
         schema = _schema(cls, definitions)
-        forms: list[dict[str, Any]] = [schema]
+        forms: list[JsonSchema] = [schema]
         if cls.shorthand is not None:
             forms.append(schema["properties"][cls.shorthand])
         if not _required(cls):

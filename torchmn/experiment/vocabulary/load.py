@@ -94,7 +94,7 @@ def read_model(document: Document) -> ModelSection:
     return model
 
 
-def _check_ranges(validation: Validation, value: Any, path: KeyPath) -> None:
+def _check_ranges(validation: Validation, value: object, path: KeyPath) -> None:
     """Records a problem for each `!hyperopt` range of a neon file that no override replaced."""
     if isinstance(value, Range):
         key = ".".join(map(str, path))
@@ -168,7 +168,7 @@ def check_round_trip(experiment: Experiment) -> None:
         raise ExperimentError(f"{difference} when it is saved and read again: {consequence}.")
 
 
-def _unwritable(value: Any, key: str) -> str | None:
+def _unwritable(value: object, key: str) -> str | None:
     """Returns a description of the first part of a value that YAML cannot represent; None if there is none."""
     if value is None or type(value) in (bool, int, float, str) or isinstance(value, BaseModel):
         return None

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
-from typing import Any
 
 import torch
 from pydantic import Field, model_validator
@@ -18,7 +17,7 @@ from torchmn.errors import ExperimentError
 from torchmn.experiment.file.fields import Fraction, NotNegative, Positive, invalid
 from torchmn.experiment.file.registry import Options, register_optimizer
 from torchmn.experiment.file.registry import optimizers as registered
-from torchmn.experiment.vocabulary.layers.options import Momentum, Ramp
+from torchmn.experiment.vocabulary.layers.options import Momentum, ParameterGroup, Ramp
 from torchmn.experiment.vocabulary.schedules import ScheduleField, TorchSchedule
 
 LARGEST_LR = 1e38
@@ -32,7 +31,7 @@ class Optimizer(Options):
     weight_decay: NotNegative = 0.0
     schedule: ScheduleField = None
 
-    def build(self, parameters: Iterable[Any]) -> torch.optim.Optimizer:
+    def build(self, parameters: Iterable[ParameterGroup]) -> torch.optim.Optimizer:
         """Returns a torch optimizer for groups of parameters, the result of `parameter_groups`."""
         raise NotImplementedError
 
@@ -48,7 +47,7 @@ class Optimizer(Options):
                 )
             group.update(values)
 
-    def _scheduled(self, lrs: list[float], epoch: int, epochs: int) -> list[dict[str, Any]]:
+    def _scheduled(self, lrs: list[float], epoch: int, epochs: int) -> list[ParameterGroup]:
         """Returns, per group, the scheduled learning rate in `epoch`, and momentum if the schedule changes it."""
         if isinstance(self.schedule, TorchSchedule):
             return self.schedule.values(self.build, lrs, epoch, epochs)
@@ -58,7 +57,7 @@ class Optimizer(Options):
             factor = math.inf
         return [{"lr": lr * factor} for lr in lrs]
 
-    def groups(self, parameters: Iterable[Any], *rules: str) -> list[dict[str, Any]]:
+    def groups(self, parameters: Iterable[ParameterGroup], *rules: str) -> list[ParameterGroup]:
         """Returns the groups without keys of this package; raises if a layer sets an option that is not in `rules`."""
         result = []
         for group in parameters:
@@ -76,7 +75,7 @@ class Optimizer(Options):
 registered.function_base = Optimizer
 
 
-def layer_optimizer_options(model: nn.Module) -> dict[str, dict[str, Any]]:
+def layer_optimizer_options(model: nn.Module) -> dict[str, ParameterGroup]:
     """Returns the optimizer options that layers set for themselves, by parameter name."""
     return {
         f"{prefix}.{name}" if prefix else name: vars(module)["optimizer_options"]
@@ -86,14 +85,14 @@ def layer_optimizer_options(model: nn.Module) -> dict[str, dict[str, Any]]:
     }
 
 
-def parameter_groups(model: nn.Module, layer_options: Mapping[str, dict[str, Any]]) -> list[dict[str, Any]]:
+def parameter_groups(model: nn.Module, layer_options: Mapping[str, ParameterGroup]) -> list[ParameterGroup]:
     """Returns the parameters of a model in groups with equal options.
 
     Args:
         model: the model, sharded or not.
         layer_options: the result of `layer_optimizer_options`, for the model before it was sharded.
     """
-    groups: dict[str, dict[str, Any]] = {}
+    groups: dict[str, ParameterGroup] = {}
     for name, parameter in model.named_parameters():
         options = dict(layer_options.get(name, {}))
         if "momentum" in options:
@@ -118,7 +117,7 @@ class SGD(Optimizer):
             raise invalid("has a momentum ramp and a schedule that also changes momentum: set cycle_momentum: false")
         return self
 
-    def build(self, parameters: Iterable[Any]) -> torch.optim.Optimizer:
+    def build(self, parameters: Iterable[ParameterGroup]) -> torch.optim.Optimizer:
         momentum = self.momentum.at(0) if isinstance(self.momentum, Ramp) else self.momentum
         # torch rejects Nesterov without momentum, and a ramp may start at 0.
         return torch.optim.SGD(
@@ -145,7 +144,7 @@ class _Adam(Optimizer):
 class Adam(_Adam):
     """Adam."""
 
-    def build(self, parameters: Iterable[Any]) -> torch.optim.Optimizer:
+    def build(self, parameters: Iterable[ParameterGroup]) -> torch.optim.Optimizer:
         groups = self.groups(parameters, "lr", "weight_decay")
         return torch.optim.Adam(groups, self.lr, (self.betas[0], self.betas[1]), self.eps, self.weight_decay)
 
@@ -156,7 +155,7 @@ class AdamW(_Adam):
 
     weight_decay: NotNegative = 0.01
 
-    def build(self, parameters: Iterable[Any]) -> torch.optim.Optimizer:
+    def build(self, parameters: Iterable[ParameterGroup]) -> torch.optim.Optimizer:
         groups = self.groups(parameters, "lr", "weight_decay")
         return torch.optim.AdamW(groups, self.lr, (self.betas[0], self.betas[1]), self.eps, self.weight_decay)
 
@@ -169,7 +168,7 @@ class Adadelta(Optimizer):
     rho: Fraction = 0.9
     eps: Positive = 1e-6
 
-    def build(self, parameters: Iterable[Any]) -> torch.optim.Optimizer:
+    def build(self, parameters: Iterable[ParameterGroup]) -> torch.optim.Optimizer:
         groups = self.groups(parameters, "lr", "weight_decay")
         return torch.optim.Adadelta(groups, self.lr, self.rho, self.eps, self.weight_decay)
 
@@ -183,7 +182,7 @@ class RMSprop(Optimizer):
     eps: Positive = 1e-8
     momentum: Fraction = 0.0
 
-    def build(self, parameters: Iterable[Any]) -> torch.optim.Optimizer:
+    def build(self, parameters: Iterable[ParameterGroup]) -> torch.optim.Optimizer:
         groups = self.groups(parameters, "lr", "weight_decay", "momentum")
         return torch.optim.RMSprop(groups, self.lr, self.alpha, self.eps, self.weight_decay, self.momentum)
 
@@ -195,6 +194,6 @@ class Adagrad(Optimizer):
     lr: NotNegative = 1e-2
     eps: Positive = 1e-10
 
-    def build(self, parameters: Iterable[Any]) -> torch.optim.Optimizer:
+    def build(self, parameters: Iterable[ParameterGroup]) -> torch.optim.Optimizer:
         groups = self.groups(parameters, "lr", "weight_decay")
         return torch.optim.Adagrad(groups, self.lr, weight_decay=self.weight_decay, eps=self.eps)

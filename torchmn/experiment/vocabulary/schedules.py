@@ -35,6 +35,7 @@ from torchmn.experiment.file.fields import (
 )
 from torchmn.experiment.file.registry import Options, Section
 from torchmn.experiment.file.registry import schedules as registered
+from torchmn.experiment.vocabulary.layers.options import ParameterGroup
 
 # The short forms, each with an example.
 SHORT_FORMS = {
@@ -58,7 +59,7 @@ class Schedule(Section):
 
     @model_validator(mode="before")
     @classmethod
-    def _check_form(cls, values: Any) -> Any:
+    def _check_form(cls, values: object) -> object:
         if isinstance(values, dict):
             named = [name for name in SHORT_FORMS if values.get(name) is not None]
             without = [name for name in SHORT_FORMS if name in values and not named]
@@ -94,7 +95,7 @@ class TorchSchedule(Options):
     """A class of torch.optim.lr_scheduler, which steps after each epoch; the fields are its arguments."""
 
     torch_class: ClassVar[type[LRScheduler]]
-    _values: dict[Any, list[list[dict[str, Any]]]] = PrivateAttr(default_factory=dict)
+    _values: dict[tuple[float, ...], list[list[ParameterGroup]]] = PrivateAttr(default_factory=dict)
 
     @property
     def changes_momentum(self) -> bool:
@@ -102,8 +103,8 @@ class TorchSchedule(Options):
         return bool(getattr(self, "cycle_momentum", False))
 
     def values(
-        self, build: Callable[[list[Any]], torch.optim.Optimizer], lrs: list[float], epoch: int, epochs: int
-    ) -> list[dict[str, Any]]:
+        self, build: Callable[[list[ParameterGroup]], torch.optim.Optimizer], lrs: list[float], epoch: int, epochs: int
+    ) -> list[ParameterGroup]:
         """Returns, per group, the learning rate in `epoch` of `epochs`, and momentum if the schedule changes it.
 
         The scheduler runs once through all epochs on a dummy optimizer, so that checkpoints need no scheduler state.
@@ -123,7 +124,7 @@ class TorchSchedule(Options):
         return self._values[key][epoch]
 
     def _run(
-        self, build: Callable[[list[Any]], torch.optim.Optimizer], lrs: list[float], epochs: int
+        self, build: Callable[[list[ParameterGroup]], torch.optim.Optimizer], lrs: list[float], epochs: int
     ) -> list[list[dict[str, Any]]]:
         optimizer = build([{"params": [torch.nn.Parameter(torch.zeros(()))], "lr": lr} for lr in lrs])
         arguments = {name: getattr(self, name) for name in type(self).model_fields}
@@ -181,7 +182,7 @@ for _name in lr_scheduler.__all__:
         _register(_class)
 
 
-def _check_name(value: Any) -> Any:
+def _check_name(value: object) -> object:
     if isinstance(value, str):  # `schedule: cosine`
         unknown = f"is unknown. {nearest(value, (*SHORT_FORMS, *registered))}"
         raise invalid(

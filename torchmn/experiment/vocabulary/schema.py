@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from itertools import takewhile
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 import torch
 from pydantic import Field, model_validator
@@ -84,8 +84,8 @@ class ModelSection(Section):
 
     @model_validator(mode="before")
     @classmethod
-    def _check_one_model(cls, values: Any) -> Any:
-        named = [name for name in MODELS if isinstance(values, dict) and values.get(name) is not None]
+    def _check_one_model(cls, values: dict[str, object]) -> dict[str, object]:
+        named = [name for name in MODELS if values.get(name) is not None]
         if len(named) != 1 and not set(values) - set(cls.model_fields):
             has = f"both {' and '.join(named)}" if named else "no layers"
             raise invalid(f"has {has}: expected one of {', '.join(f'`{name}:`' for name in MODELS)}")

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -213,7 +212,7 @@ def _flatten_modules(modules: Iterable[nn.Module]) -> list[nn.Module]:
 def _shapes(model: nn.Module, shape: Shape) -> Shapes:
     found: dict[nn.Module, tuple[Shape, Shape]] = {}
 
-    def note(module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
+    def note(module: nn.Module, args: tuple[object, ...], output: object) -> None:
         if args and isinstance(args[0], Tensor) and isinstance(output, Tensor):
             found[module] = tuple(args[0].shape[1:]), tuple(output.shape[1:])
 
@@ -235,7 +234,7 @@ class _CapturedScores:
     def __init__(self) -> None:
         self.scores: dict[int, Tensor] = {}
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> _CapturedScores:
+    def __deepcopy__(self, memo: dict[int, object]) -> _CapturedScores:
         return _CapturedScores()  # a copied model captures its scores separately
 
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Literal
 
 from pydantic import BeforeValidator, Field, WithJsonSchema
 from torch import nn
 
-from torchmn.experiment.file.fields import Count, Extent, Padding, extent_validator
+from torchmn.experiment.file.fields import Count, Extent, Padding, Resolved, extent_validator
 from torchmn.experiment.file.registry import register_layer
 from torchmn.experiment.vocabulary.layers.options import Shape, WeightedLayer, check_window, image_dims, per_dim
 
@@ -15,12 +15,12 @@ CONVOLUTIONS = {1: nn.Conv1d, 2: nn.Conv2d, 3: nn.Conv3d}
 TRANSPOSED = {1: nn.ConvTranspose1d, 2: nn.ConvTranspose2d, 3: nn.ConvTranspose3d}
 
 
-def _padding(value: Any) -> Any:
-    return value if value == "same" else extent_validator(0, ", or 'same'")(value)
+def _padding(value: object) -> int | tuple[int, ...] | str:
+    return "same" if value == "same" else extent_validator(0, ", or 'same'")(value)
 
 
-PaddingOrSame = Annotated[
-    Any,
+PaddingOrSame = Resolved[
+    int | tuple[int, ...] | Literal["same"],
     BeforeValidator(_padding),
     WithJsonSchema({"anyOf": [{"type": "integer", "minimum": 0}, {"type": "array"}, {"const": "same"}]}),
 ]

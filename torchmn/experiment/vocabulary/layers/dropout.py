@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from pydantic import Field, model_validator
 from torch import Tensor, nn
@@ -33,7 +33,7 @@ class DropoutLayer(Layer):
 
     @model_validator(mode="before")
     @classmethod
-    def _keep_to_rate(cls, values: Any) -> Any:
+    def _keep_to_rate(cls, values: object) -> object:
         if not isinstance(values, dict) or values.get("keep") is None:
             return values
         if "rate" in values:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import torch
 from pydantic import BeforeValidator, ConfigDict, Discriminator, Field, Tag, WithJsonSchema, model_validator
@@ -15,6 +15,7 @@ from torchmn.experiment.file.fields import (
     Fraction,
     InitializerField,
     NotNegative,
+    Resolved,
     invalid,
     wrong_value,
 )
@@ -50,6 +51,8 @@ Momentum = Annotated[
 
 
 Shape = tuple[int, ...]
+ParameterGroup = dict[str, Any]
+"""A group of parameters of a torch optimizer: `params` and options such as `lr`."""
 
 
 class LayerOptimizer(Section):
@@ -59,7 +62,7 @@ class LayerOptimizer(Section):
     momentum: Momentum | None = None
     weight_decay: NotNegative | None = None
 
-    def as_group(self) -> dict[str, Any]:
+    def as_group(self) -> ParameterGroup:
         """Returns the options as keys of a parameter group; the key `ramp` holds a momentum ramp."""
         group = self.model_dump(exclude_none=True)
         if isinstance(self.momentum, Ramp):
@@ -67,17 +70,16 @@ class LayerOptimizer(Section):
         return group
 
 
-def _bias_init(value: Any) -> Any:
-    number = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
-    if value is None or value == "init":
+def _bias_init(value: object) -> float | str | None:
+    if value is None or (isinstance(value, str) and value == "init"):
         return value
-    if not number:
-        raise wrong_value("a number, or `init` for the initializer of the weights")
-    return float(value)
+    if isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value):
+        return float(value)
+    raise wrong_value("a number, or `init` for the initializer of the weights")
 
 
-BiasInit = Annotated[
-    Any,
+BiasInit = Resolved[
+    float | Literal["init"] | None,
     BeforeValidator(_bias_init),
     WithJsonSchema({"anyOf": [{"type": "number"}, {"const": "init"}, {"type": "null"}]}),
 ]
@@ -109,7 +111,7 @@ class WeightedLayer(Layer):
         for name, parameter in module.named_parameters():
             if "bias" in name:
                 if self.bias_init == "init":
-                    WeightedLayer.fill(self, parameter)
+                    WeightedLayer.fill(self, parameter)  # not self.fill: LocalLayer overrides it for filters
                 elif self.bias_init is not None:
                     parameter.fill_(self.bias_init)
             elif self.init is not None:

@@ -91,5 +91,5 @@ def _check_not_shadowed(package: str) -> None:
             raise ValueError(f"{local} is shadowed by the module {package} of {imported}: rename your file")
 
 
-def _arguments(arguments: dict[str, Any]) -> str:
+def _arguments(arguments: dict[str, object]) -> str:
     return ", ".join(f"{name}={value!r}" for name, value in arguments.items())
