@@ -14,7 +14,7 @@ from tests.experiment.running import experiment, train
 from torchmn import Communicator
 from torchmn.communicators.transports.group import Settings
 from torchmn.communicators.transports.solo import SoloTransport
-from torchmn.data.batches import share
+from torchmn.data.batches import rank_slice
 from torchmn.errors import ExperimentError
 from torchmn.experiment.file import registry
 from torchmn.experiment.run.model import build_model, load_data
@@ -68,7 +68,7 @@ def covariance(x: np.ndarray, split: int) -> float:
 
 @ranks(1, 2, 3, on="threads")
 def test_cross_covariance_and_its_gradient_are_those_of_the_whole_batch(comm):
-    mine = share(7, comm.size, comm.rank)
+    mine = rank_slice(7, comm.size, comm.rank)
     x = OUTPUTS[mine].clone().requires_grad_()
     losses = objective(comm, cost("cross_covariance", split=2, scale=3.0)).losses(Outputs(x), {"labels": LABELS[mine]})
     assert losses.tolist() == pytest.approx([3 * covariance(OUTPUTS.numpy(), 2)] * len(x))

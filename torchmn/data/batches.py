@@ -10,8 +10,8 @@ from torchmn.data.partition import IndexRange
 
 
 @dataclass(frozen=True)
-class Batches:
-    """The batches of every epoch, determined by these numbers alone, so that a run can resume at any step."""
+class BatchSchedule:
+    """The batches of every epoch, which depend on these numbers only, so that a run can resume at any step."""
 
     count: int
     batch_size: int
@@ -36,7 +36,7 @@ class Batches:
         return order[number * self.batch_size : (number + 1) * self.batch_size]
 
 
-def share(total: int, parts: int, place: int) -> slice:
-    """Returns rank `place`'s slice of `total` rows, split evenly and in order over `parts` ranks; may be empty."""
-    rows = IndexRange.of(total, parts, place, equal=False)
+def rank_slice(total: int, size: int, rank: int) -> slice:
+    """Returns the slice of `total` rows that belongs to `rank` of `size`: balanced, in order, possibly empty."""
+    rows = IndexRange.of(total, size, rank, equal=False)
     return slice(rows.begin, rows.end)

@@ -60,7 +60,7 @@ def scatter_regions(
 
     Raises:
         ArgumentError: on every rank, for a wrong argument.
-        HaloError: on every rank, for images with fewer rows than ranks.
+        HaloError: on every rank that has the data set, for images with fewer rows than ranks; ArgumentError on others.
         MismatchError: on every rank, if arguments or data sets differ between ranks.
     """
     grid = checked_grid(grid, _OPERATION)

@@ -22,7 +22,7 @@ from torchmn.training.checkpoint.load import load_newest
 from torchmn.training.checkpoint.manifest import (
     CheckpointError,
     Manifest,
-    RankState,
+    SavedRankState,
     SaveId,
     entries_on,
     files_of,
@@ -39,11 +39,11 @@ def save_step(store: CheckpointStore, keep: int | None, step: int, extra: Any, o
     random = random_states.capture(comm.device)
     tensors: dict[str, Tensor] = {}
 
-    def collect() -> tuple[RankState, int, str]:
+    def collect() -> tuple[SavedRankState, int, str]:
         trees, found = entries.flattened(objects, extra, random)
         tensors.update(found)
         digests = {path: tensor_files.digest(x) for path, x in tensors.items()}
-        state = RankState({name: json.dumps(tree) for name, tree in trees.items()}, digests)
+        state = SavedRankState({name: json.dumps(tree) for name, tree in trees.items()}, digests)
         return state, directory.last_number(), secrets.token_hex(8)
 
     ranks = comm.attempt("save", collect, raises=CheckpointError)
@@ -53,7 +53,7 @@ def save_step(store: CheckpointStore, keep: int | None, step: int, extra: Any, o
 
 
 def _write(
-    store: CheckpointStore, save: SaveId, identity: str, states: list[RankState], tensors: Mapping[str, Tensor]
+    store: CheckpointStore, save: SaveId, identity: str, states: list[SavedRankState], tensors: Mapping[str, Tensor]
 ) -> None:
     """Writes the new checkpoint on all disks; if that fails on one of them, removes the partial ones."""
     comm, directory, ranks = store.comm, store.directory, store.disk_ranks

@@ -97,7 +97,7 @@ COMMON = "common.safetensors"
 
 
 @dataclass(frozen=True)
-class RankState:
+class SavedRankState:
     """One rank's state, as sent to the others: its trees as JSON text, and the digests of its tensors by path."""
 
     trees: Mapping[str, str]
@@ -142,7 +142,7 @@ class Manifest:
         return "same" in self.entries[name] and all("same" in self.tensors[path] for path in paths)
 
 
-def entries_on(ranks: Sequence[int], states: Sequence[RankState]) -> dict[str, Any]:
+def entries_on(ranks: Sequence[int], states: Sequence[SavedRankState]) -> dict[str, Any]:
     """Returns `Manifest.entries` for a disk that `ranks` share, from the states of all ranks."""
     entries: dict[str, Any] = {}
     for name in dict.fromkeys(name for state in states for name in state.trees):
@@ -155,7 +155,7 @@ def entries_on(ranks: Sequence[int], states: Sequence[RankState]) -> dict[str, A
     return entries
 
 
-def tensors_on(ranks: Sequence[int], states: Sequence[RankState]) -> dict[str, Any]:
+def tensors_on(ranks: Sequence[int], states: Sequence[SavedRankState]) -> dict[str, Any]:
     """Returns `Manifest.tensors` for a disk that `ranks` share, from the states of all ranks."""
     tensors: dict[str, Any] = {}
     for path in dict.fromkeys(path for rank in ranks for path in states[rank].digests):
@@ -235,7 +235,7 @@ def _check(manifest: Manifest) -> None:
                 )
 
 
-def _digests_of(name: str, state: RankState) -> list[tuple[str, str]]:
+def _digests_of(name: str, state: SavedRankState) -> list[tuple[str, str]]:
     return [(path, digest) for path, digest in state.digests.items() if path.split("/")[0].split("#")[0] == name]
 
 

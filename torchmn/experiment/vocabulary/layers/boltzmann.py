@@ -10,7 +10,7 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from torchmn.communicators.communicator import Communicator
-from torchmn.data.batches import share
+from torchmn.data.batches import rank_slice
 from torchmn.experiment.file.fields import Count, Positive
 from torchmn.experiment.file.registry import Layer, Section, register_layer
 from torchmn.experiment.vocabulary.layers.options import Shape
@@ -83,7 +83,7 @@ def contrastive_divergence(
     """
     hidden = machine(visible)
     generator = torch.Generator().manual_seed(seed)
-    drawn = torch.rand(samples, hidden.shape[1], generator=generator)[share(samples, replicas.size, replicas.rank)]
+    drawn = torch.rand(samples, hidden.shape[1], generator=generator)[rank_slice(samples, replicas.size, replicas.rank)]
     sampled = (hidden > drawn.to(hidden.device)).to(hidden.dtype)
     visible_again = machine.reconstruct(sampled)
     hidden_again = machine(visible_again)
