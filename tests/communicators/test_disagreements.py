@@ -26,9 +26,9 @@ def test_of_many_items_those_that_differ_are_shown(comm):
 def test_items_in_another_order_or_number_are_said_to_be_so(comm):
     names = [f"layer{n}.weight" for n in range(100)]
     swapped = [*names[:50], names[51], names[50], *names[52:]]
-    assert "differ from place 50 on" in refusal(comm, tuple(names if comm.rank else swapped))
+    assert "differ from index 50 on" in refusal(comm, tuple(names if comm.rank else swapped))
     text = refusal(comm, tuple(names if comm.rank else [*names, names[0]]))
-    assert "100 of them, which differ from place 100 on" in text and "101 of them" in text
+    assert "100 items, which differ from index 100 on" in text and "101 items" in text
 
 
 @ranks(2, on="threads")

@@ -4,8 +4,7 @@ import pytest
 import torch
 
 from tests._worlds import ranks
-from torchmn.communicators.process_grid import ProcessGrid
-from torchmn.communicators.run_threads import run_threads
+from torchmn import ProcessGrid, run_threads
 from torchmn.errors import ArgumentError, HaloError, MismatchError
 
 
@@ -34,7 +33,7 @@ def test_groups_hold_the_right_ranks(comm):
 def test_three_tile_axes(comm):
     grid = ProcessGrid(comm, depth=2, height=2, width=2)
     assert grid.place_of(3) == (comm.rank // 4, comm.rank // 2 % 2, comm.rank % 2)
-    with pytest.raises(HaloError, match="2 dims can not be cut over <ProcessGrid depth 2 x height 2 x width 2>"):
+    with pytest.raises(HaloError, match="2 dims cannot be cut over <ProcessGrid depth 2 x height 2 x width 2>"):
         grid.axes_of(2)
 
 
@@ -77,7 +76,7 @@ def test_the_squarest_grid():
 def test_a_single_dim_takes_the_axis_that_has_ranks(comm):
     assert ProcessGrid(comm, height=4).parts_of(1) == (4,)
     assert ProcessGrid(comm, width=4).place_of(1) == (comm.rank,)
-    with pytest.raises(HaloError, match="1 dim can not be cut"):
+    with pytest.raises(HaloError, match="1 dim cannot be cut"):
         ProcessGrid(comm, height=2, width=2).axes_of(1)
 
 

@@ -1,1 +1,6 @@
-"""Who talks to whom, and over what: one contract (`base`), four transports."""
+"""Communicators: groups of ranks, their operations, and the transports below them.
+
+Start with `communicator.py`. `agreement.py` compares ranks before they communicate, `buffers.py` moves tensors over a
+transport of `transports/`, and `replies.py` sends messages that request replies. `watchdog/` ends jobs that are stuck,
+`launchers/` reads how the ranks were started, and `fastpath/` (optional) is faster on one host.
+"""

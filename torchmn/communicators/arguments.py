@@ -1,4 +1,7 @@
-"""Argument checks: what is wrong with an argument on this rank; and the number by which ranks compare theirs."""
+"""Checks of arguments on one rank, and fingerprints by which ranks compare their arguments.
+
+Functions called `..._problem` return why an argument is wrong, for an error message, or None.
+"""
 
 from __future__ import annotations
 
@@ -14,15 +17,15 @@ from torchmn.bounded_cache import BoundedCache
 from torchmn.communicators.messages import wire
 from torchmn.communicators.messages.digest import digest_of, number_of
 
-# Bounded by the letters of what they know, which take about four bytes each: values that never repeat (a learning rate
-# that changes at every step) must not fill the memory.
+# Bounded by the characters of their entries, which take about four bytes each: values that never repeat (a learning
+# rate that changes at every step) must not fill the memory.
 _fingerprints: BoundedCache[int] = BoundedCache(256 << 10)
-_digests: BoundedCache[str] = BoundedCache(1 << 20)  # of long tuples: the shapes of a model are kept once
+_digests: BoundedCache[str] = BoundedCache(1 << 20)  # of long tuples: the shapes of a model are stored once
 _LONG = 16
 
 
 def fingerprint(key: tuple[Any, ...]) -> int:
-    """A positive 56-bit number that is the same on every rank for the same `key` (unlike `hash`)."""
+    """Returns a positive 56-bit number that is the same on every rank for the same `key` (unlike `hash`)."""
     known = _fingerprints.get(key)
     if known is None:
         short = _shortened(key)
@@ -35,13 +38,12 @@ def fingerprint(key: tuple[Any, ...]) -> int:
 
 
 def _shortened(value: Any) -> Any:
-    """`value` with digests in the place of long tuples; `value` itself if there is none in it."""
+    """Returns `value` with long tuples replaced by digests; `value` itself if it has none."""
     if type(value) is not tuple:
         return value
     if len(value) <= _LONG:
         parts = tuple([_shortened(part) if type(part) is tuple else part for part in value])
-        changed = [part for part, own in zip(parts, value, strict=True) if part is not own]
-        return parts if changed else value
+        return parts if any(part is not given for part, given in zip(parts, value, strict=True)) else value
     known = _digests.get(value)
     if known is None:
         text = repr(value)
@@ -51,7 +53,7 @@ def _shortened(value: Any) -> Any:
 
 
 def tensor_problem(x: object, written: bool = False) -> str | None:
-    """Why `x` can not travel, or None; with `written`, also why a result can not overwrite it."""
+    """Returns why `x` cannot be sent; with `written`, also why it cannot be overwritten."""
     if not isinstance(x, Tensor):
         return f"expected a tensor, got {describe(x)}"
     if is_lazy(x):
@@ -61,48 +63,48 @@ def tensor_problem(x: object, written: bool = False) -> str | None:
     if x.is_nested:
         return "expected a dense tensor, got a nested one (send the tensors of x.unbind())"
     if x.dtype not in wire.DTYPE_CODES:
-        return f"expected a dtype that can travel, got {x.dtype}"
+        return f"expected a dtype that can be sent, got {x.dtype}"
     if not (x.is_cpu or x.is_cuda):
         return f"expected a tensor on cpu or cuda, got one on {x.device}"
     try:
         address = x.data_ptr()
-    except RuntimeError:  # it only stands for other tensors
+    except RuntimeError:  # a wrapper of other tensors
         address = 0
     if not address and x.numel() and not is_zero_tensor(x):
         return (
-            f"expected a tensor that has memory, got a {type(x).__name__} that has none: it stands for others (a fake, "
-            "masked or distributed tensor, one inside torch.func), or its storage was freed; pass a plain tensor"
+            f"expected a tensor that has memory, got a {type(x).__name__} without: it wraps others (a fake, masked or "
+            "distributed tensor, one inside torch.func), or its storage was freed; pass a plain tensor"
         )
     if is_tracing():
-        return "expected a tensor with values, got one that torch.jit.trace records: messages can not be recorded"
+        return "expected a tensor with values, got one that torch.jit.trace records: messages cannot be recorded"
     if forward_mode_level() >= 0 and forward_ad.unpack_dual(x).tangent is not None:
         return (
-            "expected a tensor without a forward-mode tangent, which would be lost on the way: use backward, or pass "
+            "expected a tensor without a forward-mode tangent, which would not be sent: use backward, or pass "
             "forward_ad.unpack_dual(x).primal"
         )
     return _writing_problem(x) if written else None
 
 
 def _writing_problem(x: Tensor) -> str | None:
-    """Why `x` can not be overwritten as it lies, or None."""
+    """Returns why `x` cannot be overwritten in place."""
     if is_zero_tensor(x) or has_overlap(x):
         return (
-            f"expected a tensor to overwrite, got one of shape {tuple(x.shape)} and strides {x.stride()}, several of "
-            "whose elements share their memory (is it expanded?): pass x.clone()"
+            f"expected a tensor to overwrite, got one of shape {tuple(x.shape)} and strides {x.stride()}, some of "
+            "whose elements share memory (is it expanded?): pass x.clone()"
         )
     if x.is_inference() and not torch.is_inference_mode_enabled():
         return (
-            "expected a tensor to overwrite, got one that was made under torch.inference_mode, which torch forbids to "
-            "change outside of it: pass x.clone()"
+            "expected a tensor to overwrite, got one that was made under torch.inference_mode and cannot be changed "
+            "outside of it: pass x.clone()"
         )
     return None
 
 
 def has_overlap(x: Tensor) -> bool:
-    """Whether elements of `x` share memory. True, too, for a few strides that nobody gets by slicing."""
-    if x.is_contiguous():  # the common case, at once
+    """Returns whether elements of `x` share memory. Also True for a few strides that slicing never produces."""
+    if x.is_contiguous():  # the common case, fast
         return False
-    reach = 0  # of the dims so far, from the finest on: the next one must step beyond it
+    reach = 0  # of the dims with smaller strides: the stride of the next one must exceed it
     for stride, size in sorted(zip(x.stride(), x.shape, strict=True)):
         if size > 1:
             if stride <= reach:
@@ -112,7 +114,7 @@ def has_overlap(x: Tensor) -> bool:
 
 
 def sequence_problem(xs: object, size: int) -> str | None:
-    """Why `xs` is not one dense tensor per rank (a sequence, or a tensor whose first dim is the size)."""
+    """Returns why `xs` is not one dense tensor per rank: a sequence, or a tensor whose first dim is `size`."""
     if isinstance(xs, Tensor):
         if xs.dim() == 0 or xs.shape[0] != size:
             return f"expected a tensor whose first dim is {size}, one part per rank, got shape {tuple(xs.shape)}"
@@ -121,17 +123,17 @@ def sequence_problem(xs: object, size: int) -> str | None:
         return f"expected {size} tensors, one per rank, got {describe(xs)}"
     if len(xs) != size:
         return f"expected {size} tensors, one per rank, got {len(xs)}"
-    for place, x in enumerate(xs):
+    for index, x in enumerate(xs):
         problem = tensor_problem(x)
         if problem:
-            return f"element {place}: {problem}"
+            return f"element {index}: {problem}"
         if x.dtype != xs[0].dtype:
             return f"expected tensors of one dtype, got {xs[0].dtype} and {x.dtype}"
     return None
 
 
 def rank_problem(rank: object, size: int, name: str) -> str | None:
-    """Why `rank` is no rank of a communicator of `size`, or None."""
+    """Returns why `rank`, the argument called `name`, is not a rank of a communicator of this size."""
     if isinstance(rank, bool) or not isinstance(rank, int):
         return f"expected {name} to be a rank (an int), got {describe(rank)}"
     if not 0 <= rank < size:
@@ -141,7 +143,7 @@ def rank_problem(rank: object, size: int, name: str) -> str | None:
 
 
 def describe(x: object) -> str:
-    """A few words that tell a user what they passed."""
+    """Returns a short description of an argument, for error messages."""
     if isinstance(x, Tensor):
         return f"a {x.dtype} tensor of shape {tuple(x.shape)}"
     if isinstance(x, list | tuple):

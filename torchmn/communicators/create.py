@@ -1,4 +1,4 @@
-"""create_communicator: the right transport for the way this process was started."""
+"""`create_communicator`, which chooses the transport by the launcher that started this process."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from torchmn.context import here, process
 from torchmn.errors import ArgumentError, LaunchError, MismatchError, nearest
 from torchmn.optional import optional_module
 
-# What a user may ask for -> the transport. The second group is ChainerMN's names.
+# Names for `create_communicator`, and their transports. From `naive` on they are ChainerMN's.
 NAMES = {
     "auto": "auto",
     "mpi": "mpi",
@@ -37,21 +37,27 @@ NAMES = {
 _KEYWORDS = ("mpi_comm", "device", "grad_dtype", "timeout")
 
 
-@torch.inference_mode(False)  # its buffers will be used outside of that mode, too
+@torch.inference_mode(False)  # its buffers may be used outside of that mode
 def create_communicator(name: str = "auto", **options: Any) -> Communicator:
-    """The communicator of all ranks that were started together. Every rank must call it.
+    """Returns the communicator of all ranks that were started together. Every rank must call it.
 
-    name: `auto` asks the launcher's environment variables: MPI under mpiexec, srun and other MPI launchers, nccl or
-    gloo under torchrun, `solo` where there is no launcher. Explicit: mpi, nccl, gloo, threads, solo. ChainerMN's
-    `naive` and `flat` mean auto, its other names nccl.
-    A world of one in a process that a launcher started as one of several is refused, also an explicit `solo`: for a
-    communicator of this rank alone use `comm.split(comm.rank)`, or `mpi_comm=MPI.COMM_SELF`.
-    Inside of `run_threads`, `auto` without a launcher and `threads` are the ranks of that, under any launcher: their
-    number stands in the program.
-    mpi_comm: an mpi4py communicator to use instead of MPI.COMM_WORLD; `auto` means mpi then.
-    device: where this rank computes; by default its GPU (by intra_rank) if there is one, else the CPU.
-    grad_dtype: torch.float16 or torch.bfloat16 to send gradients compressed; they are summed in float32.
-    timeout: seconds that a wait may last before the job is ended with a table; default `TORCHMN_TIMEOUT` or 300.
+    Inside of `run_threads`, `threads` and, without a launcher, `auto` return a communicator of its ranks.
+
+    Args:
+        name: `auto` chooses by the launcher's environment variables: MPI under mpiexec, srun and other MPI launchers,
+            nccl or gloo under torchrun, `solo` without a launcher. Explicit: mpi, nccl, gloo, threads, solo. Of
+            ChainerMN's names, `naive` and `flat` mean auto, the others nccl.
+        mpi_comm: an mpi4py communicator to use instead of MPI.COMM_WORLD; `auto` then means mpi.
+        device: where this rank computes; by default its GPU (by `intra_rank`) if there is one, else the CPU.
+        grad_dtype: torch.float16 or torch.bfloat16 to send gradients compressed; they are summed in float32.
+        timeout: seconds that a wait may last before the job is ended with a table of all ranks; by default
+            `TORCHMN_TIMEOUT` or 300.
+
+    Raises:
+        ArgumentError: an argument is wrong; or `solo` in one of several processes of a job, each of which would train
+            alone. For a communicator of one rank use `comm.split(comm.rank)`, or `mpi_comm=MPI.COMM_SELF`.
+        LaunchError: the ranks do not find each other, or launcher and MPI library do not match.
+        MismatchError: on every rank, if environment variables that must be equal differ between ranks.
     """
     for keyword in options:
         if keyword not in _KEYWORDS:
@@ -61,16 +67,35 @@ def create_communicator(name: str = "auto", **options: Any) -> Communicator:
     settings = _settings(options)
     keep_freed_memory()
     launch = environment.detect()
-    transport = NAMES[name]
     world = here.communicator
-    if world is not None and (transport == "threads" or (transport == "auto" and launch.transport == "solo")):
-        return _placed(_among_threads(world, settings, options), options)
-    if transport == "auto" and options.get("mpi_comm") is not None:
+    if world is not None and (NAMES[name] == "threads" or (NAMES[name] == "auto" and launch.transport == "solo")):
+        comm = _thread_communicator(world, settings, options)
+    else:
+        mpi_comm = options.get("mpi_comm")
+        transport = _choose_transport(name, launch, mpi_comm)
+        if transport == "solo":
+            comm = _solo(settings, launch)
+        elif transport == "mpi":
+            comm = _mpi(settings, mpi_comm, launch)
+        else:
+            comm = _process_group(transport, settings, launch)
+    _set_device(comm, options.get("device"))
+    return comm
+
+
+class UnknownKeyword(ArgumentError, TypeError):
+    """`create_communicator` was called with a keyword that it does not have."""
+
+
+def _choose_transport(name: str, launch: environment.Launch, mpi_comm: Any) -> str:
+    transport = NAMES[name]
+    if transport == "auto" and mpi_comm is not None:
         transport = "mpi"
     if transport == "auto":
-        transport = {"mpi": "mpi", "torch": _torch_backend(), "solo": "solo"}[launch.transport]
-    if options.get("mpi_comm") is not None and transport != "mpi":
-        raise ArgumentError(f"create_communicator: mpi_comm goes with the mpi transport, not with {transport!r}")
+        torch_backend = "nccl" if torch.cuda.is_available() else "gloo"
+        transport = {"mpi": "mpi", "torch": torch_backend, "solo": "solo"}[launch.transport]
+    if mpi_comm is not None and transport != "mpi":
+        raise ArgumentError(f"create_communicator: mpi_comm needs the mpi transport, got {transport!r}")
     if transport == "threads":
         raise ArgumentError("create_communicator: ranks that are threads are started by torchmn.run_threads(fn, size)")
     if transport == "nccl" and not torch.cuda.is_available():
@@ -78,26 +103,11 @@ def create_communicator(name: str = "auto", **options: Any) -> Communicator:
             f"create_communicator: {name!r} needs a GPU that torch can see, and there is none. "
             "On CPUs use 'mpi' under mpiexec or 'gloo' under torchrun; 'auto' chooses."
         )
-    if transport == "solo":
-        size = launch.size or _load_mpi(settings, launch).COMM_WORLD.size
-        if max(size, launch.least) > 1:
-            raise ArgumentError(
-                f"create_communicator: 'solo', but according to {launch.title} this is rank {launch.rank} of "
-                f"{max(size, launch.least)}, and each process would train for itself. Use 'auto'; and "
-                "comm.split(comm.rank) for a communicator of one rank"
-            )
-        return _placed(Communicator(SoloTransport.of_world(settings)), options)
-    if transport == "mpi":
-        return _placed(_mpi(settings, options.get("mpi_comm"), launch), options)
-    return _placed(_process_group(transport, settings, launch), options)
-
-
-class UnknownKeyword(ArgumentError, TypeError):
-    """A keyword that create_communicator does not have."""
+    return transport
 
 
 def _next_name() -> str:
-    """`world`, then `world2`, ...: ranks create their communicators in the same order, so names match."""
+    """Returns `world`, then `world2`, ...: the same on all ranks, which create communicators in the same order."""
     process.worlds += 1
     return "world" if process.worlds == 1 else f"world{process.worlds}"
 
@@ -123,29 +133,33 @@ def _settings(options: dict[str, Any]) -> Settings:
     return settings
 
 
-def _torch_backend() -> str:
-    return "nccl" if torch.cuda.is_available() else "gloo"
-
-
-def _placed(comm: Communicator, options: dict[str, Any]) -> Communicator:
-    """`comm` with its device: the one asked for, or this rank's GPU by its place on the host, or the CPU."""
-    device = options.get("device")
+def _set_device(comm: Communicator, device: torch.device | None) -> None:
+    """Sets the device of `comm`: the given one, or this rank's GPU by its number on the host, or the CPU."""
     if device is not None:
         comm.settings.device = device
     elif torch.cuda.is_available():
         comm.settings.device = torch.device("cuda", comm.intra_rank % torch.cuda.device_count())
         torch.cuda.set_device(comm.settings.device)
-    return comm
 
 
-def _among_threads(world: Communicator, settings: Settings, options: dict[str, Any]) -> Communicator:
-    """All ranks of `run_threads`, where a program that creates its communicator itself runs in it."""
-    comm = world.split(0, world.rank)  # one of its own, as on every transport: who finalizes it leaves `world` alone
+def _thread_communicator(world: Communicator, settings: Settings, options: dict[str, Any]) -> Communicator:
+    """Returns a communicator of all ranks of `run_threads`, for a program inside of it that creates one."""
+    comm = world.split(0, world.rank)  # a new one, so that `finalize` does not close `world`
     assert comm is not None
-    for name in ("grad_dtype", "timeout"):  # what was not asked for now is as `run_threads` was asked for it
+    for name in ("grad_dtype", "timeout"):  # options that were not passed are those of `run_threads`
         if options.get(name) is not None:
             setattr(comm.settings, name, getattr(settings, name))
     return comm
+
+
+def _solo(settings: Settings, launch: environment.Launch) -> Communicator:
+    size = max(launch.size or _load_mpi(settings, launch).COMM_WORLD.size, launch.least)
+    if size > 1:
+        raise ArgumentError(
+            f"create_communicator: 'solo', but according to {launch.title} this is rank {launch.rank} of {size}, and "
+            "each process would train alone. Use 'auto'; and comm.split(comm.rank) for a communicator of one rank"
+        )
+    return Communicator(SoloTransport.of_world(settings))
 
 
 def _load_mpi(settings: Settings, launch: environment.Launch) -> Any:
@@ -179,7 +193,7 @@ def _mpi(settings: Settings, mpi_comm: Any, launch: environment.Launch) -> Commu
         gathered = allgather_plain(point_to_point, (*Machine.here(), switches))
         hosts = names_of_hosts([Machine(name, boot) for name, boot, _ in gathered])
         rank = point_to_point.rank
-        _check_switches([theirs for *_, theirs in gathered], rank)
+        _check_switches([each for *_, each in gathered], rank)
         group = Group.of_world(_next_name(), hosts, Watch(rank, hosts[rank]), settings)
         make = MPITransport if fastpath is None else fastpath.HostTransport.of_world
         world = Communicator(make(group, point_to_point))
@@ -188,14 +202,14 @@ def _mpi(settings: Settings, mpi_comm: Any, launch: environment.Launch) -> Commu
 
 
 def _fastpath() -> Any:
-    """The module of faster transports; None if `TORCHMN_FASTPATH=0`, or if that package was taken away."""
+    """Returns the module of the faster transport; None if `TORCHMN_FASTPATH=0`, or if it is not installed."""
     if os.environ.get("TORCHMN_FASTPATH", "1") == "0":
         return None
     return optional_module("torchmn.communicators.fastpath", "transport")
 
 
 def _check_switches(gathered: Sequence[dict[str, bool]], rank: int) -> None:
-    """Raises, on every rank, if a switch is on for some ranks and off for others: they would wait for each other."""
+    """Raises, on every rank, if a switch is on for some ranks and off for others, which would make them hang."""
     for variable in gathered[0]:
         off = [each for each, switches in enumerate(gathered) if not switches[variable]]
         if 0 < len(off) < len(gathered):
@@ -206,19 +220,22 @@ def _check_switches(gathered: Sequence[dict[str, bool]], rank: int) -> None:
 
 
 def _world_problem(launch: environment.Launch, seen: int, given: bool) -> str | None:
-    """Why the `seen` ranks of MPI.COMM_WORLD are not those that the launcher started; None if they may be.
+    """Returns why the `seen` ranks of MPI.COMM_WORLD are not those that the launcher started; None if they may be.
 
-    `given`: the caller passed a communicator of MPI, and asks for nothing of the launcher.
+    Args:
+        launch: what the launcher's environment variables contain.
+        seen: size of MPI.COMM_WORLD.
+        given: whether the caller passed an MPI communicator, which need not be that of the launcher.
     """
     if launch.transport == "mpi":
         if seen == launch.size or (launch.size is None and seen >= launch.least):
             return None
-        return "launcher and library belong to different MPIs. `torchmn doctor` tells which."
+        return "launcher and library belong to different MPIs. `torchmn doctor` shows which."
     if given or seen > 1 or launch.least == 1:
         return None
     return (
-        f"each process would train for itself. With {launch.title} ranks meet over gloo, or nccl where there are GPUs: "
-        "use 'auto'. For MPI start the script with `mpiexec -n N`, or with `torchmn run -n N` and no `--transport`."
+        f"each process would train alone. With {launch.title} ranks use gloo, or nccl if there are GPUs: use 'auto'. "
+        "For MPI start the script with `mpiexec -n N`, or with `torchmn run -n N` and no `--transport`."
     )
 
 
@@ -235,7 +252,7 @@ def _process_group(backend: str, settings: Settings, launch: environment.Launch)
         launch = by_torch
     if launch.size is None:
         raise LaunchError(
-            f"create_communicator: {backend!r} needs the number of ranks, which {launch.title} does not tell. "
+            f"create_communicator: {backend!r} needs the number of ranks, which {launch.title} does not set. "
             "Use 'auto' for MPI, start the script with torchrun, or set RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT."
         )
     world = Communicator(process_group.create(backend, settings, launch, _next_name()))

@@ -1,4 +1,4 @@
-"""The mean over ranks of many tensors at once: few messages, few copies."""
+"""Means over ranks of many tensors at once, with few messages and few copies."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from torchmn._torch_compat import flatten_tensors, foreach_copy_, unflatten_tens
 from torchmn.communicators.buffers import Buffers
 from torchmn.communicators.messages import reductions
 
-# A tensor of this size is worth a message of its own: copying it into a flat buffer would cost more than the
-# few microseconds that a message saves.
+# A tensor of this size is sent by itself: copying it into a flat buffer would cost more than the few microseconds that
+# one message less saves.
 LARGE_BYTES = 1 << 20
 BUCKET_BYTES = 64 << 20
 
@@ -27,7 +27,7 @@ class _Communicator(Protocol):
 def mean_in_place(
     comm: _Communicator, tensors: Sequence[Tensor], share: float | None, wire_dtype: torch.dtype | None
 ) -> None:
-    """Replace tensors, of which all ranks have the same, by their means; `share` as for `means`."""
+    """Replaces tensors, of which all ranks have the same, by their means; see `means`."""
     for x, mean in zip(tensors, means(comm, tensors, share, wire_dtype), strict=True):
         if mean is not x:
             x.detach().copy_(mean)
@@ -36,21 +36,25 @@ def mean_in_place(
 def means(
     comm: _Communicator, tensors: Sequence[Tensor], share: float | None, wire_dtype: torch.dtype | None
 ) -> list[Tensor]:
-    """The means of tensors, of which all ranks have the same, and in which this rank counts `share`.
+    """Returns the weighted means over ranks of tensors, of which all ranks have the same shapes and dtypes.
 
-    None: all ranks count the same. All ranks must know that, or none: a share that happens to be 1 / size says nothing
-    of the others', and a rank that takes another way than they do gets another result.
+    Large tensors are reduced in place; the others together, in one flat buffer per dtype, of which their means are
+    views. The mean of a tensor that is not contiguous, or that requires a gradient, is written into the tensor.
 
-    Large ones are reduced where they lie, the others together in one flat buffer per dtype: their means are views of
-    it. But one that lies in another order, or belongs to a graph, gets its mean where it is.
+    Args:
+        comm: communicator whose ranks take part.
+        tensors: this rank's. They may be overwritten.
+        share: weight of this rank; the weights of all ranks sum to 1. None on all ranks: equal weights. A share of
+            1 / size on one rank does not mean equal weights, and the two cases are computed differently.
+        wire_dtype: a 16-bit dtype in which floating-point tensors are sent, or None.
     """
-    small, elsewhere = [], {}
+    small, results = [], {}
     for x in tensors:
-        if x.nbytes >= LARGE_BYTES:  # its order must not matter here: on another rank it may lie in another one
+        if x.nbytes >= LARGE_BYTES:  # contiguous or not: that may differ between ranks
             flat = x.detach().contiguous().view(-1)
             _mean_flat(comm, flat, share, wire_dtype)
             if not x.is_contiguous():
-                elsewhere[id(x)] = _kept_in_place(x, flat.view(x.shape))
+                results[id(x)] = _written_into(x, flat.view(x.shape))
         elif x.numel():
             small.append(x)
     for bucket in buckets(small):
@@ -59,12 +63,12 @@ def means(
             _mean_flat(comm, flat, share, wire_dtype)
             for x, mean in zip(bucket, unflatten_tensors(flat, bucket), strict=True):
                 in_buffer = x.is_contiguous() and not x.requires_grad
-                elsewhere[id(x)] = mean if in_buffer else _kept_in_place(x, mean)
-    return [elsewhere.get(id(x), x) for x in tensors]
+                results[id(x)] = mean if in_buffer else _written_into(x, mean)
+    return [results.get(id(x), x) for x in tensors]
 
 
-def _kept_in_place(x: Tensor, mean: Tensor) -> Tensor:
-    """`x` with the values of `mean` written into it; `mean` itself if `x` is expanded: one place is many elements."""
+def _written_into(x: Tensor, mean: Tensor) -> Tensor:
+    """Returns `x`, overwritten with `mean`; or `mean` itself if `x` is expanded, and its elements share memory."""
     if any(stride == 0 and extent > 1 for stride, extent in zip(x.stride(), x.shape, strict=True)):
         return mean
     x.detach().copy_(mean)
@@ -72,34 +76,34 @@ def _kept_in_place(x: Tensor, mean: Tensor) -> Tensor:
 
 
 def _mean_flat(comm: _Communicator, flat: Tensor, share: float | None, wire_dtype: torch.dtype | None) -> None:
-    compressed = wire_dtype is not None and flat.is_floating_point() and wire_dtype.itemsize < flat.dtype.itemsize
-    if compressed and comm.size > 1:
-        _mean_compressed(comm, flat, share, wire_dtype)  # type: ignore[arg-type]
+    compressible = comm.size > 1 and flat.is_floating_point()
+    if wire_dtype is not None and compressible and wire_dtype.itemsize < flat.dtype.itemsize:
+        _mean_compressed(comm, flat, share, wire_dtype)
     elif share is None:
         comm.buffers.reduce(flat, "mean", in_place=True)
-    elif flat.dtype != (wide := reductions.ACCUMULATORS[flat.dtype]):
-        weighted = flat.to(wide).mul_(share)
+    elif flat.dtype != (accumulator := reductions.ACCUMULATORS[flat.dtype]):
+        weighted = flat.to(accumulator).mul_(share)
         flat.copy_(comm.buffers.reduce(weighted, "sum", in_place=True))
     else:
         comm.buffers.reduce(flat.mul_(share), "sum", in_place=True)
 
 
 def _mean_compressed(comm: _Communicator, flat: Tensor, share: float | None, wire_dtype: torch.dtype) -> None:
-    """The mean with fewer bytes: each rank gathers its part from all, sums it in float32, hands the mean out.
+    """Computes the mean with values sent in `wire_dtype`: a reduce-scatter in float32, then an all-gather.
 
-    No transport sums 16-bit floats without rounding at every step; this rounds once before and once after.
+    Transports that sum 16-bit floats round at every addition; this rounds once before and once after.
     """
     factor = 1.0 if share is None else share * comm.size
     counts = [len(part) for part in torch.empty(flat.numel(), device="meta").tensor_split(comm.size)]
     outgoing = (flat if factor == 1.0 else flat * factor).to(wire_dtype)
-    received = comm.buffers.swap(list(outgoing.split(counts)), [(counts[comm.rank],)] * comm.size)
+    received = comm.buffers.alltoall(list(outgoing.split(counts)), [(counts[comm.rank],)] * comm.size)
     total = reductions.reduce_in_order([part.to(torch.float32) for part in received], "sum")
-    mean = comm.buffers.outgoing(total.div_(comm.size).to(wire_dtype))
-    flat.copy_(comm.buffers.allgather_whole(mean, counts))
+    mean = comm.buffers.staged(total.div_(comm.size).to(wire_dtype))
+    flat.copy_(comm.buffers.allgather_flat(mean, counts))
 
 
 def buckets(tensors: Iterable[Tensor]) -> list[list[Tensor]]:
-    """Tensors of one dtype and device together, at most about 64 MB of them, so that packing stays small."""
+    """Returns lists of tensors of one dtype and device, of about 64 MB at most, which bounds the memory for packing."""
     found: list[list[Tensor]] = []
     latest: dict[tuple[torch.dtype, torch.device], tuple[list[Tensor], int]] = {}
     for x in tensors:
@@ -113,6 +117,6 @@ def buckets(tensors: Iterable[Tensor]) -> list[list[Tensor]]:
 
 
 def unpack(flat: Tensor, tensors: Sequence[Tensor]) -> None:
-    """Copy the parts of a flat buffer into the tensors that were packed into it."""
+    """Copies the parts of a flat buffer into the tensors that were packed into it."""
     parts = flat.split([x.numel() for x in tensors])
     foreach_copy_(list(tensors), [part.view(x.shape) for part, x in zip(parts, tensors, strict=True)])

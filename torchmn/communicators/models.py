@@ -1,4 +1,4 @@
-"""Operations on whole models: one rank's values to all, and the mean of all ranks' gradients."""
+"""Operations on whole models: broadcast of parameters and buffers, and means of gradients."""
 
 from __future__ import annotations
 
@@ -21,44 +21,41 @@ Signature = tuple[tuple[str, torch.dtype, tuple[int, ...]], ...]
 
 
 def bcast_data(comm: Communicator, model: nn.Module) -> None:
-    """Overwrite every parameter and buffer of `model` with rank 0's."""
+    """Overwrites every parameter and buffer of `model` with rank 0's; see `Communicator.bcast_data`."""
     bcast_tensors(comm, [*model.named_parameters(), *model.named_buffers()], "bcast_data")
 
 
 def bcast_tensors(comm: Communicator, named: Sequence[tuple[str, Tensor]], operation: str) -> None:
-    """Overwrite named tensors, which must be alike on all ranks, with rank 0's."""
+    """Overwrites named tensors with rank 0's. Names, dtypes and shapes must be the same on all ranks."""
     lazy = [name for name, x in named if is_lazy(x)]
     problem = f"expected initialised parameters, got lazy {', '.join(lazy)}: run a forward pass first" if lazy else None
-    problem = problem or _problem_of_one(named, written=comm.rank != 0)
+    problem = problem or _first_problem(named, written=comm.rank != 0)
     signature = tuple((name, x.dtype, tuple(x.shape)) for name, x in named) if problem is None else ()
     with comm.agreed(operation, problem, differ=signature) as ranks:
         if not ranks.alike:
             raise_difference(comm, operation, "tensor", ranks.differ)
         tensors = [x.detach() for _, x in named]
         for x in tensors:
-            if x.nbytes >= LARGE_BYTES:  # sent and received in place: a copy would double the memory of large models
-                received = comm.buffers.bcast_tensor(
-                    comm.buffers.outgoing(x) if comm.rank == 0 else None, x.is_cuda, 0, into=x
-                )
+            if x.nbytes >= LARGE_BYTES:  # in place: a copy would double the memory of large models
+                source = comm.buffers.staged(x) if comm.rank == 0 else None
+                received = comm.buffers.bcast_tensor(source, x.is_cuda, 0, into=x)
                 if comm.rank != 0 and received is not x:
                     x.copy_(received)
         for bucket in buckets(x for x in tensors if x.nbytes < LARGE_BYTES):
-            flat = torch.cat([x.reshape(-1) for x in bucket]) if comm.rank == 0 else None
-            flat = comm.buffers.bcast_tensor(
-                None if flat is None else comm.buffers.outgoing(flat), bucket[0].is_cuda, 0
-            )
+            source = comm.buffers.staged(torch.cat([x.reshape(-1) for x in bucket])) if comm.rank == 0 else None
+            received = comm.buffers.bcast_tensor(source, bucket[0].is_cuda, 0)
             if comm.rank != 0:
-                unpack(flat.to(bucket[0].device), bucket)
+                unpack(received.to(bucket[0].device), bucket)
 
 
 def multi_node_mean_grad(comm: Communicator, model: nn.Module, zero_fill: bool) -> None:
-    """Replace each gradient of `model` by its mean over ranks."""
+    """Replaces each gradient of `model` by its mean over ranks; see `Communicator.multi_node_mean_grad`."""
     named = [(name, p) for name, p in model.named_parameters() if p.requires_grad or p.grad is not None]
     if not zero_fill:
         named = [(name, p) for name, p in named if p.grad is not None]
     sparse = [name for name, p in named if p.grad is not None and p.grad.layout is not torch.strided]
     problem = f"expected dense gradients, got a sparse one of {', '.join(sparse)}" if sparse else None
-    problem = problem or _problem_of_one([(name, p.grad) for name, p in named if p.grad is not None], written=True)
+    problem = problem or _first_problem([(name, p.grad) for name, p in named if p.grad is not None], written=True)
     signature = tuple((name, p.dtype if p.grad is None else p.grad.dtype, tuple(p.shape)) for name, p in named)
     grad_dtype = comm.settings.grad_dtype
     with comm.agreed("multi_node_mean_grad", problem, differ=signature, grad_dtype=grad_dtype) as ranks:
@@ -71,16 +68,23 @@ def multi_node_mean_grad(comm: Communicator, model: nn.Module, zero_fill: bool) 
         mean_in_place(comm, grads, None, grad_dtype)
 
 
-def _problem_of_one(named: Sequence[tuple[str, Tensor]], written: bool) -> str | None:
-    """What is wrong with the first of named tensors that can not travel, or not be overwritten; None if all can."""
+def _first_problem(named: Sequence[tuple[str, Tensor]], written: bool) -> str | None:
+    """Returns why the first of these tensors cannot be sent or, with `written`, overwritten; None if all can."""
     problems = ((name, arguments.tensor_problem(x, written)) for name, x in named)
     return next((f"{name}: {problem}" for name, problem in problems if problem), None)
 
 
-def raise_difference(comm: Communicator, operation: str, what: str, told: Sequence[Signature]) -> None:
-    """Raise, naming each tensor that is not alike on all ranks and the ranks that have it."""
-    holders: dict[tuple, list[int]] = {}
-    for rank, signature in enumerate(told):
+def raise_difference(comm: Communicator, operation: str, what: str, signatures: Sequence[Signature]) -> None:
+    """Raises a MismatchError that names each tensor which not all ranks have, and the ranks that have it.
+
+    Args:
+        comm: communicator whose ranks were compared.
+        operation: its name, for the message.
+        what: the kind of tensor, for the message: tensor, gradient or buffer.
+        signatures: (name, dtype, shape) of each tensor, of each rank.
+    """
+    holders: dict[tuple[str, torch.dtype, tuple[int, ...]], list[int]] = {}
+    for rank, signature in enumerate(signatures):
         for entry in signature:
             holders.setdefault(entry, []).append(rank)
     lines = [f"rank {comm.rank} of {comm.size}: {operation}: ranks do not have the same {what}s; nothing was sent:"]
@@ -92,9 +96,9 @@ def raise_difference(comm: Communicator, operation: str, what: str, told: Sequen
                 f"not on rank {ranks_text(without)}"
             )
     if len(lines) == 1:
-        lines.append("  they have the same ones, but in another order")
+        lines.append("  the same ones, but in another order")
     if what == "gradient":
-        lines.append("Pass zero_fill=True to count a gradient that is missing as zeros.")
+        lines.append("Pass zero_fill=True to count a missing gradient as zeros.")
     else:
         lines.append("Build the model with the same arguments on every rank.")
     raise MismatchError("\n".join(lines))

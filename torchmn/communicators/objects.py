@@ -1,10 +1,11 @@
-"""Python objects as flat tensors of bytes: any object that pickles.
+"""Converts Python objects that pickle to flat tensors of bytes, and back: `pack` and `unpack`.
 
-Tensors inside an object are not pickled: pickling copies a tensor more than once, and with a slice it takes the whole
-tensor along. The pickle holds their numbers, and their bytes follow it.
+Tensors inside an object are not pickled: pickling copies a tensor more than once, and copies the whole storage of a
+    slice.
+The pickle contains their indices, and their bytes follow it.
 
-Layout: two integers (where the list of `TensorSpec` begins, where the tensors begin), the pickled object, the pickled
-list, the tensors.
+Layout: two integers (offsets of the list of `TensorSpec` and of the tensors), the pickled object, the pickled list, the
+tensors.
 """
 
 from __future__ import annotations
@@ -26,9 +27,10 @@ _PREFIX = struct.Struct("<2q")
 
 
 def pack(obj: Any, largest: int | None = None) -> tuple[Tensor, list[Tensor]]:
-    """Returns `obj` as a flat uint8 tensor, and the tensors of more than `largest` bytes that it left out, in order.
+    """Returns `obj` as a flat uint8 tensor, and the tensors larger than `largest` bytes, which it leaves out, in order.
 
-    Raises whatever pickling raises if the object cannot be pickled.
+    Raises:
+        Exception: of any type, if the object cannot be pickled.
     """
     stream = io.BytesIO(bytes(_PREFIX.size))
     stream.seek(_PREFIX.size)
@@ -51,11 +53,11 @@ def pack(obj: Any, largest: int | None = None) -> tuple[Tensor, list[Tensor]]:
 
 
 def unpack(data: Tensor | bytes, device: torch.device, fetch: Callable[[TensorSpec], Tensor] | None = None) -> Any:
-    """Returns the object that `pack` made `data` of.
+    """Returns the object that was packed into `data`.
 
     Args:
         data: a flat uint8 tensor on the CPU, or bytes.
-        device: gets the tensors that were on a GPU.
+        device: for the tensors that were on a GPU.
         fetch: returns, in order, the tensors that were left out.
     """
     memory = memoryview(data if isinstance(data, bytes) else data.numpy().data)
@@ -63,10 +65,10 @@ def unpack(data: Tensor | bytes, device: torch.device, fetch: Callable[[TensorSp
     tensors = []
     for spec, left_out in pickle.loads(memory[middle:start]):
         if left_out:
-            assert fetch is not None, "an object without its large tensors"
+            assert fetch is not None, "the object was packed without its large tensors"
             x = fetch(spec)
         else:
-            x = spec.empty()  # and not a view: a small tensor that is kept must not keep all of `data`
+            x = spec.empty()  # not a view: it would keep all of `data` alive
             wire.as_bytes(x).numpy().data[:] = memory[start : start + spec.nbytes]
             start += spec.nbytes
         tensors.append(x.to(device) if spec.on_gpu else x)
@@ -78,25 +80,25 @@ def try_pack(obj: Any) -> tuple[Tensor | None, str | None]:
     """Returns `obj` as a flat tensor, or the problem with it."""
     try:
         return pack(obj)[0], None
-    except Exception as error:  # pickling runs the object's own code, which may raise anything
+    except Exception as error:  # pickling runs code of the object, which may raise anything
         return None, f"expected an object that pickles, got {type(obj).__name__}: {error}"
 
 
 def pack_each(objs: Any, size: int) -> tuple[list[Tensor], str | None]:
-    """Returns a flat tensor for each rank's object, or the problem with `objs`."""
+    """Returns a flat tensor per rank, or the problem with `objs`."""
     if not isinstance(objs, list | tuple) or len(objs) != size:
         return [], f"expected a list or tuple of {size} objects, one per rank, got {describe(objs)}"
     parts: list[Tensor] = []
-    for place, obj in enumerate(objs):
+    for index, obj in enumerate(objs):
         data, problem = try_pack(obj)
         if data is None:
-            return [], f"element {place}: {problem}"
+            return [], f"element {index}: {problem}"
         parts.append(data)
     return parts, None
 
 
 class _Packer(pickle.Pickler):
-    """Pickles an object with a number in place of each tensor, and collects the tensors."""
+    """Pickles an object with an index for each tensor, and collects the tensors."""
 
     def __init__(self, stream: io.BytesIO) -> None:
         super().__init__(stream, protocol=pickle.HIGHEST_PROTOCOL)
@@ -110,7 +112,7 @@ class _Packer(pickle.Pickler):
 
 
 class _Unpacker(pickle.Unpickler):
-    """Unpickles an object, with the tensors in place of their numbers."""
+    """Unpickles an object, and replaces indices by their tensors."""
 
     def __init__(self, stream: io.BytesIO, tensors: list[Tensor]) -> None:
         super().__init__(stream)
@@ -121,12 +123,12 @@ class _Unpacker(pickle.Unpickler):
         return self._tensors.__getitem__ if is_tensor else super().find_class(module, name)
 
 
-def _tensor(number: int) -> Tensor:
-    """Stands in the pickle for a tensor; `_Unpacker` replaces it."""
+def _tensor(index: int) -> Tensor:
+    """Represents a tensor in the pickle; `_Unpacker` replaces it."""
     raise NotImplementedError
 
 
 def _is_plain(x: Tensor) -> bool:
-    """Whether bytes, dtype and shape are all there is to know of `x`; other tensors are pickled by torch."""
+    """Returns whether bytes, dtype and shape describe `x` completely; other tensors are pickled by torch."""
     plain = x.layout is torch.strided and not x.is_nested and not x.requires_grad and x.dtype in wire.DTYPE_CODES
     return plain and (x.is_cpu or x.is_cuda)

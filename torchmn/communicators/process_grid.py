@@ -1,4 +1,7 @@
-"""The ranks of a communicator as a grid: copies of the model along `data`, tiles of the image along the other axes."""
+"""`ProcessGrid`, the ranks of a communicator along named axes: a device mesh.
+
+Ranks along `data` have replicas of the model; along the other axes they have tiles of the same images.
+"""
 
 from __future__ import annotations
 
@@ -16,16 +19,25 @@ MAPPINGS = ("within-host", "across-hosts")
 
 
 class ProcessGrid:
-    """Each rank's place in a grid of `data` x `depth` x `height` x `width` ranks; every rank of `comm` makes it.
+    """A grid of `data` x `depth` x `height` x `width` ranks. All ranks of `comm` must create it.
 
-    comm: all ranks
-    sizes, place: of each axis, how many ranks it has, and this rank's number along it
-    tiles: the ranks that hold the same images as this one, in row-major order of depth, height, width
-    replicas: the ranks that hold the same tile of other images, in order of data
+    Args:
+        comm: communicator of all ranks.
+        data: number of replicas, which have different samples.
+        depth, height, width: numbers of tiles into which images are cut along these dims.
+        tiles: "within-host" places the tiles of an image on as few hosts as possible, so that halos do not cross the
+            network; "across-hosts" does so with the replicas of a tile.
 
-    tiles="within-host" puts the tiles of an image on as few hosts as possible, so that halos do not cross the network;
-    "across-hosts" does that with the copies of a tile instead. Axes that do not multiply to `comm.size` raise on every
-    rank.
+    Attributes:
+        comm: communicator of all ranks.
+        sizes: number of ranks of each axis.
+        place: this rank's coordinate along each axis.
+        tiles: communicator of the ranks with other tiles of the same images, in row-major order of depth, height,
+            width.
+        replicas: communicator of the ranks with the same tile of other images, in order of `data`.
+
+    Raises:
+        ArgumentError: on every rank, if the axes do not multiply to `comm.size`.
     """
 
     def __init__(
@@ -45,45 +57,47 @@ class ProcessGrid:
         self.comm = comm
         self.sizes: dict[str, int] = sizes
         self.mapping = tiles
-        # Hosts in order, and the ranks of each host one after the other: then neighbours in this order share hosts.
+        # All ranks of one host before those of the next, so that neighbours in this order share hosts.
         hosts = comm.hosts
         order = sorted(range(comm.size), key=lambda rank: (hosts.index(hosts[rank]), rank))
-        self._seats = [self._seat(order.index(rank)) for rank in range(comm.size)]
-        copy, tile = self._seats[comm.rank]
-        self.place: dict[str, int] = {"data": copy, **self._tile_place(tile)}
-        self.tiles = self._group(color=copy, key=tile, size=self.tile_count)
-        self.replicas = self._group(color=tile, key=copy, size=data)
+        self._positions = [self._position(order.index(rank)) for rank in range(comm.size)]
+        replica, tile = self._positions[comm.rank]
+        self.place: dict[str, int] = {"data": replica, **self._tile_place(tile)}
+        self.tiles = self._group(color=replica, key=tile, size=self.tile_count)
+        self.replicas = self._group(color=tile, key=replica, size=data)
 
     @staticmethod
     def squarest(comm: Communicator) -> ProcessGrid:
-        """The grid of all ranks of `comm` along height and width that is nearest to a square, height the smaller."""
+        """Returns the grid of all ranks along height and width that is nearest to a square, with height <= width."""
         height = max(height for height in range(1, comm.size + 1) if comm.size % height == 0 and height**2 <= comm.size)
         return ProcessGrid(comm, height=height, width=comm.size // height)
 
     @staticmethod
     def of(grid: ProcessGrid | Communicator) -> ProcessGrid:
-        """`grid` itself, or the squarest grid of a communicator's ranks."""
+        """Returns `grid` itself, or the squarest grid of a communicator."""
         return grid if isinstance(grid, ProcessGrid) else ProcessGrid.squarest(grid)
 
     def __deepcopy__(self, _: Any) -> ProcessGrid:
-        return self  # a copy of a model talks to the same ranks
+        return self  # a copy of a model communicates with the same ranks
 
     def __reduce__(self) -> Any:
         raise ArgumentError(
-            "a ProcessGrid, and a parallel model with it, belongs to the ranks of its job and can not be pickled. Save "
+            "a ProcessGrid, and a parallel model with it, belongs to the ranks of its job and cannot be pickled. Save "
             "torchmn.full_state_dict(model), which loads into the plain model and into any other grid and mode"
         )
 
     @property
     def tile_count(self) -> int:
-        """Into how many tiles an image is cut."""
+        """Number of tiles into which an image is cut."""
         return prod(self.sizes[axis] for axis in TILE_AXES)
 
     def axes_of(self, dims: int) -> tuple[str, ...]:
-        """The axes along which an image of `dims` dims is cut, in the order of its dims.
+        """Returns the axes along which an image of `dims` dims is cut, in the order of its dims.
 
-        Three dims are depth, height, width; two are height, width; a single one takes the axis that has several
-        ranks. HaloError where ranks would be left over.
+        Three dims are depth, height, width; two are height, width; a single one is the axis that has several ranks.
+
+        Raises:
+            HaloError: an axis that the image does not have has several ranks.
         """
         if dims == 1:
             used = [axis for axis in TILE_AXES if self.sizes[axis] > 1] or [TILE_AXES[-1]]
@@ -92,25 +106,25 @@ class ProcessGrid:
         left_over = [f"{axis}={self.sizes[axis]}" for axis in TILE_AXES if self.sizes[axis] > 1 and axis not in used]
         if not 1 <= dims <= 3 or left_over or len(used) != dims:
             raise HaloError(
-                f"rank {self.comm.rank} of {self.comm.size}: an image of {dims} dim{'s' * (dims != 1)} can not be cut "
+                f"rank {self.comm.rank} of {self.comm.size}: an image of {dims} dim{'s' * (dims != 1)} cannot be cut "
                 f"over {self!r}: use as many axes of {', '.join(TILE_AXES)} as the image has dims, its last ones."
             )
         return tuple(used)
 
     def parts_of(self, dims: int) -> tuple[int, ...]:
-        """Into how many parts each dim of an image of `dims` dims is cut."""
+        """Returns the number of parts into which each dim of an image of `dims` dims is cut."""
         return tuple(self.sizes[axis] for axis in self.axes_of(dims))
 
     def place_of(self, dims: int) -> tuple[int, ...]:
-        """This rank's place along each dim of an image of `dims` dims."""
+        """Returns this rank's coordinate along each dim of an image of `dims` dims."""
         return tuple(self.place[axis] for axis in self.axes_of(dims))
 
-    def _seat(self, number: int) -> tuple[int, int]:
-        """(copy, tile) of the `number`-th rank in the order of hosts."""
+    def _position(self, index: int) -> tuple[int, int]:
+        """Returns (replica, tile) of the rank with this index in the order of hosts."""
         if self.mapping == "within-host":
-            return divmod(number, self.tile_count)
-        tile, copy = divmod(number, self.sizes["data"])
-        return copy, tile
+            return divmod(index, self.tile_count)
+        tile, replica = divmod(index, self.sizes["data"])
+        return replica, tile
 
     def _tile_place(self, tile: int) -> dict[str, int]:
         place = {}
@@ -119,9 +133,9 @@ class ProcessGrid:
         return place
 
     def _group(self, color: int, key: int, size: int) -> Communicator:
-        """The ranks of one color; a new communicator only where it must be one, for MPI has not many."""
-        if size == self.comm.size and all(max(seat) == rank for rank, seat in enumerate(self._seats)):
-            return self.comm  # as it is: along the other axis every rank is at 0
+        """Returns a communicator of the ranks of one color; a new one only if necessary, because MPI has few."""
+        if size == self.comm.size and all(max(position) == rank for rank, position in enumerate(self._positions)):
+            return self.comm  # the same ranks in the same order: the other coordinate of all is 0
         if size == 1:
             alone = self.comm.group.among([self.comm.rank], f"{self.comm.name}/alone")
             return Communicator(SoloTransport(alone))
@@ -135,39 +149,39 @@ class ProcessGrid:
         return f"<ProcessGrid {size}>"
 
     def __str__(self) -> str:
-        """The grid as a picture: one block per copy (and depth), the ranks of the communicator in their places."""
-        ranks = {seat: rank for rank, seat in enumerate(self._seats)}
+        """Returns a drawing of the grid: one block of ranks per replica (and depth)."""
+        ranks = {position: rank for rank, position in enumerate(self._positions)}
         digits = len(str(self.comm.size - 1))
         plane = self.sizes["height"] * self.sizes["width"]
         lines = [f"{self!r}: rank {self.comm.rank} is at " + ", ".join(f"{a} {p}" for a, p in self.place.items())]
-        for copy in range(self.sizes["data"]):
+        for replica in range(self.sizes["data"]):
             for depth in range(self.sizes["depth"]):
-                lines.append(f"  data {copy}" + (f", depth {depth}" if self.sizes["depth"] > 1 else ""))
+                lines.append(f"  data {replica}" + (f", depth {depth}" if self.sizes["depth"] > 1 else ""))
                 for row in range(self.sizes["height"]):
                     first = depth * plane + row * self.sizes["width"]
-                    cells = [ranks[copy, first + column] for column in range(self.sizes["width"])]
+                    cells = [ranks[replica, first + column] for column in range(self.sizes["width"])]
                     lines.append("    " + " ".join(f"{rank:>{digits}}" for rank in cells))
         return "\n".join(lines)
 
 
 def _problem(sizes: dict[str, Any], tiles: object, size: int) -> str | None:
-    """Why these axes are no grid of `size` ranks, or None."""
+    """Returns why these axes do not form a grid of `size` ranks, or None."""
     for axis, ranks in sizes.items():
         if isinstance(ranks, bool) or not isinstance(ranks, int) or ranks < 1:
             return f"expected {axis} to be a number of ranks, 1 or more, got {ranks!r}"
     if tiles not in MAPPINGS:
         return f"tiles {tiles!r} does not exist. {nearest(tiles, MAPPINGS)}"
     if prod(sizes.values()) != size:
-        asked = " x ".join(f"{axis} {ranks}" for axis, ranks in sizes.items() if ranks > 1) or "1"
+        requested = " x ".join(f"{axis} {ranks}" for axis, ranks in sizes.items() if ranks > 1) or "1"
         return (
-            f"{asked} = {prod(sizes.values())} ranks, but the communicator has {size}: choose axes that multiply to "
-            f"{size}, or start {prod(sizes.values())} ranks"
+            f"{requested} = {prod(sizes.values())} ranks, but the communicator has {size}: choose axes that multiply "
+            f"to {size}, or start {prod(sizes.values())} ranks"
         )
     return None
 
 
 def checked_grid(grid: object, operation: str) -> ProcessGrid:
-    """`grid`, or the squarest grid of a communicator; ArgumentError for anything else."""
+    """Returns `grid`, or the squarest grid of a communicator; raises an ArgumentError for anything else."""
     if not isinstance(grid, ProcessGrid | Communicator):
         raise ArgumentError(f"{operation}: expected a ProcessGrid or a communicator, got {type(grid).__name__}")
     return ProcessGrid.of(grid)

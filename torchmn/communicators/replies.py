@@ -1,8 +1,8 @@
-"""Messages between two ranks, any of which may ask for a reply.
+"""`Replies` sends messages between two ranks, any of which may request a reply.
 
-A request is a message with a number that its sender chose. The reply carries the same number and travels with a tag
-that no user can choose, so that replies never meet users' messages. A receiver that will not reply declines: it replies
-without tensors. What requests and replies mean is up to the layer above (torchmn/functions/edges.py sends gradients).
+A request is a message with a number that its sender chose. The reply has the same number, and a tag that no user can
+choose, so that replies never match users' receives. A receiver that will not reply declines: it replies without
+tensors. The layer above defines requests and replies (torchmn/functions/edges.py sends gradients).
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from torchmn.errors import ArgumentError, PeerError
 
 
 class Handler(Protocol):
-    """What the layer above does with the requests and replies of a communicator."""
+    """Callbacks of the layer above for the requests and replies of a communicator."""
 
     def on_declined(self, peer: int, number: int) -> None:
         """Called when a request of `peer` was declined."""
@@ -31,18 +31,18 @@ class Handler(Protocol):
     def decline_all(self) -> None:
         """Declines every request that was received and not replied to. Must not wait."""
 
-    def settle(self) -> None:
-        """Called when the communicator is finalized: waits for all replies that are still to come."""
+    def drain(self) -> None:
+        """Waits for all replies that are outstanding. Called when the communicator is finalized."""
 
 
 class Replies:
-    """One rank's messages to and from single ranks of a group.
+    """One rank's point-to-point messages.
 
     Attributes:
-        declined: (source, number) of requests that get no reply. Anybody may append to it at any time, also in the
-            middle of another message; they are sent before this rank waits the next time.
+        declined: (source, number) of requests that get no reply. Any thread may append at any time; the replies are
+            sent before this rank waits the next time.
         handler: see `Handler`; None until the first request.
-        taken_tags: how many tags other layers have taken, from the highest downwards, where no user looks.
+        taken_tags: number of tags that other layers use, from the highest downwards.
     """
 
     def __init__(self, buffers: Buffers):
@@ -62,12 +62,12 @@ class Replies:
     # -- users' messages ---------------------------------------------------------------------------------------
 
     def check_peer(self, operation: str, name: str, peer: object, tag: object) -> None:
-        """Raises if `peer`, the argument called `name`, is no other rank, or if `tag` is none that a user may have."""
+        """Raises if `peer`, the argument called `name`, is not another rank, or if `tag` is not a valid tag."""
         group = self._group
         here.watch = group.watch
         if type(peer) is int and 0 <= peer < group.size and peer != group.rank and not group.closed:  # noqa: SIM102
             if type(tag) is int and 0 <= tag < self._tag_limit:
-                return  # the common case; what follows finds the words
+                return  # the common case; the rest builds the error message
         problem = arguments.rank_problem(peer, group.size, name)
         if problem is None and peer == group.rank:
             problem = (
@@ -90,12 +90,12 @@ class Replies:
         """Sends a tensor, or a tuple or list of tensors, without waiting for the receiver.
 
         Args:
-            dest, tag: they were checked.
-            number: of the request that this message makes; 0 for none.
-            wants_reply: for which of the tensors, in a request.
+            dest, tag: checked by `check_peer`.
+            number: of the request, if this message is one; 0 otherwise.
+            wants_reply: for which of the tensors a request expects a reply.
 
         Raises:
-            ArgumentError: `x` cannot travel. The receiver that waits for it raises, too.
+            ArgumentError: `x` cannot be sent. The receiver raises a PeerError.
         """
         many = isinstance(x, list | tuple)
         tensors: tuple[Any, ...] = tuple(x) if many else (x,)
@@ -106,7 +106,7 @@ class Replies:
         self.post(Message(Kind.TUPLE if many else Kind.TENSOR, tensors, number, wants_reply), dest, tag)
 
     def receive(self, source: int, tag: int, operation: str = "recv") -> Message:
-        """Waits for the next message from `source` with this `tag`. If `message.request` is not 0, it wants a reply."""
+        """Returns the next message from `source` with this `tag`. If its `request` is not 0, a reply is expected."""
         if self.declined:
             self.send_declined()
         group = self._group
@@ -115,13 +115,13 @@ class Replies:
         if message.kind == Kind.ERROR:
             reason = wire.to_bytes(message.tensors[0]).decode()
             raise PeerError(f"rank {group.rank} of {group.size}: {operation} from rank {source}, tag {tag}: {reason}")
-        return self._buffers.placed(message) if message.on_gpu else message
+        return self._buffers.move_to_gpu(message) if message.on_gpu else message
 
     def post(self, message: Message, dest: int, tag: int) -> None:
         """Sends a message whose tensors were checked."""
         tensors, on_gpu, private = [], [], True
         for given in message.tensors:
-            x = self._buffers.outgoing(given)
+            x = self._buffers.staged(given)
             tensors.append(x)
             on_gpu.append(given.is_cuda)
             private &= x.data_ptr() != given.data_ptr()
@@ -134,7 +134,7 @@ class Replies:
                 pending.wait()
 
     def refuse(self, operation: str, dest: int, tag: int, problem: str) -> NoReturn:
-        """Raises, and lets the receiver that waits for this message raise, too."""
+        """Raises an ArgumentError, and makes the receiver of this message raise a PeerError."""
         text = f"rank {self._group.rank} of {self._group.size}: {operation} to rank {dest}, tag {tag}: {problem}"
         self.post(Message(Kind.ERROR, (wire.from_bytes(text.encode()),)), dest, tag)
         raise ArgumentError(text)
@@ -142,27 +142,28 @@ class Replies:
     # -- replies -----------------------------------------------------------------------------------------------
 
     def reply(self, peer: int, number: int, tensors: tuple[Tensor, ...], wants_reply: tuple[bool, ...] = ()) -> None:
-        """Replies to a request of `peer` with tensors that were checked; without any, declines it."""
+        """Replies to a request of `peer` with tensors that were checked; without tensors, declines it."""
         self.post(Message(Kind.TUPLE, tensors, number, wants_reply), peer, self._tag_limit)
 
     def refuse_reply(self, peer: int, number: int, text: str) -> NoReturn:
-        """Raises, and gives `peer` this text for its request: a message of `Kind.ERROR`."""
+        """Raises an ArgumentError, and replies to a request of `peer` with its text, in a message of `Kind.ERROR`."""
         self.post(Message(Kind.ERROR, (wire.from_bytes(text.encode()),), number), peer, self._tag_limit)
         raise ArgumentError(text)
 
     def take(self, peer: int, operation: str, tag: int, about: Any = None) -> Message:
-        """Waits for the next reply of `peer`, whatever request it is for.
+        """Returns the next reply of `peer`, to any request.
 
         Args:
+            peer: the rank that replies.
             operation, tag: for the watchdog.
-            about: what else a report of the watchdog may say of this wait. See `watchdog.reports`.
+            about: more data on this wait for the watchdog's report; see `watchdog.report.sections`.
         """
         with Wait(self._group, operation, peer, tag, about):
             message = self._transport.take(peer, self._tag_limit)
-        return self._buffers.placed(message) if message.on_gpu else message
+        return self._buffers.move_to_gpu(message) if message.on_gpu else message
 
     def arrived(self, peer: int) -> bool:
-        """Whether a reply of `peer` has come. False, too, if the transport does not see it."""
+        """Returns whether a reply of `peer` has arrived. The transport may miss it: see `Traits.sees_arrivals`."""
         return self._transport.arrived(peer, self._tag_limit)
 
     def check_open(self, operation: str) -> None:
@@ -170,13 +171,13 @@ class Replies:
         self._group.check_open(operation)
 
     def decline_all(self) -> None:
-        """Declines every request that was received and not replied to: this rank is about to leave."""
+        """Declines every request that was received and not replied to, before this rank leaves."""
         self.send_declined()
         if self.handler is not None:
             self.handler.decline_all()
 
     def send_declined(self) -> None:
-        """Tells the senders of declined requests so."""
+        """Sends the replies to declined requests."""
         while self.declined:
             try:
                 peer, number = self.declined.popleft()

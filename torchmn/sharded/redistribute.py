@@ -1,4 +1,4 @@
-"""Between whole tensors and ShardedTensors: cutting, gathering, and values that enter a computation on parts."""
+"""Conversions between whole tensors and ShardedTensors, and replicated tensors as operands of sharded ones."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from typing import TypeVar
 import torch
 from torch import Tensor, nn
 
-from torchmn.bounded_cache import remembered_tensors
+from torchmn.bounded_cache import cached_tensors
 from torchmn.context import here
 from torchmn.geometry import Interval
 from torchmn.gradient_role import change_role, enters, role_of
-from torchmn.sharded.memory import empty_in_order
-from torchmn.sharded.replicated import enter_parts, part_of_whole, whole_of_parts
+from torchmn.sharded.memory_format import empty_in_order
+from torchmn.sharded.replicated import enter_shards, gather_shards, take_shard
 from torchmn.sharded.sharding import FlatCut, Sharding
 from torchmn.sharded.tensor import ShardedTensor, local, wrap
 
@@ -21,90 +21,92 @@ Given = TypeVar("Given", bound=Tensor | None)
 
 
 def whole(x: ShardedTensor) -> Tensor:
-    """The global tensor of which every rank of `grid.tiles` holds a part."""
+    """Returns the global tensor, gathered from all ranks of `grid.tiles`, which must all call."""
     layout = x.spec
     if not layout.cut_dims:
         return local(x)
-    return whole_of_parts(local(x), layout.grid.tiles, partial(_gather, layout), partial(_take, layout))
+    return gather_shards(local(x), layout.grid.tiles, partial(_gather, layout), partial(_take, layout))
 
 
 def gathered(x: Given) -> Given:
-    """`x`, whole: a weight that a model computes from cut values is needed on all ranks."""
-    return whole(x) if isinstance(x, ShardedTensor) else x  # type: ignore[return-value]
+    """Returns the global tensor of a ShardedTensor, and any other value as it is."""
+    return whole(x) if isinstance(x, ShardedTensor) else x
 
 
-def part_of(x: Tensor, layout: Sharding) -> ShardedTensor:
-    """This rank's part of a whole tensor; its gradient is put together from all ranks' parts."""
+def shard_of(x: Tensor, layout: Sharding) -> ShardedTensor:
+    """Returns this rank's shard of a whole tensor. In backward, the gradient is gathered from all ranks."""
     if not layout.cut_dims:
         return wrap(x, layout)
-    part = part_of_whole(x, layout.grid.tiles, partial(_gather, layout), partial(_take, layout))
-    return wrap(part, layout)
+    shard = take_shard(x, layout.grid.tiles, partial(_gather, layout), partial(_take, layout))
+    return wrap(shard, layout)
 
 
-def entering(x: Tensor, layout: Sharding) -> Tensor:
-    """A whole tensor as an operand of parts.
+def replicated_operand(x: Tensor, layout: Sharding) -> Tensor:
+    """Returns a whole tensor as an operand of shards.
 
-    Each rank's share of its gradient comes from its own part only. A parameter keeps that share, and the optimizer
-    sums it together with all others; anything else is summed in backward.
+    Each rank's gradient of it is only the contribution of its shard. For a parameter the optimizer sums these together
+    with all other gradients; for any other tensor they are summed in backward.
     """
     if not isinstance(x, nn.Parameter):
-        return enter_parts(gathered(x), layout.grid.tiles)
+        return enter_shards(gathered(x), layout.grid.tiles)
     role, tiles, recorder = role_of(x), layout.grid.tiles, here.recorder
     if recorder is not None:
-        recorder.note_part_use(x)
+        recorder.note_sharded_use(x)
     elif role.placement != "partial" and x.requires_grad and tiles.size > 1:
-        # The dry run has not seen this use: forward takes another way since an attribute of the model has changed.
+        # The dry run has not seen this use: forward takes another path since an attribute of the model changed.
         change_role(x, summed_in_backward=True)
-        return enter_parts(x, tiles)
-    return enter_parts(x, tiles) if role.summed_in_backward else enters(x, role)
+        return enter_shards(x, tiles)
+    return enter_shards(x, tiles) if role.summed_in_backward else enters(x, role)
 
 
-def cut_like(x: Tensor, layout: Sharding, dims: dict[int, int]) -> Tensor:
-    """A whole tensor, cut in its own dims (the keys) as `layout` is in its dims (the values); no communication.
+def shard_like(x: Tensor, layout: Sharding, dims: dict[int, int]) -> Tensor:
+    """Returns this rank's shard of a whole tensor, without communication. Its gradient is zero outside of the shard.
 
-    The gradient is this rank's share: zeros outside of the cut.
+    Args:
+        x: the whole tensor.
+        dims: dim of `x` -> dim of `layout` as which it is cut.
     """
     for dim, layout_dim in dims.items():
         cut = layout.cuts[layout_dim]
         if cut is None or (x.shape[dim] == 1 and layout.shape[layout_dim] != 1):
             continue  # whole here, or about to be broadcast
         if isinstance(cut, FlatCut):
-            x = x.index_select(dim, own_columns(layout, layout_dim).to(x.device))
+            x = x.index_select(dim, tile_columns(layout, layout_dim).to(x.device))
         else:
-            mine = layout.interval(layout_dim)
-            x = x.narrow(dim, mine.start, len(mine))
+            owned = layout.interval(layout_dim)
+            x = x.narrow(dim, owned.start, len(owned))
     return x
 
 
-def own_columns(layout: Sharding, dim: int, tile: int | None = None) -> Tensor:
-    """The global indices of a flattened image's dim that a rank owns, in the order in which it holds them."""
+def tile_columns(layout: Sharding, dim: int, tile: int | None = None) -> Tensor:
+    """Returns the global indices of a flattened image that a rank owns, in its order; this rank's by default."""
     image = layout.unflattened(dim)
     place = layout.grid.tiles.rank if tile is None else tile
     return _columns(image.shape[1:], tuple(image.interval(dim, place) for dim in range(1, len(image.shape))))
 
 
-@remembered_tensors(64 << 20)
-def _columns(shape: tuple[int, ...], mine: tuple[Interval, ...]) -> Tensor:
-    """The flat indices of a box of an image; not of its batch, which may have another size each time."""
+@cached_tensors(64 << 20)
+def _columns(shape: tuple[int, ...], box: tuple[Interval, ...]) -> Tensor:
+    """Returns the flat indices of a box of an image of `shape`."""
     everything = torch.arange(torch.Size(shape).numel()).view(shape)
-    return everything[tuple(interval.as_slice() for interval in mine)].reshape(-1)
+    return everything[tuple(interval.as_slice() for interval in box)].reshape(-1)
 
 
 def _take(layout: Sharding, x: Tensor) -> Tensor:
-    """This rank's part of a whole tensor, in memory of its own."""
-    part, flat = x[layout.boxes[layout.grid.tiles.rank]], layout.flat_dim
-    return part.contiguous() if flat is None else part.index_select(flat, own_columns(layout, flat).to(x.device))
+    """Returns a contiguous copy of this rank's shard."""
+    shard, flat = x[layout.boxes[layout.grid.tiles.rank]], layout.flat_dim
+    return shard.contiguous() if flat is None else shard.index_select(flat, tile_columns(layout, flat).to(x.device))
 
 
 def _gather(layout: Sharding, x: Tensor) -> Tensor:
-    """The whole tensor of which each rank has passed its part."""
-    result = empty_in_order(layout.shape, x)  # dropout behind it draws in the order of memory
+    """Returns the whole tensor of which each rank passes its shard."""
+    result = empty_in_order(layout.shape, x)  # a later dropout draws its mask in the order of memory
     if x.is_meta:
         return result
     flat = layout.flat_dim
-    for tile, (box, part) in enumerate(zip(layout.boxes, layout.grid.tiles.allgather(x), strict=True)):
+    for tile, (box, shard) in enumerate(zip(layout.boxes, layout.grid.tiles.allgather(x), strict=True)):
         if flat is None:
-            result[box] = part
+            result[box] = shard
         else:
-            result[box].index_copy_(flat, own_columns(layout, flat, tile).to(part.device), part)
+            result[box].index_copy_(flat, tile_columns(layout, flat, tile).to(shard.device), shard)
     return result

@@ -125,5 +125,5 @@ def test_a_copy_of_what_holds_a_communicator_talks_to_the_same_ranks_and_none_is
     holder.comm = comm  # type: ignore[assignment]  as layers of users do
     assert deepcopy(holder).comm is comm
     for pickled in (pickle.dumps, copy):
-        with pytest.raises(torchmn.ArgumentError, match=rf"rank {comm.rank} of 2>.*can not be pickled.*state_dict"):
+        with pytest.raises(torchmn.ArgumentError, match=rf"rank {comm.rank} of 2>.*cannot be pickled.*state_dict"):
             pickled(comm)

@@ -12,8 +12,8 @@ from torch import Tensor
 
 import torchmn
 from tests._worlds import ranks
+from torchmn import Communicator
 from torchmn import functions as F
-from torchmn.communicators.communicator import Communicator
 from torchmn.errors import PeerError, ThreadError
 
 EVERYWHERE = ("threads", "mpi", "openmpi", "gloo")

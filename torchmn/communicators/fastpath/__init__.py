@@ -1,5 +1,5 @@
-"""Faster implementations of what the MPI transport does, for ranks that share a host.
+"""A faster MPI transport for ranks on one host (optional).
 
-The core is complete without this package, and imports it in one place (`create_communicator`), for all ranks or for
-none: `TORCHMN_FASTPATH=0` on all ranks leaves it out.
+The core is complete without this package. `create_communicator` loads it, on all ranks or on none: `TORCHMN_FASTPATH=0`
+on all ranks switches it off.
 """

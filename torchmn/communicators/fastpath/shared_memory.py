@@ -1,4 +1,4 @@
-"""Memory that all ranks of a host can read and write: one file per rank, mapped by all, with no name left behind."""
+"""Shared memory of the ranks of a host: one file per rank, mapped by all ranks and then unlinked."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from torchmn.communicators.transports.mpi import allgather_plain
 
 
 def share(comm: MPI.Comm, nbytes: int) -> dict[int, mmap.mmap]:
-    """`nbytes` of zeros for each rank of `comm`, by rank, mapped by every one; {} on all ranks if that can not be.
+    """Returns `nbytes` of zeros for each rank of `comm`, by rank, mapped by all ranks; {} on all ranks if it fails.
 
-    Every rank must call it. The memory lives as long as a process maps it, and no longer.
+    Collective. The memory is freed when no process maps it any more.
     """
     path = _new_file(nbytes)
     paths = allgather_plain(comm, path)
     maps: dict[int, mmap.mmap] = {}
     try:
         if all(paths):
-            maps = {rank: _map(theirs, nbytes) for rank, theirs in enumerate(paths) if theirs}
-    except OSError:  # another host, or containers that share a host name but not /dev/shm
+            maps = {rank: _map(each, nbytes) for rank, each in enumerate(paths) if each}
+    except OSError:  # containers with the same host name, but without a common /dev/shm
         maps = {}
     complete = all(allgather_plain(comm, len(maps) == comm.size))
     if path is not None:
@@ -31,14 +31,15 @@ def share(comm: MPI.Comm, nbytes: int) -> dict[int, mmap.mmap]:
 
 
 def _new_file(nbytes: int) -> str | None:
-    """A file of shared memory that really has its room; None where there is none."""
+    """Returns the path of a new file in /dev/shm with its memory reserved; None if there is no room."""
     path = f"/dev/shm/torchmn-{uuid4().hex}"
     try:
         file = os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600)
     except OSError:
         return None
     try:
-        # A write to a page that /dev/shm (64 MB in many containers) has no room for would kill the process.
+        # Without reservation, a write to a page beyond the size of /dev/shm (64 MB in many containers) would kill the
+        # process.
         os.posix_fallocate(file, 0, nbytes)
     except (OSError, AttributeError):
         os.unlink(path)

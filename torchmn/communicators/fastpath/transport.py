@@ -1,4 +1,4 @@
-"""An MPI transport that uses the memory which ranks of a host share."""
+"""`HostTransport`, an MPI transport that uses shared memory between the ranks of a host."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from mpi4py import MPI
 from torch import Tensor
 
 from torchmn.communicators.fastpath import shared_sum
-from torchmn.communicators.fastpath.direct_comparison import CARRIED_BYTES, MOST_RANKS, DirectComparison
+from torchmn.communicators.fastpath.direct_comparison import CARRIED_BYTES, MAX_RANKS, DirectComparison
 from torchmn.communicators.fastpath.shared_sum import SharedSum
 from torchmn.communicators.fastpath.slots import SLOT_BYTES, STEP_BYTES, Slots
 from torchmn.communicators.messages import reductions, staging
@@ -20,27 +20,27 @@ from torchmn.communicators.transports.group import Group
 from torchmn.communicators.transports.mpi import MPITransport
 from torchmn.communicators.transports.transport import Pending
 
-_LEAST_SLOT_BYTES = 64 << 10  # smaller messages travel whole
-_IN_SLOTS = 1 << 40  # numbers of headers from here on are those of slots
+_MIN_SLOT_BYTES = 64 << 10  # smaller messages are one MPI message
+_IN_SLOTS = 1 << 40  # `Header.number` from here on is the number of a slot
 
 
 class HostTransport(MPITransport):
-    """`MPITransport` with four faster ways, which ranks take alike because all know the same sizes.
+    """`MPITransport` with four fast paths. All ranks choose the same one, because they choose by size.
 
-    - A message of 64 KB to 4 MB to a rank of this host lies in a slot of shared memory; MPI brings only its header.
+    - A message of 64 KB to 4 MB to a rank of this host is in a slot of shared memory; MPI sends only its header.
     - Up to four ranks compare numbers directly, each with each.
-    - A small tensor travels with the number (see `Carrier`).
-    - Ranks of one host add up large tensors in shared memory.
+    - A small tensor piggybacks on the number (see `Carrier`).
+    - Ranks of one host sum large tensors in shared memory.
     """
 
     def __init__(self, group: Group, point_to_point: MPI.Comm, slots: Slots):
         super().__init__(group, point_to_point)
         self._slots = slots
-        self._filled: list[_Filled] = []
+        self._filled: list[_FilledSlot] = []
         self._filling = Lock()  # several threads may send at once
-        self._comparison = DirectComparison(self.collective) if 1 < group.size <= MOST_RANKS else None
+        self._comparison = DirectComparison(self.collective) if 1 < group.size <= MAX_RANKS else None
         self._on_one_host = len(set(group.hosts)) == 1 < group.size
-        self._sum: SharedSum | None = None  # made by the first sum that is large enough
+        self._sum: SharedSum | None = None  # created by the first sum that is large enough
         if self._comparison is not None:
             self.carrier = self
 
@@ -55,7 +55,7 @@ class HostTransport(MPITransport):
     # -- messages in slots -------------------------------------------------------------------------------------
 
     def post(self, message: Message, dest: int, tag: int) -> Pending | None:
-        if len(message.tensors) == 1 and _LEAST_SLOT_BYTES < message.tensors[0].nbytes <= SLOT_BYTES:
+        if len(message.tensors) == 1 and _MIN_SLOT_BYTES < message.tensors[0].nbytes <= SLOT_BYTES:
             slot = None
             if not message.on_gpu and self._slots.reaches(self.group.world_ranks[dest]):
                 slot = self._slots.claim()
@@ -67,14 +67,14 @@ class HostTransport(MPITransport):
     def _post_in_slot(self, message: Message, dest: int, tag: int, slot: int) -> None:
         x = message.tensors[0]
         header = Header(message.kind, message.request, _IN_SLOTS + slot, message.layout())
-        # The first part before the header: a receiver that finds nothing yet gives up its turn on the processor.
+        # The first part before the header: a receiver that finds an empty slot would yield its core.
         first = min(STEP_BYTES, x.nbytes)
         self._slots.fill(slot, x.data_ptr(), first)
         self.post_bytes(header.encode(), dest, tag)
         self._slots.fill(slot, x.data_ptr(), x.nbytes, first)
         with self._filling:
-            self._filled = [each for each in self._filled if not each.is_read()]
-            self._filled.append(_Filled(dest, tag, self._slots, slot))
+            self._filled = [each for each in self._filled if not each.is_received()]
+            self._filled.append(_FilledSlot(dest, tag, self._slots, slot))
 
     def take_announced(self, header: Header, source: int) -> Message:
         if header.number < _IN_SLOTS:
@@ -84,22 +84,22 @@ class HostTransport(MPITransport):
         return header.message((x,))
 
     def undelivered(self) -> list[int]:
-        return super().undelivered() + [each.dest for each in self._filled if not each.is_read()]
+        return super().undelivered() + [each.dest for each in self._filled if not each.is_received()]
 
     def flush(self) -> Iterator[Pending]:
         yield from super().flush()
         yield from self._filled
 
-    # -- numbers, and tensors that travel with them ------------------------------------------------------------
+    # -- comparisons, and tensors that piggyback on them -------------------------------------------------------
 
     def equal(self, number: int) -> bool:
         return super().equal(number) if self._comparison is None else self._comparison.equal(number, None)
 
     def payload(self, x: Tensor) -> Tensor | None:
         """See `Carrier`."""
-        # Two ranks that have added up something large show each other more; with more ranks, they divide the work.
-        shows = self._sum is not None and self._sum.works and self.group.size == 2
-        limit = min(shared_sum.CHUNK_BYTES if shows else CARRIED_BYTES, self.group.settings.max_message_bytes)
+        # Two ranks that already share stages use them for larger payloads; more ranks divide the work of such a sum.
+        in_stages = self._sum is not None and self._sum.works and self.group.size == 2
+        limit = min(shared_sum.CHUNK_BYTES if in_stages else CARRIED_BYTES, self.group.settings.max_message_bytes)
         if not 0 < x.nbytes <= limit or x.dtype not in reductions.REDUCED_BY_TORCH:
             return None
         return staging.plain_memory(x, on_host=True)
@@ -111,17 +111,17 @@ class HostTransport(MPITransport):
         if payload.nbytes <= CARRIED_BYTES:
             return comparison.parts(payload) if comparison.equal(number, payload) else None
         assert self._sum is not None
-        self._sum.show(payload)
+        self._sum.write(payload)
         if not comparison.equal(number, None):
             return None
-        parts = list(self._sum.seen(payload))
-        parts[self.group.rank] = payload  # the same numbers, nearer to this processor
+        parts = list(self._sum.read(payload))
+        parts[self.group.rank] = payload  # the same values, in this core's cache
         return parts
 
     # -- sums --------------------------------------------------------------------------------------------------
 
     def allreduce_(self, source: Tensor, out: Tensor, op: str, scale: float) -> bool:
-        if self._on_one_host and op == "sum" and out.is_cpu and shared_sum.takes(out, self.group.size):
+        if self._on_one_host and op == "sum" and out.is_cpu and shared_sum.is_faster(out, self.group.size):
             if self._sum is None:
                 self._sum = SharedSum(self.collective)
             if self._sum.works:
@@ -131,17 +131,17 @@ class HostTransport(MPITransport):
 
 
 @dataclass
-class _Filled:
-    """A message to `dest` that lies in a slot."""
+class _FilledSlot:
+    """A message to `dest` in a slot."""
 
     dest: int
     tag: int | None
     slots: Slots
     slot: int
 
-    def is_read(self) -> bool:
+    def is_received(self) -> bool:
         return self.slots.is_delivered(self.slot)
 
     def wait(self) -> None:
-        while not self.is_read():
+        while not self.is_received():
             sleep(1e-3)

@@ -1,1 +1,1 @@
-"""What a launcher sets in the environment of a rank, and where ranks run."""
+"""How ranks were started and where they run: launchers, hosts, network addresses, and the memory allocator."""

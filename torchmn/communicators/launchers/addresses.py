@@ -1,4 +1,4 @@
-"""By which addresses this host can be reached, and which of them leads to another host."""
+"""Network addresses of this host, and which of them other hosts can reach."""
 
 from __future__ import annotations
 
@@ -14,35 +14,35 @@ from pathlib import Path
 LOOPBACK = "127.0.0.1"
 _LIST_IPV4 = 0x8912  # SIOCGIFCONF: the IPv4 addresses of all interfaces that are up, 40 bytes each
 _INTERFACES_IPV6 = Path("/proc/net/if_inet6")
-_MOST_ADDRESSES = 128
-_BOOT = Path("/proc/sys/kernel/random/boot_id")  # a number that the kernel drew when it was started
+_MAX_ADDRESSES = 128
+_BOOT = Path("/proc/sys/kernel/random/boot_id")  # a random number of each boot
 _NETWORK = Path("/proc/self/ns/net")
 
 
 def of_this_host() -> list[str]:
-    """What other hosts may find this one by: its name, and the addresses of its interfaces.
+    """Returns the names under which other hosts may reach this one: its host name, and the addresses of its interfaces.
 
-    The name comes first, but may lead nowhere: there may be no entry for it, or, as Debian has it, one of 127.0.1.1.
+    The host name is first, but may not work: it may have no address, or, as on Debian, 127.0.1.1.
     """
     found = [socket.gethostname()]
-    with suppress(Exception):  # no Linux: then the name must do
+    with suppress(Exception):  # not on Linux: only the name
         found += [address for address in (*_ipv4(), *_ipv6()) if not is_loopback(address)]
     return list(dict.fromkeys(found))
 
 
 def network() -> str | None:
-    """A name for the network of this process: processes with the same one share a loopback interface; None if unknown.
+    """Returns an id of this process's network namespace; None if unknown. Hosts and most containers have one each.
 
-    Hosts have one each, and so have most containers.
+    Processes with the same id share a loopback interface.
     """
     try:
         return f"{_BOOT.read_text().strip()} {os.stat(_NETWORK).st_ino}"
-    except OSError:  # no Linux
+    except OSError:  # not on Linux
         return None
 
 
-def named() -> str | None:
-    """The address of this machine that its name leads to here, as gloo looks for it; None if there is none."""
+def address_of_hostname() -> str | None:
+    """Returns the address of this host's name, by the search that gloo makes; None if there is none."""
     with suppress(OSError):
         for family, kind, protocol, _, address in socket.getaddrinfo(
             socket.gethostname(), None, type=socket.SOCK_STREAM
@@ -54,7 +54,7 @@ def named() -> str | None:
 
 
 def facing(host: str) -> str | None:
-    """The address of this machine that packets to `host` would carry, none of which is sent; None if no way leads."""
+    """Returns the address from which this host would send to `host`, without sending; None if there is no route."""
     with suppress(OSError):
         for family, kind, protocol, _, address in socket.getaddrinfo(host, 9, type=socket.SOCK_DGRAM):
             with suppress(OSError), socket.socket(family, kind, protocol) as probe:
@@ -64,19 +64,19 @@ def facing(host: str) -> str | None:
 
 
 def is_loopback(address: str) -> bool:
-    """Whether an address leads every host to itself."""
+    """Returns whether an address leads every host to itself."""
     return ipaddress.ip_address(address.partition("%")[0]).is_loopback
 
 
 def _ipv4() -> Iterator[str]:
-    from fcntl import ioctl  # not everywhere
+    from fcntl import ioctl  # not on Windows
 
-    room = array.array("B", bytes(40 * _MOST_ADDRESSES))
+    buffer = array.array("B", bytes(40 * _MAX_ADDRESSES))
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket:
-        asked = struct.pack("iP", len(room), room.buffer_info()[0])
-        filled = struct.unpack("iP", ioctl(any_socket.fileno(), _LIST_IPV4, asked))[0]
+        request = struct.pack("iP", len(buffer), buffer.buffer_info()[0])
+        filled = struct.unpack("iP", ioctl(any_socket.fileno(), _LIST_IPV4, request))[0]
     for start in range(0, filled, 40):
-        yield socket.inet_ntoa(room[start + 20 : start + 24].tobytes())
+        yield socket.inet_ntoa(buffer[start + 20 : start + 24].tobytes())
 
 
 def _ipv6() -> Iterator[str]:
@@ -84,5 +84,5 @@ def _ipv6() -> Iterator[str]:
         return
     for line in _INTERFACES_IPV6.read_text().splitlines():
         digits, _, _, scope, *_ = line.split()
-        if scope == "00":  # global: others need a name of an interface, too
+        if scope == "00":  # global: addresses of other scopes need the name of an interface
             yield str(ipaddress.IPv6Address(bytes.fromhex(digits)))

@@ -1,6 +1,6 @@
-"""Which launcher started this process, read from a table of environment variables.
+"""Detects the launcher that started this process, by a table of environment variables.
 
-Imports neither torch nor MPI: the answer is needed before either is loaded.
+Imports neither torch nor MPI, because it is used before they are loaded.
 """
 
 from __future__ import annotations
@@ -17,11 +17,19 @@ Transport = Literal["mpi", "torch", "solo"]
 
 @dataclass(frozen=True)
 class Launcher:
-    """One row of the table: the variables by which a launcher tells a process its place.
+    """One row of the table: the variables that a launcher sets for each process.
 
-    The row applies when `rank` and every variable of `markers` are set (an empty value counts as not set).
-    `size`, `local_rank` and `local_size` list alternatives, best first. Without `needs` the transport can not start.
-    `alone` is the transport of a world of one, where it differs. `tells_size`: whether one of `size` is always set.
+    The row applies if `rank` and every variable of `markers` are set (an empty value counts as not set).
+
+    Attributes:
+        name, title: for code, and for messages.
+        transport: of the ranks.
+        rank: the variable of the rank.
+        size, local_rank, local_size: alternative variables, best first.
+        markers: variables that only this launcher sets.
+        needs: variables without which the transport cannot start.
+        alone: the transport of a single rank, if it is another one.
+        sets_size: whether one of `size` is always set.
     """
 
     name: str
@@ -34,28 +42,28 @@ class Launcher:
     needs: tuple[str, ...] = ()
     alone: Transport | None = None
     local_size: tuple[str, ...] = ()
-    tells_size: bool = True
+    sets_size: bool = True
 
 
 @dataclass(frozen=True)
 class Launch:
-    """What the launcher says of this process. `size` and `local_rank` are None where the launcher does not tell."""
+    """Values of the launcher's variables. `size` and `local_rank` are None if the launcher does not set them."""
 
     name: str
     transport: Transport
     rank: int
     size: int | None
     local_rank: int | None
-    local_size: int = 1  # processes of the job on this host; 1 where the launcher does not tell
+    local_size: int = 1  # processes of the job on this host; 1 if the launcher does not set it
 
     @property
     def least(self) -> int:
-        """The smallest number of processes that the launcher can have started together with this one."""
+        """The smallest number of processes that the launcher can have started, this one included."""
         return self.size or max(self.rank + 1, self.local_size)
 
     @property
     def may_be_several(self) -> bool:
-        """False only where the launcher, or its absence, says that this process is alone."""
+        """Whether the job may have several processes: False if the size is known to be 1."""
         return self.size is None or self.size > 1
 
     @property
@@ -64,7 +72,7 @@ class Launch:
         return next((row.title for row in LAUNCHERS if row.name == self.name), self.name)
 
 
-# `torchmn run` sets these on gloo ranks, beside the variables that torchrun sets: a mark, and the file where they meet.
+# `torchmn run` sets these for gloo ranks, besides the variables of torchrun: a marker, and the file of the store.
 RUN_MARKER = "TORCHMN_RUN"
 STORE_VARIABLE = "TORCHMN_STORE"
 
@@ -82,16 +90,16 @@ def _world_row(name: str, title: str, prefix: str) -> Launcher:
 
 
 def _mpi_row(name: str, title: str, rank: str, size: str = "", local_rank: str = "", local_size: str = "") -> Launcher:
-    """An MPI launcher that numbers its processes by `rank`. Where `size` is not set, MPI has the number of them."""
+    """Returns the row of an MPI launcher that sets `rank`. If `size` is not set, MPI has the number of processes."""
     sizes, local_ranks, local_sizes = ((name,) if name else () for name in (size, local_rank, local_size))
-    return Launcher(name, title, "mpi", rank, sizes, local_ranks, local_size=local_sizes, tells_size=False)
+    return Launcher(name, title, "mpi", rank, sizes, local_ranks, local_size=local_sizes, sets_size=False)
 
 
 def _hydra_row(name: str, title: str, markers: tuple[str, ...] = ()) -> Launcher:
     return Launcher(name, title, "mpi", "PMI_RANK", ("PMI_SIZE",), ("MPI_LOCALRANKID", "SLURM_LOCALID"), markers)
 
 
-# The first row that applies wins, so the order says which launcher is the innermost one.
+# The first row that applies is used: inner launchers must precede those that start them.
 LAUNCHERS = (
     # torchrun first: clusters start one torchrun per host with mpiexec or srun, and its workers inherit the
     # outer launcher's variables. Only torchrun sets its marker; a container's leftover RANK is not enough.
@@ -103,12 +111,12 @@ LAUNCHERS = (
     _world_row("mvapich", "MVAPICH2", prefix="MV2_COMM_WORLD"),
     _world_row("mvapich3", "MVAPICH", prefix="MVP_COMM_WORLD"),
     _mpi_row("mpirun_rsh", "MVAPICH's mpirun_rsh", "MPIRUN_RANK", "MPIRUN_NPROCS"),
-    # Intel MPI is a Hydra with a mark of its own. I_MPI_ROOT is no such mark: Intel's set-up scripts set it,
+    # Intel MPI's launcher is Hydra with another marker. I_MPI_ROOT is not one: Intel's set-up scripts set it,
     # whichever MPI is used afterwards.
     _hydra_row("intelmpi", "Intel MPI", markers=("I_MPI_MPIRUN",)),
-    # Also what `srun --mpi=pmi2` looks like; the local rank is then Slurm's.
+    # Also `srun --mpi=pmi2`, where the local rank is Slurm's.
     _hydra_row("mpich", "MPICH"),
-    # mpiexec -pmi-port: the ranks get their number and the address of a server that has the rest.
+    # mpiexec -pmi-port sets the rank and the address of a server that has the other values.
     _mpi_row("pmi_port", "MPICH with -pmi-port", "PMI_ID", "", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"),
     # Launchers of machines and batch systems. Some set variables of the rows above, too, but not in all versions.
     _mpi_row("pals", "PALS", "PALS_RANKID", "PMI_SIZE", "PALS_LOCAL_RANKID", "PALS_LOCAL_SIZE"),
@@ -118,15 +126,15 @@ LAUNCHERS = (
     _mpi_row("nec", "NEC MPI", "MPIRANK", "MPISIZE"),
     _mpi_row("platform", "Platform MPI", "MPI_RANKID", "MPI_NRANKS"),
     _mpi_row("mpt", "HPE MPT", "MPT_MPI_RANK"),
-    # PRRTE's prterun and prun, and whatever else serves PMIx. Slurm serves it too, and has a row of its own.
+    # PRRTE's prterun and prun, and other PMIx servers. Slurm is one, too, and has another row.
     _mpi_row("pmix", "a PMIx launcher (prterun, prun)", "PMIX_RANK"),
-    # horovodrun over gloo starts ranks that MPI does not connect: they are refused.
+    # horovodrun over gloo starts ranks that MPI does not connect: they raise an error.
     _mpi_row("horovod", "horovodrun", "HOROVOD_RANK", "HOROVOD_SIZE", "HOROVOD_LOCAL_RANK"),
-    # After the MPI launchers: `torchmn run` clears their variables (see `cleared`), so where both are set,
-    # one of our ranks started an mpiexec. Before Slurm, whose variables stay for the user's script.
+    # After the MPI launchers: `torchmn run` clears their variables (see `cleared`), so if both are set, one of its
+    # ranks started an mpiexec. Before Slurm, whose variables are kept for the user's script.
     _torch_row("torchmn", "torchmn run", marker=RUN_MARKER),
-    # A step of one task is mostly a shell (`srun --pty bash`): it needs no MPI, and an MPI that was built
-    # without Slurm's PMI would end the process in MPI_Init.
+    # A step of one task is mostly a shell (`srun --pty bash`), which needs no MPI. An MPI library without Slurm's PMI
+    # would end the process in MPI_Init.
     Launcher(
         "slurm",
         "Slurm's srun",
@@ -146,22 +154,22 @@ LAUNCHERS = (
         size=("FLUX_JOB_SIZE",),
         local_rank=("FLUX_TASK_LOCAL_ID",),
         alone="solo",
-        tells_size=False,
+        sets_size=False,
     ),
-    # torch's env:// variables, set by hand or by a container. Last, because they are the usual leftovers.
+    # torch's env:// variables, set by hand or by a container. Last, because they are often left over.
     _torch_row("env", "RANK and WORLD_SIZE", alone="solo"),
 )
 
 NO_LAUNCHER = Launch("none", "solo", rank=0, size=1, local_rank=0)
 
-# Batch scripts and interactive allocations are steps too, numbered from here upwards. Their SLURM_PROCID is 0
-# and their SLURM_NTASKS that of the whole job, but they are one process, which no srun started.
+# Batch scripts and interactive allocations are steps, too, numbered from here upwards. Their SLURM_PROCID is 0 and
+# their SLURM_NTASKS that of the whole job, but they are one process, which srun did not start.
 FIRST_RESERVED_SLURM_STEP = 0xFFFFFFF0
 
-# The namespaces of Slurm's PMIx plugin: its steps are told by Slurm's own variables, which have their size, too.
+# Prefix of the namespaces of Slurm's PMIx plugin. Its steps are detected by Slurm's variables, which include the size.
 SLURM_PMIX = "slurm.pmix."
 
-# What launchers set beside the table's variables. Users' own settings (*_MCA_*) are no part of it.
+# Prefixes of variables that launchers set besides those of the table. Settings of users (*_MCA_*) are kept.
 LAUNCHER_PREFIXES = (
     *("PMI_", "PMIX_", "PRTE_", "HYDI_", "MPI_LOCAL", "OMPI_COMM_WORLD_", "OMPI_WORLD_", "MV2_COMM_WORLD_"),
     *("MVP_COMM_WORLD_", "PALS_", "JSM_NAMESPACE_", "ALPS_APP_", "TORCHELASTIC_", STORE_VARIABLE),
@@ -169,11 +177,14 @@ LAUNCHER_PREFIXES = (
 
 
 def detect(environ: Mapping[str, str] = os.environ, only: Transport | None = None) -> Launch:
-    """This process's place as its launcher states it; `NO_LAUNCHER` where there is none.
+    """Returns the values of this process's launcher; `NO_LAUNCHER` if there is none.
 
-    `only`: ask the launchers for that transport alone.
+    Args:
+        environ: the environment variables.
+        only: consider only launchers for this transport.
 
-    Raises LaunchError, naming the variables, when they are malformed or contradict each other.
+    Raises:
+        LaunchError: variables are malformed or contradict each other; the message names them.
     """
     for launcher in LAUNCHERS:
         if only in (None, launcher.transport) and _applies(launcher, environ):
@@ -182,11 +193,11 @@ def detect(environ: Mapping[str, str] = os.environ, only: Transport | None = Non
 
 
 def cleared(environ: Mapping[str, str] = os.environ) -> dict[str, str]:
-    """`environ` without what launchers told this process: the environment in which to start new ranks.
+    """Returns `environ` without the variables of launchers, for starting new ranks.
 
-    Slurm's variables stay: scripts read them, and the new ranks' launcher stands before Slurm in the table.
+    Slurm's variables are kept: scripts read them, and the launcher of the new ranks precedes Slurm in the table.
     """
-    told = {
+    names = {
         name
         for row in LAUNCHERS
         for name in (row.rank, *row.size, *row.local_rank, *row.local_size, *row.markers, *row.needs)
@@ -195,7 +206,7 @@ def cleared(environ: Mapping[str, str] = os.environ) -> dict[str, str]:
     return {
         name: value
         for name, value in environ.items()
-        if name not in told and (not name.startswith(LAUNCHER_PREFIXES) or "_MCA_" in name)
+        if name not in names and (not name.startswith(LAUNCHER_PREFIXES) or "_MCA_" in name)
     }
 
 
@@ -214,7 +225,7 @@ def _is_step_of_srun(step: str) -> bool:
 
 def _read(launcher: Launcher, environ: Mapping[str, str]) -> Launch:
     size_name = _first_set(launcher.size, environ)
-    if size_name is None and launcher.tells_size:
+    if size_name is None and launcher.sets_size:
         raise LaunchError(
             f"{launcher.title}: {launcher.rank}={environ[launcher.rank]} is set, but not"
             f" {' or '.join(launcher.size)}. Start the script with a launcher that sets both,"
@@ -230,7 +241,7 @@ def _read(launcher: Launcher, environ: Mapping[str, str]) -> Launch:
     if missing:
         raise LaunchError(
             f"{launcher.title}: {launcher.rank}={rank} and {size_name}={size} are set, but not"
-            f" {' and '.join(missing)}, so the ranks can not find each other. Set them to rank 0's address"
+            f" {' and '.join(missing)}, so the ranks cannot find each other. Set them to rank 0's address"
             f" and a free port there, or unset {launcher.rank} to run one process."
         )
     local_name = _first_set(launcher.local_rank, environ)

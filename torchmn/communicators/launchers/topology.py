@@ -1,4 +1,4 @@
-"""Hosts: what they are called, and where a rank stands among them."""
+"""Hosts: their names, the number of a rank among them, and groups of ranks for `split`."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 
 class Machine(NamedTuple):
-    """Where a process runs: the name of its host, and a number that its kernel drew when it was started."""
+    """Where a process runs: the name of its host, and the random id of the boot of its kernel."""
 
     name: str
     boot: str
@@ -19,16 +19,16 @@ class Machine(NamedTuple):
     def here() -> Machine:
         try:
             boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-        except OSError:  # no Linux: the name must do
+        except OSError:  # not on Linux: only the name
             boot = ""
         return Machine(socket.gethostname(), boot)
 
 
 def names_of_hosts(machines: Sequence[Machine]) -> list[str]:
-    """The name of each rank's host, with a number behind it where several machines have that name.
+    """Returns the name of each rank's host, with a number appended if several machines have that name.
 
-    Clones of a virtual machine may all be called `localhost`. Containers of one machine share its boot number: those
-    of one name count as one host.
+    Clones of a virtual machine may all be called `localhost`. Containers of one machine share its boot id: those with
+    the same name count as one host.
     """
     boots: dict[str, list[str]] = {}
     for machine in machines:
@@ -40,7 +40,7 @@ def names_of_hosts(machines: Sequence[Machine]) -> list[str]:
 
 @dataclass(frozen=True)
 class Topology:
-    """One rank's place among the hosts of a communicator. Hosts are numbered by their smallest rank."""
+    """One rank's numbers within its host and among hosts. Hosts are numbered by their smallest rank."""
 
     intra_rank: int
     intra_size: int
@@ -49,16 +49,17 @@ class Topology:
 
     @staticmethod
     def of(hosts: Sequence[str], rank: int) -> Topology:
-        """The place of `rank` where rank i runs on `hosts[i]`; hosts may hold different numbers of ranks."""
+        """Returns the topology of `rank`, where rank i runs on `hosts[i]`. Hosts may have unequal numbers of ranks."""
         by_first_rank = list(dict.fromkeys(hosts))
         here = [other for other, host in enumerate(hosts) if host == hosts[rank]]
         return Topology(here.index(rank), len(here), by_first_rank.index(hosts[rank]), len(by_first_rank))
 
 
 def groups(choices: Sequence[tuple[int | None, int]]) -> dict[int, list[int]]:
-    """The ranks of each color, ordered by key and then by rank, as MPI_Comm_split does.
+    """Returns the ranks of each color, ordered by key and then by rank, as MPI_Comm_split does.
 
-    `choices[rank]` is that rank's (color, key); a color of None belongs to no group.
+    Args:
+        choices: (color, key) of each rank; a rank whose color is None is in no group.
     """
     members: dict[int, list[int]] = {}
     for rank, (color, _) in enumerate(choices):

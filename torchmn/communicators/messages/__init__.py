@@ -1,1 +1,1 @@
-"""Messages as bytes: their layout, digests, plain values, and sums of them."""
+"""Data of messages: encoding of headers and plain values, digests, reductions, and copies to the host."""

@@ -1,4 +1,4 @@
-"""Digests: short texts and numbers by which ranks compare long values; equal in every process for equal values."""
+"""Digests of long values, by which ranks compare them. Unlike those of `hash`, they are the same in every process."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from torch import Tensor
 
 from torchmn.communicators.messages import wire
 
-ShardedTensor = str | bytes | np.ndarray | Tensor
+Digestible = str | bytes | np.ndarray | Tensor
 
 
-def digest_of(parts: Iterable[ShardedTensor], size: int = 8) -> str:
-    """Returns a digest of `size` bytes, in hexadecimal, of all parts in their order.
+def digest_of(parts: Iterable[Digestible], size: int = 8) -> str:
+    """Returns a hexadecimal digest of `size` bytes, of all parts in their order.
 
-    Tensors and arrays count by dtype, shape and values. Tensors must be dense.
+    The digest of tensors, which must be dense, and arrays includes dtype, shape and values.
     """
     total = blake2b(digest_size=size)
     for part in parts:
@@ -34,17 +34,17 @@ def digest_of(parts: Iterable[ShardedTensor], size: int = 8) -> str:
 
 
 def checksum_of(x: Tensor) -> int:
-    """Returns a number for the values of a dense tensor: five times as fast as a digest, for what steps compare."""
+    """Returns a checksum of the values of a dense tensor: five times as fast as a digest, for comparisons in a step."""
     data = wire.as_bytes(x.detach().cpu().resolve_conj().resolve_neg().contiguous())
     return crc32(data.numpy().data) if len(data) else 0
 
 
 def number_of(text: str, size: int = 7) -> int:
-    """Returns a number of `size` bytes for a text. Not negative."""
+    """Returns a number of `size` bytes for a text, not negative."""
     return int.from_bytes(blake2b(text.encode(), digest_size=size).digest(), "big")
 
 
 def _add(total: blake2b, data: bytes | memoryview) -> None:
-    # With its length: else ("a", "bc") and ("ab", "c") would be the same.
+    # With the length: otherwise ("a", "bc") and ("ab", "c") would have the same digest.
     total.update(len(data).to_bytes(8, "little"))
     total.update(data)

@@ -1,6 +1,6 @@
-"""Plain values as bytes: what ranks exchange about an operation, beside its data.
+"""Encodes plain values (numbers, texts, dtypes, and containers of them) as bytes, for comparisons between ranks.
 
-JSON and not pickle: what a peer wrote is read here before anything was compared, and unpickling would run its code.
+JSON instead of pickle: ranks decode data of peers that are not verified yet, and unpickling could run code of theirs.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ def encode(value: Any, other: Callable[[Any], Any] | None = None) -> bytes:
 
     Args:
         value: None, a bool, int, float, str or torch.dtype, or lists, tuples and dicts of these.
-        other: what stands for a value of another type.
+        other: returns a plain value to encode instead of a value of another type.
 
     Raises:
         TypeError: for a value of another type, without `other`.
@@ -26,7 +26,7 @@ def encode(value: Any, other: Callable[[Any], Any] | None = None) -> bytes:
 
 
 def decode(data: bytes) -> Any:
-    """Returns the value that `encode` was given; a tuple of a class of its own comes back as a tuple."""
+    """Returns the value that was encoded; a NamedTuple becomes a tuple."""
     return _untagged(json.loads(data))
 
 

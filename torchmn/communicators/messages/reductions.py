@@ -1,8 +1,8 @@
-"""What a reduction means for each dtype, and how it is computed without losing it.
+"""Reductions: the accumulator of each dtype, and reductions of tensors in rank order.
 
-MPI, gloo and torch each lack some (dtype, operation) pairs. The rules here make them all give the same result:
-16-bit and 8-bit floats are summed in float32, bools follow NumPy (a sum is an `or`), and what a transport can
-not reduce itself is gathered and reduced here, in rank order.
+MPI, gloo and torch each lack some (dtype, operation) pairs. The rules here give the same results on all transports:
+16-bit and 8-bit floats are accumulated in float32, bools follow NumPy (a sum is an `or`), and dtypes that a transport
+cannot reduce are gathered and reduced here, in rank order.
 """
 
 from __future__ import annotations
@@ -25,27 +25,27 @@ def _widest(dtype: torch.dtype) -> torch.dtype:
 
 ACCUMULATORS = {dtype: _widest(dtype) for dtype in wire.DTYPE_CODES}
 """The dtype in which values of each dtype are reduced."""
-# torch stores these but hardly computes with them; NumPy does.
+# torch implements few operations for these; NumPy has them.
 _THROUGH_NUMPY = {torch.uint16, torch.uint32, torch.uint64}
 REDUCED_BY_TORCH = {dtype for dtype in wire.DTYPE_CODES if ACCUMULATORS[dtype] == dtype} - _THROUGH_NUMPY
-"""Dtypes that torch reduces as they are."""
+"""Dtypes that torch reduces without conversion."""
 _COMBINE = {"sum": torch.add, "prod": torch.mul, "max": torch.maximum, "min": torch.minimum}
 
 
 def accumulating_operation(dtype: torch.dtype, op: str) -> str:
-    """The operation that reduces in the accumulator's dtype: for bools, `or` is a max and `and` a min."""
+    """Returns the operation in the accumulator's dtype. For bools, which are uint8 there, `or` is max, `and` is min."""
     if dtype == torch.bool:
         return {"sum": "max", "prod": "min"}.get(op, op)
     return "sum" if op == "mean" else op
 
 
 def may_lose_nan(dtype: torch.dtype, op: str) -> bool:
-    """Whether MPI and gloo may drop a NaN here, on some ranks only: they compare, and NaN compares as false."""
+    """Returns whether MPI and gloo may drop a NaN, on some ranks only, because comparisons with NaN are false."""
     return dtype.is_floating_point and op in ("max", "min")
 
 
 def problem(dtype: torch.dtype, op: object) -> str | None:
-    """Why `op` can not reduce `dtype`, or None."""
+    """Returns why `op` cannot reduce `dtype`, or None."""
     if op not in OPERATIONS:
         return f"expected op to be one of {', '.join(OPERATIONS)}, got {op!r}"
     if op == "mean" and not (dtype.is_floating_point or dtype.is_complex):
@@ -56,7 +56,7 @@ def problem(dtype: torch.dtype, op: object) -> str | None:
 
 
 def reduce_in_order(parts: Sequence[Tensor], op: str) -> Tensor:
-    """`parts[0] op parts[1] op ...` as a new tensor, for an accumulating operation (not mean)."""
+    """Returns `parts[0] op parts[1] op ...` as a new tensor, for an accumulating operation (not mean)."""
     if parts[0].dtype in _THROUGH_NUMPY:
         return _reduce_through_numpy(parts, op)
     combine = _COMBINE[op]
@@ -69,7 +69,7 @@ def reduce_in_order(parts: Sequence[Tensor], op: str) -> Tensor:
 
 
 def reduce_into(x: Tensor, parts: Sequence[Tensor], op: str) -> None:
-    """Write `parts[0] op parts[1] op ...` into `x`, of the same dtype and shape: none of them, or one of two."""
+    """Writes `parts[0] op parts[1] op ...` into `x`, which may be one of two parts, but not of more."""
     combine = _COMBINE[op]
     combine(parts[0], parts[1], out=x)
     for part in parts[2:]:
@@ -77,13 +77,13 @@ def reduce_into(x: Tensor, parts: Sequence[Tensor], op: str) -> None:
 
 
 def scale_(x: Tensor, scale: float) -> None:
-    """Multiplies in place, unless by one."""
+    """Multiplies `x` in place by `scale`, unless that is 1."""
     if scale != 1.0:
         x.mul_(scale)
 
 
 def combine(parts: Sequence[Tensor], x: Tensor, op: str, in_place: bool) -> Tensor:
-    """The reduction of all ranks' `parts`, which lie on the host: a new tensor on the device of `x`, or `x` itself."""
+    """Returns the reduction of all ranks' `parts`, on the host: a new tensor on the device of `x`, or `x` itself."""
     operation = "sum" if op == "mean" else op
     if in_place and x.is_cpu and x.is_contiguous() and not (x.is_conj() or x.is_neg()):
         total = x.detach()

@@ -1,4 +1,4 @@
-"""Tensors as a transport can read them."""
+"""Copies of tensors into memory that a transport can read."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from torchmn._torch_compat import is_zero_tensor
 
 
 def to_host(x: Tensor) -> Tensor:
-    """A contiguous copy of `x` in host memory, pinned so that the GPU writes it at full speed."""
+    """Returns a contiguous copy of `x` in host memory, pinned for a fast copy from the GPU."""
     pinned = torch.cuda.is_available()
     host = torch.empty(x.shape, dtype=x.dtype, pin_memory=pinned, device="cpu")
     # A blocking copy: the transport reads the memory as soon as this returns.
@@ -17,14 +17,15 @@ def to_host(x: Tensor) -> Tensor:
 
 
 def plain_memory(x: Tensor, on_host: bool) -> Tensor:
-    """`x` detached and contiguous, in memory that holds the numbers that it shows; `x` itself if it is that already.
+    """Returns `x` detached and contiguous, with memory that holds its values; `x` itself if it is so already.
 
     Args:
-        on_host: whether that memory must be the host's.
+        x: a dense tensor.
+        on_host: whether the memory must be on the host.
     """
-    if is_zero_tensor(x):  # as derivatives may be: zeros without memory
+    if is_zero_tensor(x):  # zeros without memory, which autograd may produce
         x = x.detach().clone()
-    if x.is_conj() or x.is_neg():  # lazy flags: the memory holds other numbers than the tensor shows
+    if x.is_conj() or x.is_neg():  # lazy flags: the memory does not hold the values of the tensor
         x = x.detach().resolve_conj().resolve_neg()
     elif x.requires_grad:
         x = x.detach()

@@ -13,7 +13,7 @@ from typing import Any
 import torch.distributed as dist
 
 from torchmn._torch_compat import gloo_options
-from torchmn.communicators.launchers.addresses import LOOPBACK, facing, is_loopback, named, network
+from torchmn.communicators.launchers.addresses import LOOPBACK, address_of_hostname, facing, is_loopback, network
 from torchmn.communicators.launchers.environment import STORE_VARIABLE, Launch
 from torchmn.communicators.messages import wire
 from torchmn.errors import LaunchError
@@ -82,7 +82,7 @@ def listen_address(store: dist.Store, rank: int, size: int, master: str) -> str 
     if len(networks) == 1 and None not in networks:
         return LOOPBACK
     outside = [address for address, _ in gathered if address and not is_loopback(address)]
-    by_name = named()
+    by_name = address_of_hostname()
     if not outside or (by_name and not is_loopback(by_name)):
         return None
     # On the host of MASTER_ADDR that name may be a loopback address, too: there, take the way to another host.
@@ -116,7 +116,7 @@ def _authenticate(group: Any, secret: bytes, name: str, rank: int, size: int) ->
         return hmac.digest(secret, f"{name}: rank {source} to rank {dest}".encode(), "sha256")
 
     others = [peer for peer in range(size) if peer != rank]
-    received = {peer: wire.room(_PROOF_BYTES) for peer in others}
+    received = {peer: wire.empty_bytes(_PROOF_BYTES) for peer in others}
     sent = {peer: wire.from_bytes(proof(rank, peer)) for peer in others}
     works = [group.recv([received[peer]], peer, _PROOF) for peer in others]
     works += [group.send([sent[peer]], peer, _PROOF) for peer in others]

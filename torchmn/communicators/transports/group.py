@@ -136,8 +136,8 @@ class Group:
             f"rank {self.rank} of {self.size}: {operation} of communicator {self.name!r} in thread "
             f"{threading.current_thread().name!r}, at {user_line()}: expected thread {owner.thread.name!r}, which made "
             "the first collective operation of this communicator and has not ended. Collective operations of two "
-            "threads are matched with those of other ranks in any order, which mixes up their results. Give each thread "
-            "its own communicator, made on all ranks before the threads start: own = comm.split(0, comm.rank)"
+            "threads are matched with those of other ranks in any order, which mixes up their results. Give each "
+            "thread its own communicator, made on all ranks before the threads start: own = comm.split(0, comm.rank)"
         )
 
     def _raise_broken(self, operation: str, broken: Broken) -> NoReturn:

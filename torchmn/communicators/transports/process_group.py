@@ -147,7 +147,7 @@ class ProcessGroupTransport:
         header = Header(message.kind, message.request, tag, message.layout())
         encoded = wire.from_bytes(header.encode())
         tensors = [x if message.private else x.clone() for x in message.tensors]
-        block = wire.room(HEADER_BYTES)
+        block = wire.empty_bytes(HEADER_BYTES)
         works, follow = [], tensors
         if encoded.numel() > HEADER_BYTES:
             length = Layout.of((TensorSpec(torch.uint8, (encoded.numel(),)),))
@@ -194,7 +194,7 @@ class ProcessGroupTransport:
 
     def _next_message(self, source: int) -> tuple[int, Message]:
         """Returns the tag and the next message of the stream from `source`."""
-        block = wire.room(HEADER_BYTES)
+        block = wire.empty_bytes(HEADER_BYTES)
         self._run(self._gloo.recv, [block], source, _STREAM)
         data = wire.to_bytes(block)
         header, start = Header.decode(data)

@@ -194,8 +194,8 @@ class ThreadTransport:
 
     def allgather_(self, flat: Tensor, whole: Tensor, counts: Sequence[int]) -> None:
         parts = self._shared.all_gather(self._rank, flat.clone())
-        for room, part in zip(whole.split(list(counts)), parts, strict=True):
-            room.copy_(part)
+        for target, part in zip(whole.split(list(counts)), parts, strict=True):
+            target.copy_(part)
 
     def allreduce_(self, source: Tensor, out: Tensor, op: str, scale: float) -> bool:
         out.copy_(reductions.reduce_in_order(self._shared.all_gather(self._rank, source.clone()), op))

@@ -8,9 +8,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from torchmn.bounded_cache import remembered_tensors
+from torchmn.bounded_cache import cached_tensors
 from torchmn.geometry import Interval
-from torchmn.nn.local_filters.batch_last import from_pixels, pixels, pixels_as, room_in_order_of
+from torchmn.nn.local_filters.batch_last import from_pixels, pixels, pixels_as, empty_in_order_of
 
 Pair = tuple[int, int]
 
@@ -32,13 +32,13 @@ class Blur(NamedTuple):
     def adjoint(self, size: Pair) -> Blur:
         """The blur whose matrix is the transposed one, with outputs of `size`, the inputs of this one."""
         before = tuple(1 - len(row) - start for row, start in zip(self.weights, self.before, strict=True))
-        return Blur((self.weights[0][::-1], self.weights[1][::-1]), before, size)  # type: ignore[arg-type]
+        return Blur((self.weights[0][::-1], self.weights[1][::-1]), before, size)
 
 
 def blurred(x: Tensor, blur: Blur) -> Tensor:
     """(*blur.size, ...) from x: (height, width, ...). Differentiable to any order."""
     if x.requires_grad and torch.is_grad_enabled():
-        return _Blurred.apply(x, blur)  # type: ignore[return-value]
+        return _Blurred.apply(x, blur)
     return _blurred(x, blur)
 
 
@@ -64,7 +64,7 @@ def _blurred(x: Tensor, blur: Blur) -> Tensor:
 
 # Two products with matrices of mostly zeros are fewer calls than additions of shifted images, and calls are what a
 # small map costs.
-@remembered_tensors(64 << 20)
+@cached_tensors(64 << 20)
 def _matrix(
     weights: tuple[float, ...], before: int, outputs: int, inputs: int, dtype: torch.dtype, device: torch.device
 ) -> Tensor:
@@ -117,7 +117,7 @@ class Normalisation:
 
 def normalised(x: Tensor, how: Normalisation) -> Tensor:
     """The outputs, (batch, map, *how.outputs), from x: (batch, map, *how.inputs), in the same order in memory."""
-    return _Normalised.apply(x, how)  # type: ignore[return-value]
+    return _Normalised.apply(x, how)
 
 
 class Contrast(NamedTuple):
@@ -161,7 +161,7 @@ def gradient_of_contrast(g: Tensor, seen: Contrast, how: Normalisation) -> Tenso
     if how.inputs == how.centred:
         total = torch.addcmul(shared, centred, by_scale)
     else:
-        total = room_in_order_of(centred, (*shared.shape[:2], *centred.shape[2:]))
+        total = empty_in_order_of(centred, (*shared.shape[:2], *centred.shape[2:]))
         middle = _inside(total, how.inputs, how.centred)
         torch.addcmul(_inside(shared, how.inputs, how.centred), centred, by_scale, out=middle)
         for strip in _outside(how.inputs, how.centred):
