@@ -61,7 +61,7 @@ BROKEN = [
     (
         "dataset missing dir",
         swap("sample: 10%", "path: /nowhere/at/all"),
-        "1:10: root '/nowhere/at/all' is not a directory; it should hold MNIST's IDX files.",
+        "1:10: root '/nowhere/at/all' is not a directory; expected a directory with MNIST's IDX files.",
     ),
     (
         "cifar no path",
