@@ -1,4 +1,4 @@
-"""The public face: every name is there, is loaded when it is used, and a wrong one is answered with the nearest."""
+"""The public names: each can be imported, is loaded on first use, and errors for wrong ones contain the nearest."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from torchmn import functions
 
 
 @pytest.mark.parametrize("name", torchmn.__all__)
-def test_every_public_name_can_be_had(name: str) -> None:
+def test_every_public_name_can_be_imported(name: str) -> None:
     assert getattr(torchmn, name) is not None
 
 
-def test_a_wrong_name_is_answered_with_the_nearest() -> None:
+def test_the_error_for_a_wrong_name_contains_the_nearest() -> None:
     with pytest.raises(AttributeError, match=r"Did you mean 'create_communicator'\?"):
         torchmn.create_comunicator  # type: ignore[attr-defined]  # noqa: B018
 
@@ -41,7 +41,7 @@ def test_arguments_in_the_wrong_order_are_recognised(call: Callable[[Any], Any],
         call(torchmn.create_communicator("solo"))
 
 
-def test_a_collective_function_that_gets_its_tensor_first_says_how_it_is_called() -> None:
+def test_the_error_of_a_collective_function_with_the_tensor_first_contains_the_right_call() -> None:
     comm = torchmn.create_communicator("solo")
     for function in (functions.allreduce, functions.allgather, functions.bcast, functions.gather):
         with pytest.raises(torchmn.ArgumentError, match=r"F\.allreduce\(comm, x\), got a torch\.float32 tensor"):

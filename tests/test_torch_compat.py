@@ -1,4 +1,4 @@
-"""torch's private API: each entry of torchmn/_torch_compat.py does what it says, and no other file uses any."""
+"""torch's private API: tests of each entry of torchmn/_torch_compat.py, and that no other file uses any."""
 
 from __future__ import annotations
 
@@ -123,7 +123,7 @@ def test_a_version_counts_writes_through_views_too() -> None:
     assert compat.version_of(x.clone()) == 0
 
 
-def test_zeros_without_memory_are_told_from_others() -> None:
+def test_zeros_without_memory_are_recognised() -> None:
     assert compat.is_zero_tensor(torch._efficientzerotensor(3))
     assert not compat.is_zero_tensor(torch.zeros(3))
 
@@ -235,14 +235,14 @@ def test_modules_are_called_in_a_function_of_that_name() -> None:
     assert Caller()() == compat.MODULE_CALL
 
 
-def test_a_module_compiled_in_place_is_known() -> None:
+def test_a_module_compiled_in_place_is_recognised() -> None:
     layer = nn.Linear(2, 2)
     assert not compat.is_compiled_in_place(layer)
     layer.compile(backend="eager")
     assert compat.is_compiled_in_place(layer)
 
 
-def test_notes_of_modules_travel_with_a_state_dict() -> None:
+def test_metadata_of_a_state_dict() -> None:
     saved = nn.BatchNorm1d(2).state_dict()
     assert compat.metadata_of(saved) == {"": {"version": 2}}
     assert compat.metadata_of({}) is None
@@ -309,7 +309,7 @@ def test_functions_of_torch_that_have_no_public_name() -> None:
 # -- autograd ----------------------------------------------------------------------------------------------------------
 
 
-def test_a_backward_is_known_and_its_end_is_reported() -> None:
+def test_a_backward_is_detected_and_its_end_calls_back() -> None:
     x, events = torch.ones(1, requires_grad=True), []
 
     def hook(gradient: Tensor) -> None:
@@ -349,6 +349,14 @@ def test_the_function_of_a_node_of_the_graph() -> None:
     assert compat.function_of_node(layer(x).grad_fn) is compat.BackwardHookFunction
 
 
+def test_the_fast_apply_of_a_function_has_its_value_and_gradient() -> None:
+    x = torch.full((1,), 3.0, requires_grad=True)
+    doubled = compat.fast_apply(Double)(x)
+    assert doubled.item() == Double.apply(x).item() == 6.0
+    doubled.backward()
+    assert x.grad.item() == 2.0
+
+
 @pytest.mark.skipif(compat.top_saved_tensor_hooks is None, reason="torch 2.6 does not show these hooks")
 def test_hooks_on_saved_tensors_are_seen_and_set_aside() -> None:
     x, packed = torch.ones(1, requires_grad=True), []
@@ -365,7 +373,7 @@ def test_hooks_on_saved_tensors_are_seen_and_set_aside() -> None:
 # -- programs that record, transform or compile ------------------------------------------------------------------------
 
 
-def test_tracing_is_seen() -> None:
+def test_tracing_is_detected() -> None:
     seen = []
 
     def function(x: Tensor) -> Tensor:
@@ -378,7 +386,7 @@ def test_tracing_is_seen() -> None:
 
 
 @pytest.mark.parametrize("transform", [torch.func.grad, torch.func.jacfwd, torch.vmap])
-def test_transforms_are_seen(transform: Any) -> None:
+def test_transforms_are_detected(transform: Any) -> None:
     seen = []
 
     def function(x: Tensor) -> Tensor:
@@ -390,8 +398,8 @@ def test_transforms_are_seen(transform: Any) -> None:
     assert seen == [False, True]
 
 
-def test_what_is_not_compiled_runs_as_it_is() -> None:
-    """In a process of its own: importing this file must not load the compiler, and torch.compile loads it."""
+def test_uncompiled_functions_run_without_the_compiler() -> None:
+    """In a new process: importing this file must not load the compiler, and torch.compile loads it."""
     text = """
 import sys, torch
 from torchmn import _torch_compat as compat
@@ -472,7 +480,7 @@ def test_gloo_connects_ranks_with_its_options() -> None:
 
 
 def test_coalescing_starts_and_ends_with_the_device() -> None:
-    """There is no NCCL here: only that the calls arrive."""
+    """Without NCCL: checks only that the methods are called."""
 
     class Group:
         def _start_coalescing(self, device: torch.device) -> None:

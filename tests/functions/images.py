@@ -1,4 +1,4 @@
-"""Images that every rank can make for itself, their parts, and the serial truth of a halo exchange."""
+"""Images that are the same on every rank, their tiles, and the serial result of a halo exchange."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ def plan_here(dims: tuple[DimPlan, ...], comm: Communicator) -> HaloPlan:
 
 
 def cut(whole: Tensor, intervals: list[Interval]) -> Tensor:
-    """A box of the last dims of `whole`, in memory of its own."""
+    """A box of the last dims of `whole`, as a copy."""
     return whole[(..., *(interval.as_slice() for interval in intervals))].clone()
 
 
 def part_of(whole: Tensor, plan: HaloPlan) -> Tensor:
-    """What this rank owns of `whole`."""
+    """This rank's tile of `whole`."""
     return cut(whole, [dim.owned[at] for dim, at in zip(plan.dims, plan.place, strict=True)])
 
 
 def serial_buffer(whole: Tensor, plan: HaloPlan, fill: float = 0.0) -> Tensor:
-    """What the exchange must give, taken from the whole image; differentiable."""
+    """The expected result of the exchange, from the whole image; differentiable."""
     buffer = whole
     for number, (dim, at) in enumerate(zip(plan.dims, plan.place, strict=True)):
         axis = number - len(plan.dims)

@@ -1,4 +1,4 @@
-"""A communication beside the same computation on one rank: values, gradients, and gradients of gradients."""
+"""A communication compared with the same computation on one rank: values, gradients, and gradients of gradients."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def tupled(result: Tensor | Tensors) -> tuple[Tensor, ...]:
 
 
 def scores(tensors: Tensors, rank: int) -> Tensor:
-    """A number that depends on every element in a way of its own, and not linearly."""
+    """A number that depends on every element differently, and not linearly."""
     total = torch.zeros((), dtype=torch.float64)
     for place, x in enumerate(tensors):
         weights = leaf(*x.shape, seed=31 * rank + place).detach()
@@ -50,18 +50,18 @@ def check_against_serial(
     The loss of order n+1 is made of the gradients of the loss of order n.
     """
     mine = inputs_of(comm.rank)
-    everyone = [inputs_of(rank) for rank in range(comm.size)]
+    inputs_by_rank = [inputs_of(rank) for rank in range(comm.size)]
     results = tupled(function(*mine))
-    expected = [tupled(result) for result in serial(everyone)]
+    expected = [tupled(result) for result in serial(inputs_by_rank)]
     for got, right in zip(results, expected[comm.rank], strict=True):
         torch.testing.assert_close(got, right)
     loss = scores(results, comm.rank)
     expected_loss = sum(scores(result, rank) for rank, result in enumerate(expected))
     for _ in range(orders):
         gradients = torch.autograd.grad(loss, mine, create_graph=True)
-        flat = torch.autograd.grad(expected_loss, [x for inputs in everyone for x in inputs], create_graph=True)
+        flat = torch.autograd.grad(expected_loss, [x for inputs in inputs_by_rank for x in inputs], create_graph=True)
         remaining = iter(flat)
-        per_rank = [[next(remaining) for _ in inputs] for inputs in everyone]
+        per_rank = [[next(remaining) for _ in inputs] for inputs in inputs_by_rank]
         for got, right in zip(gradients, per_rank[comm.rank], strict=True):
             torch.testing.assert_close(got, right)
         loss = scores(gradients, comm.rank)

@@ -1,4 +1,4 @@
-"""allgather: everybody's tensor on every rank; each gets the sum of what all ranks did with it."""
+"""allgather: the tensors of all ranks on every rank; the gradient is the sum over ranks."""
 
 import pytest
 import torch
@@ -21,7 +21,7 @@ def test_values_gradients_and_their_gradients_equal_those_of_one_rank(comm, ragg
     check_against_serial(
         comm,
         lambda x: F.allgather(comm, x),
-        lambda everyone: [[x for (x,) in everyone]] * comm.size,
+        lambda inputs_by_rank: [[x for (x,) in inputs_by_rank]] * comm.size,
         lambda rank: [leaf(rank if ragged else 2, 3, seed=rank)],  # rank 0's is empty
     )
 
@@ -55,7 +55,7 @@ def test_short_floats_keep_their_dtype(comm, dtype):
 
 
 @ranks(2, on="threads")
-def test_integers_and_bools_travel_without_a_gradient(comm):
+def test_integers_and_bools_have_no_gradient(comm):
     for x in (torch.arange(comm.rank), torch.tensor([True])):
         parts = F.allgather(comm, x)
         assert torch.equal(parts[comm.rank], x) and not parts[0].requires_grad

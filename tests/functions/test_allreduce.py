@@ -30,7 +30,7 @@ def test_values_gradients_and_their_gradients_equal_those_of_one_rank(comm, op):
     check_against_serial(
         comm,
         lambda x: F.allreduce(comm, x, op),
-        lambda everyone: [REDUCED[op]([x for (x,) in everyone])] * comm.size,
+        lambda inputs_by_rank: [REDUCED[op]([x for (x,) in inputs_by_rank])] * comm.size,
         lambda rank: [leaf(2, 3, seed=rank)],
     )
 

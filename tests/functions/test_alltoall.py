@@ -1,4 +1,4 @@
-"""alltoall: a tensor from everybody to everybody, and its gradient back."""
+"""alltoall: a tensor from every rank to every rank; its gradient returns."""
 
 import pytest
 import torch
@@ -25,7 +25,7 @@ def test_values_gradients_and_their_gradients_equal_those_of_one_rank(comm):
     check_against_serial(
         comm,
         lambda *xs: F.alltoall(comm, xs),
-        lambda everyone: [[xs[place] for xs in everyone] for place in range(comm.size)],
+        lambda inputs_by_rank: [[xs[place] for xs in inputs_by_rank] for place in range(comm.size)],
         ragged(comm.size),
     )
 
@@ -46,7 +46,7 @@ def test_one_tensor_with_a_part_per_rank_does_as_well(comm):
 
 
 @ranks(2, on="threads")
-def test_integers_travel_without_a_gradient(comm):
+def test_integers_have_no_gradient(comm):
     received = F.alltoall(comm, [torch.tensor([comm.rank, place]) for place in range(2)])
     assert [x.tolist() for x in received] == [[0, comm.rank], [1, comm.rank]] and not received[0].requires_grad
 

@@ -1,4 +1,4 @@
-"""bcast: the root's tensor on every rank; the root gets the sum of what all ranks did with it."""
+"""bcast: the root's tensor on every rank; the root's gradient is the sum over ranks."""
 
 import pytest
 import torch
@@ -20,12 +20,12 @@ def test_its_adjoint_is_exact_from_any_root(comm):
 @ranks(1, 2, 3, 4, 6, on="threads")
 @ranks(2, on=["mpi", "gloo"])
 def test_values_gradients_and_their_gradients_equal_those_of_one_rank(comm):
-    """Other ranks pass a tensor that their graph goes on to, or the second backward would end there."""
+    """Other ranks pass a tensor to which their graph continues, or the second backward would end there."""
     for root in roots(comm):
 
-        def serial(everyone, root=root):
-            (x,) = everyone[root]
-            return [x + 0 * own.sum() for (own,) in everyone]
+        def serial(inputs_by_rank, root=root):
+            (x,) = inputs_by_rank[root]
+            return [x + 0 * own.sum() for (own,) in inputs_by_rank]
 
         check_against_serial(
             comm, lambda x, root=root: F.bcast(comm, x, root), serial, lambda rank: [leaf(2, 3, seed=rank)]

@@ -1,4 +1,4 @@
-"""A value may look unlike the last one from its rank and tag: it arrives, and its gradient comes back."""
+"""Values whose shape or dtype differs from the previous one of the same rank and tag."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.functions.second_derivative import assert_gradient_of_gradient
 from torchmn import functions as F
 
 BOTH = ["threads", "mpi"]
-LENGTHS = [64, 1 << 15, 5 << 18]  # in one message, in a slot of shared memory, in a message of its own
+LENGTHS = [64, 1 << 15, 5 << 18]  # in one message, in a slot of shared memory, in a separate message
 each_length = pytest.mark.parametrize("length", LENGTHS)
 
 
@@ -80,7 +80,7 @@ def test_a_tuple_an_object_and_an_error_after_a_tensor(comm) -> None:
             F.send("text", comm, 1)  # type: ignore[arg-type]
     else:
         received = F.recv(comm, 0)
-        assert [torch.equal(mine, part) for mine, part in zip(received, parts, strict=True)] == [True, True]
+        assert [torch.equal(x, part) for x, part in zip(received, parts, strict=True)] == [True, True]
         sum((part**2).sum() for part in received).backward()
         with pytest.raises(torchmn.TorchMNError, match="receive it with comm"):
             F.recv(comm, 0)

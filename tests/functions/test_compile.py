@@ -1,4 +1,4 @@
-"""torch.compile of programs that communicate: communication is run as it is, and the numbers stay."""
+"""torch.compile of programs that communicate: communication is not compiled, and the numbers are the same."""
 
 import pytest
 import torch
@@ -12,9 +12,9 @@ from torchmn.compile_boundary import uncompiled
 def through_collectives(comm, x, weight):
     hidden = torch.tanh(x @ weight)
     parts = F.scatter(comm, [hidden * (rank + 1) for rank in range(comm.size)])
-    everyone = F.allgather(comm, parts * hidden)
+    inputs_by_rank = F.allgather(comm, parts * hidden)
     rows = comm.allgather_obj(len(x))  # as a metric would be
-    return F.allreduce(comm, sum(everyone)).square().sum() * (comm.rank + 1) / sum(rows)
+    return F.allreduce(comm, sum(inputs_by_rank)).square().sum() * (comm.rank + 1) / sum(rows)
 
 
 def through_a_ring(comm, x, weight):
@@ -31,7 +31,7 @@ def through_a_joined_ring(comm, x, weight):
 
 
 def steps(comm, function):
-    """Values and gradients of a few calls, with batches of other sizes: these made torch.compile look once more."""
+    """Values and gradients of a few calls, with batches of other sizes: these make torch.compile recompile."""
     found = []
     for rows in (2, 3, 5, 2):
         x, weight = leaf(rows, 4, seed=rows + comm.rank), leaf(4, 3, seed=comm.rank)

@@ -6,7 +6,7 @@ import torch
 from tests._worlds import ranks
 from torchmn import functions as F
 
-# What each rank calls, given a tensor for each rank; and what each rank gets in terms of everybody's tensors.
+# What each rank calls, given a tensor for each rank; and what each rank gets in terms of all ranks' tensors.
 CALLS = {
     "bcast": lambda comm, xs: F.bcast(comm, xs[0], comm.size - 1),
     "gather": lambda comm, xs: F.gather(comm, xs[0], comm.size - 1),
@@ -67,7 +67,7 @@ def test_parts_without_elements_and_of_different_shapes(comm, name):
 
 @ranks(3, on="threads")
 @pytest.mark.parametrize("name", ["bcast", "allreduce", "reduce_scatter"])
-def test_nothing_at_all_is_a_value_too(comm, name):
+def test_tensors_without_elements(comm, name):
     xs = [torch.ones(0, 4, requires_grad=True) for _ in range(comm.size)]
     (y,) = results(CALLS[name](comm, xs))
     assert tuple(y.shape) == (0, 4)

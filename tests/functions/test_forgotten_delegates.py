@@ -28,7 +28,7 @@ def here(comm, rank=0):
 
 
 def forgets_the_delegate(comm):
-    """D1: send ... recv on one rank, and recv is not told of the delegate."""
+    """D1: send ... recv on one rank, and the delegate is not passed to recv."""
     x = torch.ones(3, requires_grad=True)
     if comm.rank == 0:
         there(x * 2, comm)
@@ -70,7 +70,7 @@ def returns_an_output_without_the_send_behind_it(comm):
 
 
 def goes_around_a_ring_without_delegates(comm):
-    """Everybody answers, nobody waits: the gradient would be silently wrong."""
+    """All ranks reply and none waits: the gradient would be silently wrong."""
     x = torch.ones(3, requires_grad=True)
     F.send(x, comm, (comm.rank + 1) % comm.size)
     (x + F.recv(comm, (comm.rank - 1) % comm.size)).sum().backward()
@@ -179,7 +179,7 @@ def test_a_value_that_is_alive_and_not_joined_to_the_loss_ends_in_the_table_with
     assert re.search(r"rank 1 received it at \S+:\d+ in here, and has not run its backward", text)
 
 
-def test_a_value_that_nobody_receives_is_told_apart():
+def test_the_table_shows_that_a_value_was_not_received():
     def body(comm):
         if comm.rank == 0:
             there(torch.ones(3, requires_grad=True), comm).backward()

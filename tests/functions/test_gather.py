@@ -1,4 +1,4 @@
-"""gather: everybody's tensor on the root, and each one's gradient back to its rank."""
+"""gather: the tensors of all ranks on the root; each gradient returns to its rank."""
 
 import pytest
 import torch
@@ -22,9 +22,9 @@ def test_its_adjoint_is_exact_to_any_root(comm):
 def test_values_gradients_and_their_gradients_equal_those_of_one_rank(comm, ragged):
     for root in roots(comm):
 
-        def serial(everyone, root=root):
+        def serial(inputs_by_rank, root=root):
             delegate = torch.zeros(())
-            return [[x for (x,) in everyone] if rank == root else delegate for rank in range(comm.size)]
+            return [[x for (x,) in inputs_by_rank] if rank == root else delegate for rank in range(comm.size)]
 
         check_against_serial(
             comm,
@@ -47,7 +47,7 @@ def test_other_ranks_get_a_delegate_on_which_they_call_backward(comm):
 
 
 @ranks(2, on="threads")
-def test_integers_travel_without_a_gradient(comm):
+def test_integers_have_no_gradient(comm):
     gathered = F.gather(comm, torch.arange(comm.rank))
     assert not (gathered if comm.rank else gathered[0]).requires_grad
     assert comm.rank or [x.tolist() for x in gathered] == [[], [0]]

@@ -1,4 +1,4 @@
-"""GlobalArray: a layer of one's own equals the serial layer, forward and backward."""
+"""GlobalArray: a custom layer equals the serial layer, forward and backward."""
 
 import pytest
 import torch
@@ -41,7 +41,7 @@ def test_one_dim_on_a_grid_of_height(comm):
 
 
 @ranks(2, on="threads")
-def test_what_can_not_be_is_refused(comm):
+def test_windows_that_do_not_fit_raise(comm):
     with pytest.raises(HaloError, match=r"conv9 \(kernel 7, .*image of 6"):
         GlobalArray(comm, (6, 6), Window(7), name="conv9")
     with pytest.raises(HaloError, match=r"a window for each dim of \(6, 6\), got 1"):

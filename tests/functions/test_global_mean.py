@@ -31,7 +31,7 @@ def test_value_and_gradients_are_those_of_the_serial_mean(comm):
 
 
 @ranks(3, on="threads")
-def test_every_element_counts_alike_and_a_rank_may_have_none(comm):
+def test_all_elements_have_the_same_weight_and_a_rank_may_have_none(comm):
     values = torch.arange(comm.rank, dtype=torch.float32)  # (), (0), (0, 1)
     values.requires_grad_()
     loss = global_mean(values, comm)

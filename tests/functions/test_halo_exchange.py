@@ -101,12 +101,12 @@ def test_any_window_along_one_dim(dim, leading):
 
 @settings(max_examples=60, deadline=None)
 @given(st.tuples(any_dims(6, 3), any_dims(6, 2)))
-def test_any_needs_on_any_grid(dims):
+def test_arbitrary_needs_on_any_grid(dims):
     run_threads(lambda comm: assert_exchange_is_serial(comm, dims, (1, 2)), dims[0].parts * dims[1].parts, timeout=30)
 
 
 @ranks(3)
-def test_every_dtype_travels(comm):
+def test_every_dtype(comm):
     plan = plan_here(grid_dims([SAME3], [8], [comm.size]), comm)
     for dtype in (torch.float32, torch.float16, torch.bfloat16, torch.complex128, torch.int64, torch.bool):
         whole = image((3, 8), dtype=dtype)
@@ -128,7 +128,7 @@ def test_layouts_are_kept_and_any_layout_is_read(comm):
 
 
 @ranks(3)
-def test_an_empty_batch_travels_too(comm):
+def test_an_empty_batch(comm):
     plan = plan_here(grid_dims([SAME3], [8], [comm.size]), comm)
     x = torch.empty(0, 2, plan.owned_shape[0], requires_grad=True)
     buffer = halo_exchange(x, plan, comm)
@@ -138,7 +138,7 @@ def test_an_empty_batch_travels_too(comm):
 
 
 @ranks(2, 3)
-def test_large_halos_travel_in_pieces(comm):
+def test_large_halos(comm):
     comm.max_message_bytes, limit = 1000, comm.max_message_bytes
     try:
         assert_exchange_is_serial(comm, grid_dims([SAME7, SAME3], [12, 20], [comm.size, 1]))
@@ -221,7 +221,7 @@ def test_ranks_in_different_exchanges_get_an_error_and_not_each_other_s_numbers(
 @ranks(2)
 def test_a_rank_with_a_larger_batch_is_an_error_that_says_so(comm):
     plan = plan_here((DimPlan(8, all_owned(8, 2), (Interval(0, 5), Interval(3, 8))),), comm)
-    # The rank with less room can not take the message; whether the other one can look into its own is the transport's.
+    # The rank with the smaller buffer cannot receive; whether the other one can depends on the transport.
     words = "the expected size" if comm.rank == 0 else "the expected size|another exchange"
     words = f"({words})(.|\n)*with the same plan, batch, channels and dtype"
     if not comm.traits.checks_sizes:  # gloo: ranks compare first
@@ -230,7 +230,7 @@ def test_a_rank_with_a_larger_batch_is_an_error_that_says_so(comm):
         halo_exchange(torch.zeros(2 + 100 * comm.rank, 4), plan, comm)
 
 
-def test_a_rank_that_never_comes_is_named_by_the_watchdog():
+def test_the_watchdog_names_a_rank_that_does_not_take_part():
     def main(comm):
         plan = plan_here(grid_dims([SAME3], [8], [2]), comm)
         if comm.rank == 0:
@@ -258,7 +258,7 @@ def test_the_pieces_of_an_image_are_the_image():
 
 @ranks(2, on="mpi")
 def test_a_rank_does_not_wait_for_slower_ones_to_take_its_rows(comm):
-    """Rank 1 begins its exchange only when it has heard that rank 0 has ended its own."""
+    """Rank 1 starts its exchange only after rank 0 has finished."""
     plan = plan_here(grid_dims([Window(2, padding=(1, 0))], [8], [2]), comm)
     whole = image((1 << 17, 8))
     if comm.rank == 1:

@@ -17,7 +17,7 @@ SILENT = ("Recv", "Irecv", "Iprobe", "rank", "size")
 
 
 class CountedMPI:
-    """An MPI communicator that counts the messages which it is asked to send, and can do nothing that pickles."""
+    """An MPI communicator that counts its messages, and raises for operations that pickle."""
 
     def __init__(self, comm: Any):
         self.comm = comm

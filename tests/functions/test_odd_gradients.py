@@ -1,4 +1,4 @@
-"""Gradients that come back through send and recv and are no ordinary tensors: sparse, or without memory."""
+"""Gradients that come back through send and recv and are not ordinary tensors: sparse, or without memory."""
 
 import pytest
 import torch
@@ -30,7 +30,7 @@ def test_gradients_of_zeros_without_memory_come_back_as_zeros(comm):
 
 
 @ranks(2)
-def test_a_gradient_that_can_not_travel_is_an_error_on_both_ranks(comm):
+def test_a_gradient_that_cannot_be_sent_is_an_error_on_both_ranks(comm):
     if comm.rank == 0:
         with pytest.raises(torchmn.PeerError, match=r"rank 0 of 2: backward of send to rank 1: .*memory"):
             F.send(torch.ones(3, requires_grad=True), comm, 1).backward()

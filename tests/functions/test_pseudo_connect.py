@@ -90,7 +90,7 @@ def test_what_is_computed_from_the_result_is_a_plain_tensor():
 
 
 @ranks(2)
-def test_the_result_travels_as_any_tensor_does(comm):
+def test_the_result_can_be_sent_as_any_tensor(comm):
     joined = F.pseudo_connect(torch.zeros((), requires_grad=True), torch.full((1, 2), comm.rank + 1.0))
     assert comm.allreduce(joined).tolist() == [[3.0, 3.0]]
     assert F.allgather(comm, joined)[1].tolist() == [[2.0, 2.0]]

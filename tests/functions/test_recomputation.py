@@ -102,7 +102,5 @@ def test_a_part_that_is_recomputed_in_another_way_gets_no_other_value(comm, seco
         part(x).sum().backward()
         return
     y = checkpoint(part, x, use_reentrant=False, context_fn=F.keep_messages)
-    with pytest.raises(
-        RecomputeError, match=r"rank 0 of 2: .* expects a .* forward had (a message|nothing more)"
-    ):
+    with pytest.raises(RecomputeError, match=r"rank 0 of 2: .* expects a .* forward had (a message|nothing more)"):
         y.sum().backward()

@@ -1,4 +1,4 @@
-"""reduce_scatter: each rank's sum over ranks; every rank's gradient goes to everybody."""
+"""reduce_scatter: each rank's sum over ranks; the gradient is an all-gather."""
 
 import pytest
 import torch
@@ -26,7 +26,7 @@ def test_values_gradients_and_their_gradients_equal_those_of_one_rank(comm, op):
     check_against_serial(
         comm,
         lambda *xs: F.reduce_scatter(comm, xs, op),
-        lambda everyone: [REDUCED[op]([xs[place] for xs in everyone]) for place in range(comm.size)],
+        lambda inputs_by_rank: [REDUCED[op]([xs[place] for xs in inputs_by_rank]) for place in range(comm.size)],
         lambda rank: [leaf(2, 1 + place, seed=17 * rank + place) for place in range(comm.size)],
     )
 

@@ -1,4 +1,4 @@
-"""scatter: one of the root's tensors for everybody, and the gradients back to the root."""
+"""scatter: one of the root's tensors for each rank; the gradients return to the root."""
 
 import pytest
 import torch
@@ -20,12 +20,12 @@ def test_its_adjoint_is_exact_from_any_root(comm):
 @ranks(1, 2, 3, 4, on="threads")
 @ranks(2, on=["mpi", "gloo"])
 def test_values_gradients_and_their_gradients_equal_those_of_one_rank(comm):
-    """Other ranks pass tensors that their graph goes on to, or the second backward would end there."""
+    """Other ranks pass tensors to which their graph continues, or the second backward would end there."""
     for root in roots(comm):
 
-        def serial(everyone, root=root):
-            own = [0 * sum(x.sum() for x in inputs) for inputs in everyone]
-            return [everyone[root][rank] + own[rank] for rank in range(comm.size)]
+        def serial(inputs_by_rank, root=root):
+            own = [0 * sum(x.sum() for x in inputs) for inputs in inputs_by_rank]
+            return [inputs_by_rank[root][rank] + own[rank] for rank in range(comm.size)]
 
         check_against_serial(
             comm,
@@ -45,7 +45,7 @@ def test_one_tensor_with_a_part_per_rank_does_as_well(comm):
 
 
 @ranks(2, on="threads")
-def test_bools_travel_without_a_gradient(comm):
+def test_bools_have_no_gradient(comm):
     mine = F.scatter(comm, [torch.tensor(True), torch.tensor([False] * 2)] if comm.rank == 0 else None)
     assert mine.tolist() == ([False] * 2 if comm.rank else True) and not mine.requires_grad
 

@@ -85,7 +85,7 @@ def test_every_floating_dtype_keeps_its_dtype_there_and_back(comm, dtype):
 
 
 @ranks(2)
-def test_integers_and_bools_travel_beside_floats_and_expect_no_gradient(comm):
+def test_integers_and_bools_can_be_sent_with_floats_and_have_no_gradient(comm):
     x = leaf(3)
     if comm.rank == 0:
         F.send((torch.arange(4), x * 2, torch.tensor([True, False])), comm, 1).backward()
@@ -254,7 +254,7 @@ def test_backward_twice_through_a_retained_graph_adds_the_gradient_twice(comm):
 @ranks(2)
 @pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
 @pytest.mark.parametrize("who", ["both", "receiver", "sender"])
-def test_without_gradients_only_values_travel(comm, mode, who):
+def test_without_gradients_only_values_are_sent(comm, mode, who):
     x = leaf(3)
     if comm.rank == 0:
         with mode() if who != "receiver" else nullcontext():
@@ -271,7 +271,7 @@ def test_without_gradients_only_values_travel(comm, mode, who):
 
 
 @ranks(2)
-def test_a_value_that_is_thrown_away_gives_no_gradient_and_keeps_nobody_waiting(comm):
+def test_a_value_that_is_deleted_has_no_gradient_and_its_sender_does_not_wait(comm):
     x = leaf(3)
     if comm.rank == 0:
         thrown, used = F.send(x, comm, 1), F.send(x, comm, 1)
@@ -302,7 +302,7 @@ def test_an_evaluation_without_no_grad_between_two_training_steps_is_harmless(co
     x, kept = leaf(3), []
     for _ in range(3):
         if comm.rank == 0:
-            F.send(x, comm, 1)  # evaluation: nobody calls backward, and the delegate is dropped
+            F.send(x, comm, 1)  # evaluation: there is no backward, and the delegate is deleted
             F.send(x, comm, 1).backward()
         else:
             kept.append(F.recv(comm, 0).sum())

@@ -1,4 +1,4 @@
-"""The same graph twice: as a chain over ranks, and as plain modules in one process, which says what is right."""
+"""The same graph twice: as a chain over ranks, and as plain modules in one process, for the expected numbers."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ SHAPES = {
 
 
 class Spec(NamedTuple):
-    """A component: where it lies, its ends, the shape of its result, and the arguments that it ignores."""
+    """A component: its rank, its edges, the shape of its result, and the arguments that it ignores."""
 
     rank: int
     rank_in: Any = None
@@ -101,7 +101,7 @@ def run_in_one_process(specs: Sequence[Spec], nodes: Sequence[nn.Module], inputs
             if n not in results and all(source in results for source in sources[n]):
                 values = inputs[spec.rank] if spec.rank_in is None else [results[source] for source in sources[n]]
                 results[n] = nodes[n](*values)
-        assert len(results) > before, "this graph can not run"
+        assert len(results) > before, "this graph cannot run"
     outputs = defaultdict(list)
     for n, spec in enumerate(specs):
         if spec.rank_out is None:
@@ -166,7 +166,7 @@ def in_the_loss(outputs: list[Any], ignore: int) -> list[Any]:
 
 
 def gradient(x: Tensor) -> Tensor:
-    """None counts as zeros: a rank does not know that nobody used what it sent."""
+    """None counts as zeros, which a rank gets for a value that was not used."""
     return torch.zeros_like(x) if x.grad is None else x.grad.clone()
 
 

@@ -6,7 +6,7 @@ from torchmn.graph.delegates import attach, blank, join
 
 
 class Recv(torch.autograd.Function):
-    """Stands for a message that was received: notes its gradient, as the real one sends it."""
+    """Replaces a message that was received: records its gradient, which the real one sends."""
 
     @staticmethod
     def forward(ctx, name, seen, delegate, x):
@@ -20,7 +20,7 @@ class Recv(torch.autograd.Function):
 
 
 class Send(torch.autograd.Function):
-    """Stands for a message that was sent: notes that it would wait now, and gets ones as its gradient."""
+    """Replaces a message that was sent: records that it would wait now, and gets ones as its gradient."""
 
     @staticmethod
     def forward(ctx, name, seen, x):

@@ -45,7 +45,7 @@ def test_every_task_has_its_turn_and_no_plan_waits_for_ever(graph, microbatches)
     assert built.problems == ()
     plan = schedule(built, microbatches)
     assert sum(map(len, plan)) == len(specs) * microbatches == len({task for tasks in plan for task in tasks})
-    # Run the plan: a rank goes on when what its next task needs has been made somewhere.
+    # Run the plan: a rank continues when the inputs of its next task exist.
     at = {(component.rank, component.place): component for component in built.components}
     done, left = set(), [list(tasks) for tasks in plan]
     while any(left):

@@ -1,4 +1,4 @@
-"""A component that raises, and a result of a chain that backward forgot: the user reads what to look at."""
+"""A component that raises, and a result of a chain that backward forgot: errors that name the place."""
 
 import pytest
 import torch
@@ -30,9 +30,9 @@ def test_a_layer_of_the_wrong_size_is_named_with_its_rank_its_shapes_and_where_t
         ComponentError, match=r"rank 1 of 2: component 1 \(Linear\) raised RuntimeError: mat1"
     ) as caught:
         torchmn.run_threads(body, 2)
-    told = "called with 1 argument: a torch.float32 tensor of shape (3, 6) from rank 1's component 0 (Tanh)."
-    assert told in str(caught.value)
-    assert isinstance(caught.value, RuntimeError)  # who caught torch's own still does
+    text = "called with 1 argument: a torch.float32 tensor of shape (3, 6) from rank 1's component 0 (Tanh)."
+    assert text in str(caught.value)
+    assert isinstance(caught.value, RuntimeError)  # `except RuntimeError` still works
     assert type(caught.value.__cause__) is RuntimeError
 
 
@@ -105,11 +105,11 @@ def test_a_result_that_backward_forgot_is_told_in_the_words_of_the_chain(comm):
     comm.barrier()
     with pytest.raises(DelegateError) as caught:
         edges_of(chain.comm).poll()
-    told = str(caught.value)
-    assert "rank 0 of 2: backward did not visit what rank 0's component 0 (Linear) sent to rank 1's component 0" in told
-    assert told.count("of the chain at ") == told.count("test_failures.py:") == 2
-    assert "on the delegate that a rank without output gets" in told
-    assert "recv" not in told and "tag" not in told and "pseudo_connect" not in told
+    text = str(caught.value)
+    assert "rank 0 of 2: backward did not visit what rank 0's component 0 (Linear) sent to rank 1's component 0" in text
+    assert text.count("of the chain at ") == text.count("test_failures.py:") == 2
+    assert "on the delegate that a rank without output gets" in text
+    assert "recv" not in text and "tag" not in text and "pseudo_connect" not in text
 
 
 @ranks(2)
@@ -134,7 +134,7 @@ def test_what_a_failed_call_did_not_receive_is_not_taken_for_values_of_the_next_
         if comm.rank == 0:
             chain(torch.full((2, columns), 1.0, requires_grad=grad))
         else:
-            with pytest.raises(ComponentError, match="no room"):  # and the user goes on with the next batch
+            with pytest.raises(ComponentError, match="no room"):  # and the user continues with the next batch
                 chain()
         fragile.broken = False
         for value in (2.0, 3.0):

@@ -1,4 +1,4 @@
-"""from_sequential: an nn.Sequential over ranks, in stages that are balanced as asked."""
+"""from_sequential: an nn.Sequential over ranks, in balanced stages."""
 
 import pytest
 import torch

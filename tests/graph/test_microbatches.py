@@ -1,4 +1,4 @@
-"""Micro-batches: the numbers of the whole batch, in pieces of any size, and what they can not be used for."""
+"""Micro-batches: the numbers of the whole batch, in pieces of any size, and unsupported uses."""
 
 import warnings
 
@@ -56,7 +56,7 @@ def test_branches_and_rings_over_mpi(comm):
 
 
 class Rows(nn.Module):
-    """A layer as people write them, which can not be computed on an empty batch."""
+    """A custom layer that cannot be computed on an empty batch."""
 
     def forward(self, x):
         return x.view(x.size(0), -1).mul(x.new_tensor(2.0))
@@ -114,8 +114,8 @@ class Turned(nn.Module):
 
 
 @pytest.mark.parametrize(("last", "shape"), [(Total, r"\(\)"), (Turned, r"\(3, 2\)")])
-def test_an_output_that_is_no_batch_is_refused_not_joined(last, shape):
-    """Joining along the first dim would give numbers without a meaning; rank 1 knows the rows from rank 0."""
+def test_an_output_without_a_batch_dim_raises(last, shape):
+    """Joining along the first dim would give meaningless numbers; rank 1 gets the number of rows from rank 0."""
     expected = rf"rank 1's component 0 \({last.__name__}\): expected the 2 rows.*{shape}"
     with pytest.raises(GraphError, match=expected):
         torchmn.run_threads(lambda comm: two_stages(comm, nn.Identity(), last(), 2)(torch.ones(4, 3)), 2)
@@ -129,7 +129,7 @@ def test_inputs_of_different_length_are_refused(comm):
         chain(torch.ones(4, 2), torch.ones(3, 2))
 
 
-def test_a_batch_is_cut_evenly_and_what_is_no_batch_goes_everywhere():
+def test_a_batch_is_cut_evenly_and_other_values_are_in_every_micro_batch():
     x, scale = torch.arange(7.0), torch.tensor(2.0)
     pieces = cut((x, {"scale": scale, "name": "a"}), 3)
     assert [rows for _, rows in pieces] == [3, 2, 2]

@@ -1,4 +1,4 @@
-"""The patterns of graphs that people build, each trained for many steps: every gradient is that of one process."""
+"""Common patterns of graphs, each trained for many steps: every gradient is that of one process."""
 
 import pytest
 
@@ -19,7 +19,7 @@ def ring(size: int) -> list[Spec]:
 
 
 def crossing(size: int) -> list[Spec]:
-    """Everybody sends to the next rank before it receives from the one before."""
+    """Each rank sends to the next one before it receives from the previous one."""
     return [
         spec
         for rank in range(size)
@@ -122,7 +122,7 @@ def test_any_number_of_model_inputs_for_any_component(comm):
 
 @worlds
 def test_the_order_of_add_link_need_not_be_that_of_the_data(comm):
-    """Rank 0 adds the taker before the giver: a hang if components ran in the order in which they were added."""
+    """Rank 0 adds the receiver before the sender: a hang if components ran in the order in which they were added."""
     specs = [Spec(0, 1, None), Spec(0, None, [1, 0]), Spec(0, 0, None), Spec(1, 0, 0)]
     assert_equal_to_one_process(comm, specs, iterations=5)
 

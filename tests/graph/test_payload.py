@@ -1,4 +1,4 @@
-"""Payloads come out as they went in."""
+"""Payloads are restored from tensors and heading."""
 
 from collections import OrderedDict, namedtuple
 

@@ -1,4 +1,4 @@
-"""Graphs that can not run: an error on every rank, before anything is sent, that names both ends."""
+"""Graphs that cannot run: an error on every rank, before anything is sent, that names both ends."""
 
 import numpy as np
 import pytest
@@ -27,7 +27,7 @@ def assert_graph_refused(comm, links, *words: str) -> None:
 
 
 @ranks(2, 3, on=("threads", "mpi"))
-def test_a_send_that_nobody_receives(comm):
+def test_a_send_without_a_receive(comm):
     words = (
         "rank 0 sends to rank 1 once (rank_out=1: component 0 (Linear))",
         "rank 1 receives from rank 0 not at all (rank_in=0: none)",
@@ -37,7 +37,7 @@ def test_a_send_that_nobody_receives(comm):
 
 
 @ranks(2, 3, on="threads")
-def test_a_receive_that_nobody_sends(comm):
+def test_a_receive_without_a_send(comm):
     words = (
         "rank 0 sends to rank 1 once (rank_out=1: component 1 (Linear))",
         "rank 1 receives from rank 0 2 times (rank_in=0: component 0 (Linear), component 0 (Linear))",
@@ -47,7 +47,7 @@ def test_a_receive_that_nobody_sends(comm):
 
 
 @ranks(1, 2, on="threads")
-def test_an_own_rank_input_that_nobody_filled(comm):
+def test_an_input_from_the_own_rank_without_an_output(comm):
     words = (
         "rank 0 keeps a value for itself not at all (rank_out=0: none)",
         "takes one from itself once (rank_in=0: component 1",
@@ -115,7 +115,7 @@ def test_another_number_of_micro_batches_on_one_rank(comm):
 
 @ranks(1, on="solo")
 @pytest.mark.parametrize("wrong", ["1", 0.5, True, [0, "a"], object()])
-def test_what_is_no_rank(comm, wrong):
+def test_arguments_that_are_not_ranks(comm, wrong):
     chain = MultiNodeChainList(comm)
     with pytest.raises(ArgumentError, match="expected rank_in to be a rank"):
         chain.add_link(nn.Identity(), rank_in=wrong)
@@ -125,7 +125,7 @@ def test_what_is_no_rank(comm, wrong):
 
 
 @ranks(1, on="solo")
-def test_none_in_a_list_of_ranks_is_told_the_way_by_the_own_rank(comm):
+def test_the_error_for_none_in_a_list_of_ranks_recommends_the_own_rank(comm):
     chain = MultiNodeChainList(comm)
     with pytest.raises(ArgumentError, match=r"got \[0, None\].*add_link\(nn.Identity\(\), rank_in=None, rank_out=own"):
         chain.add_link(nn.Bilinear(2, 2, 2), rank_in=[0, None])
@@ -145,7 +145,7 @@ def test_numpy_integers_and_ranges_are_ranks(comm):
 
 
 @ranks(1, on="solo")
-def test_what_is_no_module_no_communicator_and_no_number(comm):
+def test_wrong_modules_communicators_and_numbers(comm):
     with pytest.raises(ArgumentError, match=r"expected a torch\.nn\.Module"):
         MultiNodeChainList(comm).add_link(torch.tanh)
     with pytest.raises(ArgumentError, match="expected comm to be a communicator"):
@@ -164,7 +164,7 @@ class Returns(nn.Module):
         return self.value
 
 
-def test_a_payload_that_can_not_travel_is_named_with_its_place_and_its_edge():
+def test_the_error_for_a_payload_that_cannot_be_sent_names_its_path_and_its_edge():
     def body(comm):
         chain = MultiNodeChainList(comm)
         value = {"state": [torch.ones(2), {1, 2}]}

@@ -1,4 +1,4 @@
-"""Clipping before the mean is taken is refused where it changes the numbers, and only there."""
+"""Clipping before gradients are averaged raises an error if it changes the numbers, and only then."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from torchmn import Communicator
 from torchmn.optim import MultiNodeOptimizer, create_multi_node_optimizer
 
 CLIPPING: dict[str, Callable[..., Any]] = {
-    "clip_grad_norm_": lambda parameters, limit: clip_grad_norm_(parameters, limit),  # a name of the user's own
+    "clip_grad_norm_": lambda parameters, limit: clip_grad_norm_(parameters, limit),  # imported under another name
     "clip_grad_value_": lambda parameters, limit: nn.utils.clip_grad_value_(parameters, clip_value=limit),
 }
 
@@ -53,7 +53,7 @@ def test_clipping_on_one_rank_only_is_an_error_on_all(comm) -> None:
 
 @pytest.mark.guard("LocalClipping")
 @ranks(2, on="threads")
-def test_clipping_while_gradients_are_on_their_way_is_an_error(comm) -> None:
+def test_clipping_while_gradients_are_averaged_is_an_error(comm) -> None:
     parameter, optimizer = gradients_of_one_to_size(comm, overlap=True)
     with pytest.raises(torchmn.ArgumentError, match=r"overlap: clip_grad_norm_ .* optimizer.synchronize\(\)"):
         clip_grad_norm_(parameter, 1.0)
@@ -125,7 +125,7 @@ def test_clipping_that_leaves_the_numbers_of_one_process_is_not_refused(comm, fu
 
 
 class Watched(nn.Parameter):
-    """A parameter that counts who asks for its gradient."""
+    """A parameter that counts reads of its gradient."""
 
     looks = 0
 
@@ -136,7 +136,7 @@ class Watched(nn.Parameter):
 
 
 @ranks(2, on="threads")
-def test_clipping_does_not_look_at_the_gradients_of_other_optimizers(comm) -> None:
+def test_clipping_does_not_read_the_gradients_of_other_optimizers(comm) -> None:
     """Another thread, or another rank of the thread world, may write them at that moment, and torch has no lock."""
     watched = Watched(torch.zeros(1))
     optimizer = create_multi_node_optimizer(torch.optim.SGD([watched], lr=1.0), comm)

@@ -91,7 +91,7 @@ def test_what_the_user_chose_stays(make: Callable[[list[nn.Parameter]], Optimize
     }
 
 
-def test_rounded_dtypes_and_users_hooks_take_the_plain_way(fused_calls: list[str]) -> None:
+def test_short_dtypes_and_users_hooks_use_the_plain_update(fused_calls: list[str]) -> None:
     half = nn.Parameter(torch.ones(3, dtype=torch.bfloat16))
     half.grad = torch.ones_like(half)
     update(SGD([half], lr=0.1))

@@ -1,4 +1,4 @@
-"""Every guard of multi-node optimizers refuses what it is for, and steps are the same without guards."""
+"""Every guard of multi-node optimizers raises its error, and steps are the same without guards."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from torchmn.optim.events import GUARDS
 
 
 def trained(comm: Any) -> tuple[nn.Module, torch.optim.Optimizer]:
-    """A model and its optimizer, after a backward with gradients of each rank's own."""
+    """A model and its optimizer, after a backward with different gradients on each rank."""
     torch.manual_seed(0)
     model = nn.Linear(3, 2)
     optimizer = create_multi_node_optimizer(torch.optim.SGD(model.parameters(), lr=0.1), comm, model=model)
@@ -72,7 +72,7 @@ def test_a_guard_refuses_what_it_is_for_and_nothing_else_does(name: str) -> None
         torchmn.run_threads(provoke, 2)
 
 
-def test_there_is_no_case_without_its_guard() -> None:
+def test_every_guard_has_a_case() -> None:
     assert set(CASES) == set(GUARDS.entries())
 
 

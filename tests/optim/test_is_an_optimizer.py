@@ -1,4 +1,4 @@
-"""A multi-node optimizer is a torch.optim.Optimizer to everybody who meets it."""
+"""A multi-node optimizer behaves as a torch.optim.Optimizer."""
 
 from __future__ import annotations
 
@@ -373,15 +373,15 @@ def test_the_wrapped_optimizer_does_not_step_by_itself(comm) -> None:
 
 
 @ranks(2, on="mpi")  # threads would catch each other's warnings
-def test_a_model_that_was_replaced_after_the_optimizer_was_made_is_told_once(comm) -> None:
+def test_a_model_that_was_replaced_after_the_optimizer_was_made_warns_once(comm) -> None:
     model, other = make_model(), make_model()
     optimizer = create_multi_node_optimizer(torch.optim.SGD(model.parameters(), lr=0.1), comm)
     loss_of(other, *local(comm)).backward()
-    with warnings.catch_warnings(record=True) as told:
+    with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         optimizer.step()
         optimizer.step()
-    assert len(told) == (comm.rank == 0)
-    for warning in told:
+    assert len(caught) == (comm.rank == 0)
+    for warning in caught:
         assert "no parameter of this optimizer has a gradient on any rank" in str(warning.message)
         assert warning.filename.endswith("test_is_an_optimizer.py")

@@ -1,4 +1,4 @@
-"""Where the means of gradients lie: small ones in one buffer, others where they were."""
+"""The memory of mean gradients: small ones are views of one buffer, others stay in place."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torchmn.communicators.mean import LARGE_BYTES, means
 
 
 @ranks(2, 3, on="threads")
-def test_means_of_small_gradients_are_views_of_one_buffer_and_others_stay_where_they_lie(comm):
+def test_means_of_small_gradients_are_views_of_one_buffer_and_others_stay_in_place(comm):
     middle = (comm.size - 1) / 2
     small = [torch.full((3, 2), float(comm.rank)), torch.full((), 10.0 * comm.rank), torch.empty(0, 5)]
     large = torch.full((LARGE_BYTES // 4,), float(comm.rank))
@@ -48,7 +48,7 @@ def test_gradients_in_one_buffer_are_added_to_and_zeroed_as_any_others(comm):
 
 
 @ranks(2, 3, on="threads")
-def test_a_large_gradient_may_lie_in_another_order_on_one_rank(comm):
+def test_a_large_gradient_may_have_another_memory_layout_on_one_rank(comm):
     values = torch.arange(LARGE_BYTES // 4, dtype=torch.float32).view(-1, 512)
     turned = values.t().contiguous().t() if comm.rank == 1 else values.clone()
     after = torch.full_like(values, float(comm.rank))  # messages that meet the wrong ones would show here, too

@@ -1,4 +1,4 @@
-"""Gradients that travel during backward give the numbers of those that travel after it."""
+"""Gradients that are averaged during backward give the same numbers as after it."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ def test_gradients_that_ranks_lack_and_sparse_ones(comm) -> None:
 
 
 @ranks(2, on="threads")
-def test_gradients_that_nobody_steps_with_are_dropped(comm) -> None:
+def test_gradients_without_a_step_are_dropped(comm) -> None:
     serial, model = make_model(), make_model()
     inner = torch.optim.SGD(serial.parameters(), lr=0.1)
     optimizer = Overlapping(torch.optim.SGD(model.parameters(), lr=0.1), comm)
@@ -157,7 +157,7 @@ def test_parameters_that_appear_later_become_rank_0s_and_are_averaged(comm) -> N
 
 
 @ranks(2, on="threads")
-def test_what_can_not_overlap_is_refused(comm) -> None:
+def test_what_does_not_support_overlap_raises(comm) -> None:
     model = make_model()
     optimizer = create_multi_node_optimizer(torch.optim.SGD(model.parameters(), lr=1.0), comm, overlap=True)
     assert isinstance(optimizer._reducer, OverlappedReducer)
@@ -174,7 +174,7 @@ def test_what_can_not_overlap_is_refused(comm) -> None:
 
 
 @ranks(2, on="threads")
-def test_an_optimizer_that_was_let_go_sends_nothing(comm) -> None:
+def test_a_deleted_optimizer_sends_nothing(comm) -> None:
     _, parameters = serial_run("adam", steps=2)
     model = make_model()
     optimizer = Overlapping(OPTIMIZERS["adam"](model.parameters()), comm, model)

@@ -1,4 +1,4 @@
-"""What one rank asks of its optimizer and another does not is an error on all of them, before anything is sent."""
+"""Ranks whose optimizers have different options or gradients raise an error on all ranks, before anything is sent."""
 
 from __future__ import annotations
 
@@ -36,14 +36,14 @@ def test_an_option_on_one_rank_only_is_an_error_on_all(comm, option: str) -> Non
 
 @ranks(2, on="threads")
 @pytest.mark.parametrize("grad_dtype", [torch.int8, torch.float8_e4m3fn, "float16"])
-def test_gradients_travel_as_floats_of_16_bits_or_as_they_are(comm, grad_dtype: Any) -> None:
+def test_gradients_are_sent_as_16_bit_floats_or_unchanged(comm, grad_dtype: Any) -> None:
     plain = torch.optim.SGD(make_model().parameters(), lr=1.0)
     with pytest.raises(torchmn.ArgumentError, match=r"expected grad_dtype to be torch.float16"):
         create_multi_node_optimizer(plain, comm, grad_dtype=grad_dtype if comm.rank == 0 else None)
 
 
 @ranks(2, on="threads")
-def test_what_one_rank_can_not_wrap_is_an_error_on_all(comm) -> None:
+def test_an_optimizer_that_one_rank_cannot_wrap_is_an_error_on_all(comm) -> None:
     model = make_model()
     plain: Any = torch.optim.SGD(model.parameters(), lr=1.0)
     with pytest.raises(torchmn.ArgumentError, match=r"rank 1 of 2: .*expected a torch.optim.Optimizer, got str"):

@@ -1,4 +1,4 @@
-"""Values that ranks must share: a rank that changes its own is found by the next step, on all ranks."""
+"""Values that must be equal on all ranks: if a rank changes them, the next step raises on all."""
 
 from __future__ import annotations
 
@@ -116,7 +116,7 @@ def evaluated_with_other_values_by_one(comm: Communicator, model: Any, optimizer
         evaluated_with_other_values_by_one,
     ],
 )
-def test_the_same_values_may_come_by_any_way(comm, kind: str, way: Callable[..., None]) -> None:
+def test_equal_values_are_accepted_however_they_were_set(comm, kind: str, way: Callable[..., None]) -> None:
     model, optimizer = trained(comm, **KINDS[kind])
     way(comm, model, optimizer)
     expected, alone = trained(comm.split(comm.rank))

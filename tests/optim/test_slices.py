@@ -1,4 +1,4 @@
-"""A parameter of which a rank holds a slice: the optimizer knows it without loading what only such models need."""
+"""Parameters of which a rank holds a slice: the optimizer recognises them without importing the parallel layers."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch import nn
 from torchmn.gradient_role import UNKNOWN, GradientRole, role_of, set_role
 
 
-def test_a_slice_is_known_by_its_role() -> None:
+def test_a_slice_is_recognised_by_its_role() -> None:
     whole, slice_ = nn.Linear(2, 1).parameters()
     role = GradientRole("shard")
     set_role(slice_, role)

@@ -1,4 +1,4 @@
-"""Whatever happens between `synchronize` and `step`: no rank's own gradient gets into its parameters."""
+"""Changes between `synchronize` and `step`: no rank steps with gradients that are not averaged."""
 
 from __future__ import annotations
 

@@ -28,11 +28,11 @@ def stage_of_rank(
     """Returns this rank's layers (None if it has none), and the ranks of the previous and the next stage or None."""
     counts = layers_per_rank(model, comm, balance, sample)
     owners = [rank for rank, count in enumerate(counts) if count]
-    layers = list(own_modules(model).items())  # named_children leaves out a layer that is used twice
+    # named_children would leave out a layer that is used twice.
+    layers = [(name, layer) for name, layer in own_modules(model).items() if layer is not None]
     firsts = [sum(counts[:rank]) for rank in range(comm.size)]
     stages = [
-        nn.Sequential(OrderedDict(layers[first : first + count]))  # type: ignore[arg-type]
-        for first, count in zip(firsts, counts, strict=True)
+        nn.Sequential(OrderedDict(layers[first : first + count])) for first, count in zip(firsts, counts, strict=True)
     ]
     _refuse_shared_parameters(stages, comm)
     if not counts[comm.rank]:

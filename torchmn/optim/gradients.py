@@ -237,7 +237,7 @@ def _common_dtypes(
             names = " and ".join(sorted(str(dtype or grad.parameter.dtype) for dtype in found))
             raise MismatchError(
                 f"rank {comm.rank} of {comm.size}: {operation}: the gradient of {grad.name} is of {names} on different "
-                "ranks: set its grad_dtype alike on all ranks"
+                "ranks: set the same grad_dtype on all ranks"
             )
         common.append(found.pop() if found else None)
     return tuple(common)

@@ -91,7 +91,7 @@ class MultiNodeOptimizer(WrappedOptimizer):
 
     # -- stepping ----------------------------------------------------------------------------------------------
 
-    def step(self, closure: Callable[[], Any] | None = None, *, weight: float | None = None) -> Any:  # type: ignore[override]
+    def step(self, closure: Callable[[], Any] | None = None, *, weight: float | None = None) -> Any:
         """Averages the gradients over ranks, unless `synchronize` did, and runs a step. Every rank must call it.
 
         Args:

@@ -41,7 +41,7 @@ class WrappedOptimizer(Optimizer):
             self._lock.open = False
 
     @property
-    def param_groups(self) -> list[dict[str, Any]]:  # type: ignore[override]
+    def param_groups(self) -> list[dict[str, Any]]:
         return self.actual_optimizer.param_groups
 
     @param_groups.setter
@@ -49,7 +49,7 @@ class WrappedOptimizer(Optimizer):
         self.actual_optimizer.param_groups = value
 
     @property
-    def state(self) -> Any:  # type: ignore[override]
+    def state(self) -> Any:
         return self.actual_optimizer.state
 
     @state.setter
@@ -57,7 +57,7 @@ class WrappedOptimizer(Optimizer):
         self.actual_optimizer.state = value
 
     @property
-    def defaults(self) -> dict[str, Any]:  # type: ignore[override]
+    def defaults(self) -> dict[str, Any]:
         return self.actual_optimizer.defaults
 
     @defaults.setter

@@ -61,7 +61,7 @@ class LocalClipping(StepGuard):
         super().__init__(watched)
         self._clipping: Clipping | None = None  # of gradients that were not averaged
         if watched.comm.size > 1:
-            _listeners().add(self)
+            _LISTENERS.add(self)
 
     def check_clipping(self, function: str, parameters: Sequence[Tensor]) -> None:
         """Called before gradients of any parameters are clipped."""
@@ -102,9 +102,13 @@ class Listeners:
 
     def __init__(self) -> None:
         self._guards: WeakSet[LocalClipping] = WeakSet()
+        self._wrapped_torch = False
 
     def add(self, guard: LocalClipping) -> None:
         with process.lock:
+            if not self._wrapped_torch:
+                _wrap_torch_clipping(self)
+                self._wrapped_torch = True
             self._guards.add(guard)
 
     def before(self, parameters: list[Tensor], function: str) -> None:
@@ -128,12 +132,7 @@ class Listeners:
             return list(self._guards)
 
 
-def _listeners() -> Listeners:
-    """Returns the listeners of torch's functions, which the first call wraps."""
-    with process.lock:
-        if not hasattr(clip_grad.clip_grad_value_, "listeners"):
-            _wrap_torch_clipping(Listeners())
-        return clip_grad.clip_grad_value_.listeners  # type: ignore[attr-defined]
+_LISTENERS = Listeners()
 
 
 def _raise_local_clipping(comm: Communicator, operation: str, clipped: Sequence[Clipped | None]) -> None:
@@ -168,7 +167,6 @@ def _wrap_torch_clipping(listeners: Listeners) -> None:
             listeners.after(parameters, "clip_grad_value_", factor)
         return result
 
-    clip_grad_value_.listeners = listeners  # type: ignore[attr-defined]
     clip_grad.clip_grad_value_ = utils.clip_grad_value_ = clip_grad_value_
     wrap_clip_grads_with_norm(functools.partial(_wrap_norm_clipping, listeners))
 
