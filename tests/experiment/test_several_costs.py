@@ -133,7 +133,7 @@ def test_costs_that_do_not_fit_are_reported_with_their_place(old, new, message):
 
 
 def test_metrics_of_a_missing_split_raise_an_error_with_a_remedy():
-    with pytest.raises(ExperimentError, match=r"asked for of validation samples, and there are only train, test. Say"):
+    with pytest.raises(ExperimentError, match=r"metrics need validation samples, and there are only train, test. Set"):
         train(experiment(BALANCE.replace(", validation: 20%", "")))
 
 
