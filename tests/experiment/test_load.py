@@ -113,8 +113,9 @@ def test_anchors_aliases_and_merges_work():
     batch_size: 10
     """
     chosen = read("x.yaml", text)
-    assert [layer.units for layer in chosen.model.layers] == [5, 3]
-    assert [layer.activation.kind for layer in chosen.model.layers] == ["tanh", "tanh"]
+    layers = chosen.model.layers or []
+    assert [layer.units for layer in layers] == [5, 3]
+    assert [layer.activation.kind for layer in layers] == ["tanh", "tanh"]
     assert (chosen.optimizer.lr, chosen.optimizer.weight_decay, chosen.epochs) == (0.01, 0.01, 2)
 
 
