@@ -55,6 +55,7 @@ def images(
 
 
 def class_folders(root: Path) -> list[Path]:
+    """Returns the folders of the classes, sorted by name, without hidden ones."""
     if not root.is_dir():
         raise DatasetError(f"{str(root)!r} is not a folder; expected one folder of images for each class in it.")
     folders = sorted(path for path in root.iterdir() if path.is_dir() and not path.name.startswith("."))
@@ -64,6 +65,7 @@ def class_folders(root: Path) -> list[Path]:
 
 
 def image_files(folder: Path) -> list[Path]:
+    """Returns the image files in a folder, sorted by name."""
     return sorted(path for path in folder.iterdir() if path.suffix.lower() in ENDINGS)
 
 

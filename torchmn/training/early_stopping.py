@@ -115,6 +115,7 @@ class MultiNodeEarlyStopping:
         return {name: getattr(self, name) for name in names} | {"calls": self._calls}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restores a state from `state_dict`."""
         self.best, self.checks, self.waited, self.stopped, self._calls = (
             state[name] for name in ("best", "checks", "waited", "stopped", "calls")
         )

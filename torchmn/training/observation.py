@@ -101,6 +101,7 @@ class ObservationAggregator:
         return {"calls": self._calls, "observed": list(self._observed)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restores a state from `state_dict`."""
         self._calls, self._observed = state["calls"], list(state["observed"])
 
 

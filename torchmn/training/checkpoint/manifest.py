@@ -43,9 +43,11 @@ class SaveId:
     step: int
 
     def directory(self, name: str) -> str:
+        """Returns the name of the directory of this save."""
         return f"{escaped(name)}.step-{self.step:010}.save-{self.number:06}"
 
     def partial_directory(self, name: str) -> str:
+        """Returns the name of the directory while it is being written."""
         return f".{self.directory(name)}{_PARTIAL}"
 
 
@@ -134,6 +136,7 @@ class Manifest:
     format: str = FORMAT
 
     def encode(self) -> bytes:
+        """Returns the content of manifest.json, with a digest of itself."""
         content = {"format": self.format, **asdict(self)}  # the format comes first in the file
         return json.dumps({**content, "digest": _digest(content)}).encode()
 
@@ -182,6 +185,7 @@ def files_of(rank: int, ranks: Sequence[int], tensors: Mapping[str, Any]) -> dic
 
 
 def file_of(rank: int) -> str:
+    """Returns the name of the file of tensors that `rank` writes and that are not equal on all ranks."""
     return f"rank-{rank}.safetensors"
 
 
