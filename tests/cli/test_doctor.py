@@ -69,7 +69,7 @@ def test_the_library_beside_the_launcher_is_taken(monkeypatch):
     monkeypatch.setenv("TORCHMN_MPIEXEC", env["TORCHMN_MPIEXEC"])
     monkeypatch.delenv("MPI4PY_LIBMPI", raising=False)
     mpi = software.MPI()
-    findings = {finding.rung: finding for finding in mpi.climb()}
+    findings = {finding.check: finding for finding in mpi.findings()}
     assert {finding.level for finding in findings.values()} == {"ok"}
     library = Path(env["TORCHMN_MPIEXEC"]).parent.parent / "lib" / "libmpi.so.40"
     assert str(library.resolve()) in findings["mpi4py"].found
@@ -83,8 +83,8 @@ def test_a_launcher_and_a_library_that_do_not_fit_fail(monkeypatch):
     monkeypatch.setenv("TORCHMN_MPIEXEC", env["TORCHMN_MPIEXEC"])
     monkeypatch.setenv("MPI4PY_LIBMPI", str(MPICH_LIBRARY))
     mpi = software.MPI()
-    *_, last = mpi.climb()
-    assert (last.level, last.rung) == ("FAIL", "mpiexec fits mpi4py")
+    *_, last = mpi.findings()
+    assert (last.level, last.check) == ("FAIL", "mpiexec fits mpi4py")
     assert "Open MPI" in last.found and "MPICH" in last.found and "MPI4PY_LIBMPI" in last.advice
     assert mpi.installation is None
 
@@ -92,8 +92,8 @@ def test_a_launcher_and_a_library_that_do_not_fit_fail(monkeypatch):
 def test_a_library_that_can_not_be_loaded_fails(monkeypatch, tmp_path):
     monkeypatch.setenv("TORCHMN_MPIEXEC", str(Path(sys.executable).parent / "mpiexec"))
     monkeypatch.setenv("MPI4PY_LIBMPI", str(tmp_path / "libmpi.so.12"))
-    *_, last = software.MPI().climb()
-    assert (last.level, last.rung) == ("FAIL", "mpi4py")
+    *_, last = software.MPI().findings()
+    assert (last.level, last.check) == ("FAIL", "mpi4py")
     assert "MPI4PY_LIBMPI" in last.advice
 
 
@@ -105,14 +105,14 @@ def test_a_second_copy_of_the_same_mpi_is_noticed(monkeypatch, tmp_path):
     (tmp_path / "mpich").symlink_to(MPICH_LIBRARY.parent / "mpich")  # what the library itself needs
     monkeypatch.setenv("TORCHMN_MPIEXEC", str(Path(sys.executable).parent / "mpiexec"))
     monkeypatch.setenv("MPI4PY_LIBMPI", str(copy))
-    *_, last = software.MPI().climb()
-    assert (last.level, last.rung) == ("warn", "mpiexec fits mpi4py")
+    *_, last = software.MPI().findings()
+    assert (last.level, last.check) == ("warn", "mpiexec fits mpi4py")
     assert str(copy) in last.found
 
 
 def test_a_program_that_is_no_launcher_is_refused(monkeypatch):
     monkeypatch.setenv("TORCHMN_MPIEXEC", "/bin/true")
-    (only,) = software.MPI().climb()
+    (only,) = software.MPI().findings()
     assert only.level == "warn" and "/bin/true" in only.found
 
 
@@ -147,7 +147,7 @@ def test_gpu(facts, level, words):
 @pytest.mark.parametrize(
     ("environ", "level", "words"),
     [
-        ({}, "ok", "world of one"),
+        ({}, "ok", "on one rank"),
         ({"PMI_RANK": "1", "PMI_SIZE": "4"}, "warn", "rank 1 of 4"),
         ({"RANK": "0"}, "FAIL", "WORLD_SIZE"),
         ({"RANK": "0", "WORLD_SIZE": "1"}, "ok", "rank 0 of 1"),
@@ -186,10 +186,10 @@ def test_shared_memory_that_is_not_there_fails(monkeypatch, tmp_path):
 
 
 def test_on_a_terminal_the_findings_are_a_table(capsys):
-    findings = [ok("first", "node[1-2] is fine"), fail("second", "broken [bold]", "mend it")]
+    findings = [ok("first", "node[1-2] is fine"), fail("second", "broken [bold]", "fix it")]
     assert doctor._show_table(iter(findings)) == findings
     text = capsys.readouterr().out
-    for words in ("first", "node[1-2] is fine", "FAIL", "broken [bold]", "→ mend it"):
+    for words in ("first", "node[1-2] is fine", "FAIL", "broken [bold]", "→ fix it"):
         assert words in text
 
 
@@ -242,9 +242,9 @@ CLIMB = """
 import sys
 from torchmn.cli.checks import hosts, software
 mpi = software.MPI()
-list(mpi.climb())
+list(mpi.findings())
 for finding in hosts.across(sys.argv[1:], mpi.installation):
-    print(f"{finding.level}  {finding.rung}  {finding.found}")
+    print(f"{finding.level}  {finding.check}  {finding.found}")
 """
 
 
@@ -263,10 +263,10 @@ def test_ranks_meet_across_hosts(fake_ssh, clean):
 def test_ranks_that_never_answer_are_given_up_and_killed(clean):
     code = (
         "import sys\n"
-        "from torchmn.cli.checks.probing import probed\n"
+        "from torchmn.cli.checks.probing import run_probe\n"
         "from torchmn.cli.launch.process_tree import descendants\n"
         "sleep = 'import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(600)'\n"
-        "print(probed([sys.executable, '-c', sleep], {}, time_limit=0.5).trouble, descendants())\n"
+        "print(run_probe([sys.executable, '-c', sleep], {}, time_limit=0.5).problem, descendants())\n"
     )
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, cwd=ROOT)
     assert result.stdout == "no answer within 0.5 s: the ranks wait for each other []\n", result.stderr
@@ -275,7 +275,7 @@ def test_ranks_that_never_answer_are_given_up_and_killed(clean):
 @pytest.mark.parametrize(
     ("code", "words"),
     [
-        ("import os; os.write(1, b'{\"size\": 1}\\n' * 2)", "each believes that it is alone"),
+        ("import os; os.write(1, b'{\"size\": 1}\\n' * 2)", "each is rank 0 of 1"),
         ("raise SystemExit('went wrong')", "exit status 1: went wrong"),
         ("print('nothing of use')", "nothing of use"),
     ],
@@ -283,8 +283,8 @@ def test_ranks_that_never_answer_are_given_up_and_killed(clean):
 def test_ranks_that_do_not_meet_are_noticed(code, words, clean):
     script = (
         "import sys\n"
-        "from torchmn.cli.checks.probing import probed\n"
-        "print(probed([sys.executable, '-c', sys.argv[1]], {}).trouble)\n"
+        "from torchmn.cli.checks.probing import run_probe\n"
+        "print(run_probe([sys.executable, '-c', sys.argv[1]], {}).problem)\n"
     )
     result = subprocess.run([sys.executable, "-c", script, code], capture_output=True, text=True, timeout=60, cwd=ROOT)
     assert words in result.stdout, result.stderr

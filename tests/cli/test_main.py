@@ -78,7 +78,7 @@ def test_more_ranks_than_memory_are_refused_with_how_many_fit_and_how_to_insist(
     for arguments in (("run", "-n", "200", "script.py"), ("train", "shapes.yaml", "-n", "200")):
         assert main(arguments) == 2
         said = capsys.readouterr().err
-        assert "need about 50.0 GB" in said and "1.3 GB are free: 5 fit. Say -n 5, or --anyway" in said
+        assert "need about 50.0 GB" in said and "1.3 GB are free. Use at most -n 5, or --anyway" in said
     memory.check_memory(5, anyway=False)
     memory.check_memory(200, anyway=True)
 

@@ -128,7 +128,7 @@ def test_a_word_that_only_the_directory_imports_is_refused_with_the_way_out(tmp_
     said = capsys.readouterr()
     run = tmp_path / "run"
     assert "there is no layer 'own_times'" in said.err and "own code runs" not in said.out
-    assert f"`imports: ['own_code']` of {run / 'experiment.yaml'} are not run" in said.err
+    assert f"`imports: ['own_code']` of {run / 'experiment.yaml'} are not executed" in said.err
     assert f"torchmn evaluate {run / 'experiment.yaml'} --checkpoint {run}" in said.err
     assert main(["evaluate", str(run / "experiment.yaml"), "--checkpoint", str(run)]) == 0
 
@@ -148,9 +148,7 @@ def test_nothing_but_a_class_of_modules_is_called(name, place, tmp_path, capsys)
     model = f"module: {{name: {name}, arguments: {arguments}}}"
     text = TEXT.replace(LAYERS, f"  {model}\n") if place == "model" else TEXT.replace("max_pool: 2", model)
     assert main(["train", written(tmp_path, text)]) == 2
-    assert f"expected {name} to be a subclass of torch.nn.Module, got {what}, which is not called" in (
-        capsys.readouterr().err
-    )
+    assert f"expected {name} to be a subclass of torch.nn.Module, got {what}." in (capsys.readouterr().err)
     assert not (tmp_path / "ran").exists()
 
 
@@ -167,7 +165,7 @@ def test_a_file_here_does_not_replace_a_module_of_python(tmp_path, capsys):
 
     assert Path(wave.__file__).parent != tmp_path
     assert main(["train", written(tmp_path, f"imports: [wave]\n{TEXT}"), "--epochs", "1"]) == 2
-    assert f"{tmp_path / 'wave.py'} is hidden by the wave of" in capsys.readouterr().err
+    assert f"{tmp_path / 'wave.py'} is shadowed by the module wave of" in capsys.readouterr().err
 
 
 def test_nor_on_ranks_that_are_started(tmp_path):

@@ -196,7 +196,7 @@ def test_without_mpi_the_ranks_talk_over_gloo_and_the_user_is_told(python_withou
     path = script(tmp_path, f"print(os.environ[{RUN_MARKER!r}])")
     result = torchmn("run", "-n", "2", path, python=python_without_mpi, env={"PATH": "/usr/bin:/bin"})
     assert sorted(result.out.splitlines()) == ["[0] gloo", "[1] gloo"], result.err
-    assert "over gloo, because" in result.err and "torchmn doctor" in result.err
+    assert "using gloo, because" in result.err and "torchmn doctor" in result.err
     assert result.status == 0
 
     refused = torchmn(
@@ -214,18 +214,18 @@ def test_a_launcher_and_a_library_that_do_not_fit_are_refused(tmp_path):
     path = script(tmp_path, "print('never')")
     result = torchmn("run", "-n", "2", path, env={**env, "MPI4PY_LIBMPI": str(library)})
     assert result.status == 2 and result.out == ""
-    for words in ("Open MPI", "MPICH", str(library.resolve()), "world of one"):
+    for words in ("Open MPI", "MPICH", str(library.resolve()), "rank 0 of 1"):
         assert words in result.err
 
 
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["script.py"], ["how many ranks", "-n"]),
+        (["script.py"], ["number of ranks is missing", "-n"]),
         (["-n", "0", "script.py"], ["-n", "at least 1", "'0'"]),
         (["-n", "two", "script.py"], ["-n", "at least 1", "'two'"]),
-        (["-n", "2"], ["which script"]),
-        (["-n", "2", "-m"], ["which script"]),
+        (["-n", "2"], ["script is missing"]),
+        (["-n", "2", "-m"], ["script is missing"]),
         (["-n", "2", "scrpt.py"], ["'scrpt.py'", "Did you mean 'script.py'"]),
         (["-n", "2", "-m", "no_such_module.part"], ["'no_such_module'"]),
         (["-n", "2", "--transprt", "mpi", "script.py"], ["'--transprt'", "Did you mean '--transport'"]),

@@ -208,7 +208,7 @@ PATIENT = """
 import sys
 from torchmn.cli.launch import supervisor
 from torchmn.cli.launch.job import gloo_job, rank_environment
-supervisor.OTHERS_FOLLOW = 0.1
+supervisor.REMAINING_SECONDS = 0.1
 sys.exit(supervisor.supervise(gloo_job(2, [sys.executable, sys.argv[1]], rank_environment(2, 1)), patience=1000))
 """
 

@@ -20,7 +20,7 @@ from tests._worlds.launch import ROOT, clean_environment
 from tests.cli.commands import PATIENCE, Command, started, torchmn
 from tests.cli.experiments import TEXT, losses, written
 from torchmn.cli.commands.experiment_command import check
-from torchmn.cli.commands.experiment_options import command_of
+from torchmn.cli.commands.experiment_options import command_line
 from torchmn.cli.commands.train import _parser as train_parser
 from torchmn.cli.main import main
 
@@ -71,7 +71,7 @@ def test_the_command_that_goes_on_says_all_that_was_said():
         "d",
     ]
     said += ["--sample", "10%", "--epochs", "3", "--seed", "5", "--set", "optimizer.lr=0.1", "--set", "batch_size=8"]
-    command = shlex.split(command_of("train", train_parser().parse(said)))
+    command = shlex.split(command_line("train", train_parser().parse(said)))
     assert command[:2] == ["torchmn", "train"]
     assert vars(train_parser().parse(command[2:])) == vars(train_parser().parse(said))
 
@@ -127,7 +127,7 @@ def test_a_request_to_stop_saves_and_says_how_to_go_on_which_is_exact(stop, tran
         stop(command)
         result = command.end()
     assert result.status == status and result.survivors == [], result.err
-    assert f"to go on: torchmn train {file} {' '.join(flags)} --resume --out {out}" in result.out
+    assert f"to continue: torchmn train {file} {' '.join(flags)} --resume --out {out}" in result.out
     done = len(losses(out))
     assert int(re.search(r"stopped after step (\d+)", result.out)[1]) == done
     epochs = str(done // 4 + 1)
@@ -140,7 +140,7 @@ def test_flags_win_over_the_file(tmp_path, capsys):
     assert len(changed) == 3
     written_down = (tmp_path / "run" / "experiment.yaml").read_text()
     assert "seed: 5" in written_down and "sample: 0.5" in written_down and "mode: datapar" in written_down
-    assert "one rank, which divides nothing: --datapar goes with -n N" in capsys.readouterr().err
+    assert "--datapar has no effect on one rank: use -n N" in capsys.readouterr().err
 
 
 def test_without_out_every_run_has_a_directory_of_its_own(tmp_path, capsys):
@@ -156,8 +156,8 @@ def test_an_old_file_is_explained_and_trained(capsys):
     old = ROOT / "tests" / "experiment" / "neon_files" / "public-cnn.yaml"
     assert main(["train", str(old), "--epochs", "1", "--out", "old", "-p"]) == 0
     said = capsys.readouterr()
-    assert "is a neon experiment; today it means" in said.out and "- conv: {maps: 6, kernel: 5" in said.out
-    assert f"{old}:47:12: logging has no meaning today" in said.err
+    assert "is a neon experiment, converted to" in said.out and "- conv: {maps: 6, kernel: 5" in said.out
+    assert f"{old}:47:12: logging has no effect" in said.err
 
 
 @pytest.mark.parametrize(
@@ -167,21 +167,21 @@ def test_an_old_file_is_explained_and_trained(capsys):
         (["train", "broken.yaml"], "broken.yaml:4:7: there is no layer 'cnov'. Did you mean 'conv'?"),
         (["train", "broken.yaml", "-n", "3"], "broken.yaml:4:7: there is no layer 'cnov'. Did you mean 'conv'?"),
         (["train", "shapes.yaml", "-n", "3", "--halodatapar"], "halodatapar needs a number of ranks that is a product"),
-        (["train", "shapes.yaml", "-n", "26", "--halopar", "--grid", "26x1"], "26 ranks along height can not share"),
+        (["train", "shapes.yaml", "-n", "26", "--halopar", "--grid", "26x1"], "26 ranks along height cannot share"),
         (["train", "shapes.yaml", "-n", "4", "--halopar", "--grid", "3x2"], "a grid of height 3 x width 2 has 6 ranks"),
-        (["train", "shapes.yaml", "-n", "2", "--halopar", "--grid", "3x3"], "has 9 ranks, and there are 2: take 9 "
+        (["train", "shapes.yaml", "-n", "2", "--halopar", "--grid", "3x3"], "has 9 ranks, and there are 2: use 9 "
          "ranks (-n 9), or --grid 1x2 or --grid 2x1."),
         (["train", "shapes.yaml", "-n", "4", "--halodatapar", "--grid", "3x1"], "(-n 3), or --grid data=2,width=2 or "
          "--grid data=2,height=2."),
         (["train", "shapes.yaml", "-n", "2", "--datapar", "--grid", "2x1"], "datapar has no axis height here"),
-        (["train", "shapes.yaml", "--halopar", "--modelpar"], "--modelpar and --halopar do not go together"),
-        (["train", "shapes.yaml", "--epochs", "many"], "--epochs many: expected epochs to be a whole number"),
-        (["train", "shapes.yaml", "--sample", "10"], "--sample 10: expected toy_images's sample to be a share"),
+        (["train", "shapes.yaml", "--halopar", "--modelpar"], "--modelpar and --halopar cannot be combined"),
+        (["train", "shapes.yaml", "--epochs", "many"], "--epochs many: expected epochs to be an integer"),
+        (["train", "shapes.yaml", "--sample", "10"], "--sample 10: expected toy_images's sample to be a fraction"),
         (["train", "shapes.yaml", "--out", "shapes.yaml"], "--out "),
         (["train", "shapes.yaml", "--resume", "--out", "none"], "--resume: there is no run in"),
         (["train", "shapes.yaml", "--data", "x", "--set", "dataset=cifar10"], "--data x: "),
         (["evaluate", "shapes.yaml", "--checkpoint", "none"], "--checkpoint none: there are no checkpoints of"),
-        (["predict", "shapes.yaml", "--checkpoint", "none", "--out", "no/x.npz"], "--out no/x.npz: can not be written"),
+        (["predict", "shapes.yaml", "--checkpoint", "none", "--out", "no/x.npz"], "--out no/x.npz: cannot be written"),
         (["verify", "broken.yaml"], "broken.yaml:4:7: there is no layer 'cnov'"),
     ],
 )  # fmt: skip
@@ -225,16 +225,16 @@ def test_a_mode_that_the_model_can_not_do_names_those_that_it_can(tmp_path):
         (["train", "x.yaml", "--halopr"], ["'--halopr'", "Did you mean '--halopar'"]),
         (["train", "x.yaml", "--grid", "2by2"], ["2x2", "'2by2'"]),
         (["train", "x.yaml", "-n", "0"], ["at least 1"]),
-        (["train", "x.yaml", "--halopar", "--grid", "2x2"], ["--grid is for 4 ranks, and there is one: say -n 4."]),
-        (["train", "train.py"], ["is a script, no experiment", "torchmn run -n N train.py"]),
-        (["run", "-n", "2", "cnn.yaml"], ["is no Python script", "torchmn train cnn.yaml -n N"]),
-        (["new", "mnist"], ["there is no starter 'mnist'. There are mnist-", "mnist-cnn"]),
+        (["train", "x.yaml", "--halopar", "--grid", "2x2"], ["--grid needs 4 ranks, and there is one: use -n 4."]),
+        (["train", "train.py"], ["is a script, not an experiment", "torchmn run -n N train.py"]),
+        (["run", "-n", "2", "cnn.yaml"], ["is not a Python script", "torchmn train cnn.yaml -n N"]),
+        (["new", "mnist"], ["there is no example 'mnist'. Did you mean one of mnist-", "mnist-cnn"]),
         (["evaluate", "x.yaml"], ["--checkpoint"]),
         (["evaluate", "x.yaml", "--checkpoint", "y", "--split", "tset"], ["'tset'", "Did you mean 'test'"]),
         # What is trained already, or for a few steps, has no use for a number of epochs.
-        (["evaluate", "x.yaml", "--checkpoint", "y", "--epochs", "2"], ["'--epochs' is not known here", "Valid: "]),
-        (["predict", "x.yaml", "--checkpoint", "y", "--epochs", "2"], ["'--epochs' is not known here", "Valid: "]),
-        (["verify", "x.yaml", "--epochs", "2"], ["'--epochs' is not known here. Did you mean '--steps'"]),
+        (["evaluate", "x.yaml", "--checkpoint", "y", "--epochs", "2"], ["unknown argument '--epochs'", "Valid: "]),
+        (["predict", "x.yaml", "--checkpoint", "y", "--epochs", "2"], ["unknown argument '--epochs'", "Valid: "]),
+        (["verify", "x.yaml", "--epochs", "2"], ["unknown argument '--epochs'. Did you mean '--steps'"]),
     ],
 )
 def test_a_wrong_command_line_is_refused_with_the_way_out(arguments, words, capsys):

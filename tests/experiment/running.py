@@ -7,14 +7,13 @@ from dataclasses import dataclass
 from typing import Any
 
 import torchmn
-from torchmn.experiment.file.overrides import parse_set
+from torchmn import create_multi_node_checkpointer
+from torchmn.experiment import Experiment, parse_set
 from torchmn.experiment.run.session import open_session
 from torchmn.experiment.run.trainer import Progress, Trainer
 from torchmn.experiment.vocabulary.load import read
-from torchmn.experiment.vocabulary.schema import Experiment
-from torchmn.parallel.global_state import WholeModel
+from torchmn.parallel.global_state import GlobalModelState
 from torchmn.training import Logger
-from torchmn.training.checkpoint import create_multi_node_checkpointer
 
 
 @dataclass(frozen=True)
@@ -61,7 +60,7 @@ def train(
     on_progress: Callable[[Progress], None] | None = None,
 ) -> Ran:
     """Train on ranks that are threads; `stop_after` so many steps stops as Ctrl-C would, on the last rank alone."""
-    update = {"parallel": chosen.the_parallel().model_copy(update={"mode": mode})} if mode else {}
+    update = {"parallel": chosen.parallel_section().model_copy(update={"mode": mode})} if mode else {}
     chosen = chosen.model_copy(update=update)
 
     def on_each(comm: torchmn.Communicator) -> Ran:
@@ -78,7 +77,7 @@ def train(
             if on_progress is not None and comm.rank == 0:
                 on_progress(trainer.progress)
         finished = trainer.run()
-        weights = WholeModel(session.placed.model).state_dict()
+        weights = GlobalModelState(session.placed.model).state_dict()
         return Ran(log.losses, trainer.progress.history, weights, finished)
 
     return torchmn.run_threads(on_each, ranks)[0]

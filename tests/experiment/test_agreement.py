@@ -10,7 +10,7 @@ from torchmn import run_threads
 from torchmn.errors import ExperimentError, PeerError
 from torchmn.experiment.file import registry
 from torchmn.experiment.run import parallel
-from torchmn.experiment.run.agreement import look_of, on_every_rank
+from torchmn.experiment.run.agreement import dataset_fingerprint, on_every_rank
 from torchmn.experiment.run.model import load_data
 from torchmn.experiment.run.session import open_session
 from torchmn.experiment.verification import verify
@@ -74,9 +74,9 @@ def test_other_data_on_a_rank_is_refused_before_anything_is_computed(change):
 
 def test_inputs_alone_tell_data_apart():
     splits = load_data(experiment(TEXT), None)
-    before = look_of(splits)
+    before = dataset_fingerprint(splits)
     splits["test"].inputs[3] += np.ones((1, 8, 8), dtype=splits["test"].inputs.dtype)
-    after = look_of(splits)
+    after = dataset_fingerprint(splits)
     assert before["train"] == after["train"] and before["test"] != after["test"]
 
 
@@ -100,7 +100,7 @@ def test_a_lost_rank_is_not_taken_for_a_mode_that_is_not_possible(monkeypatch):
         with pytest.raises(PeerError, match=r"^rank 1 left$"):
             open_session(experiment(TEXT), comm)
 
-    monkeypatch.setattr(parallel, "place_in", lost)
+    monkeypatch.setattr(parallel, "place_on_grid", lost)
     run_threads(body, 2)
 
 

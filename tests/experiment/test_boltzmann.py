@@ -36,7 +36,7 @@ def test_a_step_equals_its_definition():
     with torch.no_grad():
         machine.hidden.weight.normal_()
         machine.hidden.bias.normal_()
-        machine.visible_bias.normal_()  # type: ignore[operator]
+        machine.visible_bias.normal_()
     w, b, a = (x.detach().numpy().copy() for x in (machine.hidden.weight, machine.hidden.bias, machine.visible_bias))
     v = np.random.default_rng(0).random((7, 5))
     cost = contrastive_divergence(machine, torch.from_numpy(v), 11, 7, Communicator(SoloTransport.of_world(Settings())))

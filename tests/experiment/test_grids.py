@@ -12,7 +12,7 @@ import pytest
 from tests.experiment.files import BASE
 from tests.experiment.running import experiment
 from torchmn.errors import ExperimentError
-from torchmn.experiment.run.grids import Unfit, described, grid_for
+from torchmn.experiment.run.grids import GridError, description, grid_for
 from torchmn.experiment.run.model import load_data
 from torchmn.experiment.vocabulary.json_schema import json_schema
 from torchmn.modes import MODES, NAMES
@@ -37,24 +37,24 @@ IMAGE = (1, 28, 28)
 )
 def test_a_grid_is_as_given_or_as_square_as_can_be(mode, size, shape, given, expected):
     sizes = grid_for(mode, size, shape, given)
-    assert described(sizes, mode) == expected and prod(sizes.values()) == size
+    assert description(sizes, mode) == expected and prod(sizes.values()) == size
 
 
 @pytest.mark.parametrize(
     ("mode", "size", "shape", "given", "message"),
     [
-        ("halopar", 2, (4,), {}, "halopar cuts images, and a sample of shape (4,) is none"),
-        ("halodatapar", 5, IMAGE, {}, "needs a number of ranks that is a product, as 4 = 2 x 2, and there are 5"),
+        ("halopar", 2, (4,), {}, "halopar needs images, got samples of shape (4,)"),
+        ("halodatapar", 5, IMAGE, {}, "needs a number of ranks that is a product, such as 4 = 2 x 2, got 5"),
         ("halopar", 4, IMAGE, {"height": 3}, "a grid of height 3 has 3 ranks, and there are 4"),
         ("halopar", 4, IMAGE, {"data": 4}, "halopar has no axis data here, only height and width"),
         ("halopar", 2, (2, 50), {"height": 2}, "halopar has no axis height here"),
-        ("datapar", 2, IMAGE, {"width": 2}, "only data; with it go --modelpar or --halopar or --halodatapar"),
-        ("datapar", 2, (4,), {"width": 2}, "with it go --modelpar or --datapar --modelpar"),
-        ("halopar", 30, IMAGE, {"width": 30}, "30 ranks along width can not share 28 rows"),
+        ("datapar", 2, IMAGE, {"width": 2}, "only data; use --modelpar or --halopar or --halodatapar"),
+        ("datapar", 2, (4,), {"width": 2}, "use --modelpar or --datapar --modelpar"),
+        ("halopar", 30, IMAGE, {"width": 30}, "30 ranks along width cannot share 28 rows"),
     ],
 )
 def test_a_grid_that_can_not_be_is_refused(mode, size, shape, given, message):
-    with pytest.raises(Unfit, match=re.escape(message)):
+    with pytest.raises(GridError, match=re.escape(message)):
         grid_for(mode, size, shape, given)
 
 
@@ -66,7 +66,7 @@ def test_a_grid_that_can_not_be_is_refused(mode, size, shape, given, message):
             {"x_test": np.ones((2, 3)), "y_test": np.array([0, 5])},
             "the test samples have the label 5, and the training",
         ),
-        ({"x_test": np.ones((2, 3)), "y_test": np.ones(2)}, "the test targets are of another kind"),
+        ({"x_test": np.ones((2, 3)), "y_test": np.ones(2)}, "the test targets differ from the training targets"),
     ],
 )
 def test_splits_that_do_not_belong_together_are_refused_with_the_line_of_the_data_set(arrays, message, tmp_path):
@@ -91,4 +91,4 @@ def test_schema_and_documentation_have_every_mode():
 )
 def test_a_shape_that_is_known_before_the_data_is_theirs(dataset):
     chosen = experiment(BASE, f"dataset={dataset}")
-    assert chosen.the_dataset().known_shape(None) == load_data(chosen, None)["train"].shape
+    assert chosen.dataset.known_shape(None) == load_data(chosen, None)["train"].shape

@@ -1,4 +1,4 @@
-"""Requests to stop a training: what is one request, what is a second, and what is nobody's business."""
+"""Requests to stop a training: what counts as one request or a second, and which signals are not handled."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torchmn.experiment import interruption
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
 
-# In a process of its own, which signals may end, and without torch. It prints how far it came. Arguments: for how many
+# Run in a subprocess, which signals may end, and without torch. It prints its progress. Arguments: for how many
 # seconds signals are one request, and the signals that it gets.
 PROGRAM = """
 import importlib.util, signal, sys
@@ -28,7 +28,7 @@ with interruption.interruption() as stop:
     for signum in signals:
         signal.raise_signal(signum)
         print(stop.signum, flush=True)
-if stop.may_be_repeated:
+if stop.is_recent:
     signal.raise_signal(signals[0])  # the last of them may come when all is saved
 elif not stop():
     assert handlers == [signal.getsignal(signum) for signum in signals]

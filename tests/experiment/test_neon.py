@@ -66,8 +66,8 @@ def test_what_has_no_meaning_is_one_line_each_with_its_place():
         ["old.yaml:20:55:", "pos"],
         ["old.yaml:8:32:", "repo_path"],
     ]
-    assert notes[0].endswith("backend has no meaning today: PyTorch computes, on the device of each rank")
-    assert notes[3].endswith("name has no meaning today: a label in neon's logs (and in 4 more places)")
+    assert notes[0].endswith("backend has no effect: PyTorch computes, on the device of each rank")
+    assert notes[3].endswith("name has no effect: a label in neon's logs (and in 4 more places)")
 
 
 @pytest.mark.parametrize("path", [PUBLIC, BEFORE, GB], ids=lambda path: path.stem)
@@ -90,7 +90,7 @@ def test_the_sparse_autoencoder_is_recognised():
     assert ours["kernels"] == [4, 3] and ours["maps"] == 2 and ours["classes"] == 10
     assert ours["pretraining"] == {"epochs": 2, "lr": 0.01} and ours["classifier_epochs"] == 1
     assert ours["classifier"] == {"momentum": {"from": 0.99, "to": 0.9, "start": 0, "end": 5}}
-    assert load(GB).the_model().cost.kind == "binary_cross_entropy"
+    assert load(GB).model.cost.kind == "binary_cross_entropy"
 
 
 def edited(old: str, new: str) -> str:
@@ -107,20 +107,20 @@ def edited(old: str, new: str) -> str:
         (edited("datasets.MNIST", "datasets.MOBIDICK"), "old.yaml:3:12: the data set MOBIDICK is not supported. Did you mean 'MOBYDICK'?"),
         (edited("transforms.RectLin", "transforms.RecLin"), "the activation RecLin is not supported. Did you mean 'RectLin'?"),
         (edited("transforms.CrossEntropy", "transforms.XCovarianc"), "the cost XCovarianc is not supported. Did you mean 'XCovariance'?"),
-        (edited("transforms.CrossEntropy {", "transforms.CrossEntropy { shortcut_deriv: False,"), "shortcut_deriv is supported as True only, got False: the derivative of the cost and of the softmax or logistic"),
+        (edited("transforms.CrossEntropy {", "transforms.CrossEntropy { shortcut_deriv: False,"), "shortcut_deriv is supported as True only, got False: the gradient of the cost with the softmax or logistic"),
         (edited("metrics.MisclassRate", "metrics.Missclass"), "the metric Missclass is not supported. Did you mean"),
         (edited("params.UniformValGen", "params.IdentityValGen"), "the initial weights IdentityValGen are not supported"),
         (edited("gradient_descent_momentum", "rprop"), "old.yaml:14:10: the learning rule 'rprop' is not supported"),
         (edited("type: constant", "type: heavy"), "the momentum 'heavy' is not supported. Valid: constant"),
         (edited("type: step", "type: power"), "the schedule 'power' is not supported, only `step` is"),
-        (edited("learning_rate: 0.05", "learning_rte: 0.05"), "lr_params has no key 'learning_rte' that is known here"),
+        (edited("learning_rate: 0.05", "learning_rte: 0.05"), "lr_params has no key 'learning_rte'"),
         (edited("learning_rate: 0.01,", ""), "gradient_descent_momentum needs the key 'learning_rate'"),
         (edited("bias_init: 0.0", "bias_init: none"), "old.yaml:13:79: expected bias_init to be a number, got 'none'"),
-        (edited("bias_init: 0.0", "bias_init: !hyperopt b FLOAT 0 1"), "b FLOAT 0 1: no search is there any more"),
-        (edited("op: 'max'", "op: [max]"), "old.yaml:37:48: expected op to be a word, got \"['max']\""),
+        (edited("bias_init: 0.0", "bias_init: !hyperopt b FLOAT 0 1"), "b FLOAT 0 1: hyperparameter search is not supported"),
+        (edited("op: 'max'", "op: [max]"), "old.yaml:37:48: expected op to be a string, got \"['max']\""),
         (edited("['test']", "3"), "old.yaml:11:16: expected predictions to be a list of splits, got '3'"),
-        (edited("nofm: 6", "nofmaps: 6"), "ConvLayer has no key 'nofmaps' that is known here. Did you mean 'nofm'?"),
-        (edited("nofm: 6", "nofm: six"), "old.yaml:36:93: expected conv's maps to be a whole number, got 'six'"),
+        (edited("nofm: 6", "nofmaps: 6"), "ConvLayer has no key 'nofmaps'. Did you mean 'nofm'?"),
+        (edited("nofm: 6", "nofm: six"), "old.yaml:36:93: expected conv's maps to be an integer, got 'six'"),
         (edited("num_epochs: 2,", ""), "MLP needs the key 'num_epochs'"),
         (edited("experiments.FitPredictErrorExperiment", "experiments.GradientChecker"), "the experiment GradientChecker is"),
         (edited("keep: 0.8", "keep: !tune k FLOAT 0 1"), "!tune is not supported here"),

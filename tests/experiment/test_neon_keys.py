@@ -23,7 +23,7 @@ from tests.experiment.neon_experiments import (
 )
 from torchmn.errors import ExperimentError
 from torchmn.experiment.neon import data, layers, tables, values
-from torchmn.experiment.neon.keys import meaningless_table
+from torchmn.experiment.neon.keys import ignored_table
 from torchmn.experiment.vocabulary.load import parse
 
 PLACE = re.compile(r"old\.yaml:\d+:\d+: ")
@@ -189,16 +189,16 @@ def test_a_value_that_is_not_what_happens_here_is_refused_by_name(group, name):
         assert PLACE.match(message) and key in message and only.reason in message
 
 
-@classes_with("meaningless")
+@classes_with("ignored")
 def test_a_key_without_meaning_is_listed_with_its_place_and_the_reason(group, name):
-    for key, reason in tables.KEYS[group][name].meaningless.items():
+    for key, reason in tables.KEYS[group][name].ignored.items():
         found, target = standing(group, name)
         target.pop(key, None)
         before, _ = converted(found)
         target[key] = 3
         after, notes = converted(found)
         assert after == before, key
-        assert [note for note in notes if PLACE.match(note) and f": {key} has no meaning today: {reason}" in note], key
+        assert [note for note in notes if PLACE.match(note) and f": {key} has no effect: {reason}" in note], key
 
 
 @classes_with("refused")
@@ -215,7 +215,7 @@ def test_a_key_that_no_table_has_is_refused_by_name(group, name):
     found, target = standing(group, name)
     target["share_mask"] = 3
     message = refusal(found)
-    assert PLACE.match(message) and "has no key 'share_mask' that is known here" in message
+    assert PLACE.match(message) and "has no key 'share_mask'" in message
 
 
 def test_each_class_that_is_read_has_a_table():
@@ -233,4 +233,4 @@ def test_each_class_that_is_read_has_a_table():
 
 
 def test_the_page_has_the_table_of_keys_without_meaning():
-    assert meaningless_table(tables.KEYS) in page("from-neon.md")
+    assert ignored_table(tables.KEYS) in page("from-neon.md")

@@ -33,9 +33,7 @@ def test_the_mode_of_a_data_set_or_a_model_is_the_mode_of_the_run(place):
     assert "dist_flag is True in FitPredictErrorExperiment, and False in" in refusal(found)
     del found["dist_flag"]
     ours, notes = converted(found)
-    assert "parallel" not in ours and any(
-        "dist_mode has no meaning today: dist_flag is False" in note for note in notes
-    )
+    assert "parallel" not in ours and any("dist_mode has no effect: dist_flag is False" in note for note in notes)
 
 
 def test_modes_that_contradict_each_other_are_refused():
@@ -108,7 +106,7 @@ def test_a_vector_becomes_a_square_image_of_one_map():
     assert layers_of(found)[1] == {"reshape": {"shape": [1, 6, 6]}}
     assert built(found)
     found["model"]["layers"][1]["nout"] = 35
-    assert "ConvLayer needs images, and gets vectors of 35 values" in refusal(found)
+    assert "ConvLayer needs images, got vectors of 35 values" in refusal(found)
 
 
 def test_what_neon_takes_where_layers_say_nothing():
@@ -145,7 +143,7 @@ def test_pooling_across_maps_has_its_weights_and_its_activation():
         }
     }
     across["weight_init"]["bias_init"] = 0.0
-    assert "CrossMapPoolingLayer has no bias: leave bias_init out" in refusal(experiment(conv, across))
+    assert "CrossMapPoolingLayer has no bias: remove bias_init" in refusal(experiment(conv, across))
 
 
 def test_initial_weights_follow_the_matrix_that_neon_had():
@@ -186,9 +184,7 @@ def test_only_what_a_rule_applies_is_converted():
     found["model"]["layers"][1]["lrule_init"] = Node(type="gradient_descent_momentum", lr_params=params)
     ours, notes = converted(found)
     assert ours["optimizer"] == {"name": "sgd", "lr": 0.1}
-    assert any(
-        "weight_decay has no meaning today: neon's gradient_descent_momentum does not apply it" in n for n in notes
-    )
+    assert any("weight_decay has no effect: neon's gradient_descent_momentum ignores it" in n for n in notes)
     found["model"]["layers"][1]["lrule_init"] = Node(type="adadelta", lr_params=Node(learning_rate=0.1))
     assert converted(found)[0]["optimizer"] == {"rho": 0.95, "eps": 1e-6, "name": "adadelta"}
 
@@ -197,20 +193,20 @@ def test_biases_that_learn_otherwise_are_refused():
     found = experiment(
         Node("FCLayer", nout=5, weight_init=uniform(bias_init=0.0), lrule_init=rule(), brule_init=rule(0.2))
     )
-    assert "FCLayer: a brule_init that differs from the rule of the weights is not supported" in refusal(found)
+    assert "FCLayer: expected brule_init to be the learning rule of the weights" in refusal(found)
 
 
 def test_a_derivative_without_the_shortcut_is_refused():
     found = experiment()
     found["model"]["layers"][-1]["cost"]["shortcut_deriv"] = False
-    assert "CrossEntropy: shortcut_deriv is supported as True only, got False: the derivative" in refusal(found)
+    assert "CrossEntropy: shortcut_deriv is supported as True only, got False: the gradient" in refusal(found)
 
 
 @pytest.mark.parametrize(
     ("place", "key", "value", "message"),
     [
         (0, "weight_init", Node("GaussianValGen"), "LocalFilteringLayer: expected weight_init to be uniform with low = -high"),
-        (0, "activation", Node("Tanh"), "LocalFilteringLayer: its activation must be Linear in GB"),
+        (0, "activation", Node("Tanh"), "LocalFilteringLayer: expected the activation to be Linear in GB"),
         (0, "ifmshape", "[27, 27]", "LocalFilteringLayer: expected ifmshape to be [28, 28], got [27, 27]"),
         (3, "nin", 1000, "LayerWithNoBias: expected nin to be 1058, got 1000: its inputs have shape 2 x 23 x 23"),
         (3, "activation", Node("Tanh"), "the classifier of GB is supported with activation: logistic, got tanh"),
@@ -232,21 +228,21 @@ def test_a_key_of_an_experiment_is_known_or_holds_anchors_that_are_used():
     )
     assert read("old.yaml", held).batch_size == 100
     assert (
-        "FitPredictErrorExperiment has no key 'metrcs' that is known here, and nothing in it is referred to. Did you mean 'metrics'?"
+        "FitPredictErrorExperiment has no key 'metrcs', and no alias refers to it. Did you mean 'metrics'?"
         in refusal(experiment(metrcs=Node(test=[])))
     )
     unused = converted(experiment(lrule=rule()))[1]
-    assert [note for note in unused if "lrule has no meaning today: nothing refers to what it holds" in note]
+    assert [note for note in unused if "lrule has no effect: no alias refers to it" in note]
 
 
 def test_a_key_that_another_replaced_has_no_meaning_beside_that():
     found = experiment(inference_sets="[train]", metrics=Node(test=[Node("AUC")]))
     ours, notes = converted(found)
     assert ours["metrics"] == {"test": ["auc"]}
-    assert any("inference_sets has no meaning today: there is metrics, which took its place" in note for note in notes)
+    assert any("inference_sets has no effect: metrics replaces it" in note for note in notes)
 
 
 def test_a_key_that_stands_twice_is_refused():
     found = experiment()
     found["model"]["layers"][1]["nout"] = "10, nout: 11"
-    assert "the key 'nout' stands here twice: neon took the last one" in refusal(found)
+    assert "duplicate key 'nout'; neon used the last one" in refusal(found)

@@ -11,7 +11,7 @@ from tests.experiment.running import train
 from tests.experiment.test_neon import FILES, PUBLIC, edited
 from torchmn.cli.main import main
 from torchmn.errors import ExperimentError
-from torchmn.experiment.file.overrides import parse_set
+from torchmn.experiment import parse_set
 from torchmn.experiment.run.model import load_data
 from torchmn.experiment.vocabulary.load import check, parse, read
 
@@ -45,11 +45,11 @@ def test_a_balance_network_trains_with_the_same_numbers_on_any_ranks():
     ("old", "new", "message"),
     [
         ("stylelayers: [*data, *hidden, *code", "stylelayers: [*data, *hidden, *class", "old.yaml:13:10: Balance is supported with one BranchLayer"),
-        ("classlayers: [*data, *hidden, *class", "classlayers: [*data, *hidden, *code", "the last but one of classlayers must be a layer of the branch"),
-        ("classlayers:", "classes:", "Balance has no key 'classes' that is known here. Did you mean 'classlayers'?"),
-        ("classlayers: [*data, *hidden, *class", "classlayers: [*data, *class", "expected classlayers to begin with the very layers that stand before the BranchLayer"),
+        ("classlayers: [*data, *hidden, *class", "classlayers: [*data, *hidden, *code", "the second to last of classlayers must be a layer of the branch"),
+        ("classlayers:", "classes:", "Balance has no key 'classes'. Did you mean 'classlayers'?"),
+        ("classlayers: [*data, *hidden, *class", "classlayers: [*data, *class", "expected classlayers to begin with aliases of the layers before the BranchLayer"),
         ("blkidx: 10, ", "", "XCovariance needs the key 'blkidx'"),
-        ("blkidx: 10, ", "blckidx: 10, ", "XCovariance has no key 'blckidx' that is known here. Did you mean 'blkidx'?"),
+        ("blkidx: 10, ", "blckidx: 10, ", "XCovariance has no key 'blckidx'. Did you mean 'blkidx'?"),
     ],
 )  # fmt: skip
 def test_a_balance_network_of_another_kind_is_refused(old, new, message):
@@ -76,7 +76,10 @@ def test_metrics_of_each_split_and_each_rank_are_kept():
         "test",
     ]
     without = PUBLIC.read_text().replace("train: [ !obj:metrics", "validation: [ !obj:metrics")
-    assert any("metrics of validation: there are no such samples" in note for note in parse("old.yaml", without).notes)
+    assert any(
+        "metrics of validation have no effect: there are no such samples" in note
+        for note in parse("old.yaml", without).notes
+    )
     each = edited("num_epochs: 2,", "num_epochs: 2, epoch_metrics: { test: [ !obj:metrics.AUC {}, ], },")
     assert values(each)["metrics"]["test"][-1] == "auc"
 
@@ -94,7 +97,7 @@ def test_what_neon_took_where_a_file_says_nothing():
     start, end = text.index("lrule: &momentum {"), text.index("model: ")
     text = f"{text[:start]}lrule: &momentum {{ {rule} }}, lrule: &slower {{ {rule} }},\n  {text[end:]}"
     assert values(text)["optimizer"] == {"alpha": 0.9, "eps": 1e-6, "name": "rmsprop", "lr": 0.001}
-    assert read("old.yaml", text).the_optimizer().kind == "rmsprop"
+    assert read("old.yaml", text).optimizer.kind == "rmsprop"
 
 
 def test_a_scale_and_a_slice_are_kept():
@@ -122,7 +125,7 @@ def test_a_folder_of_images_takes_the_place_of_an_imageset(tmp_path):
     ).replace("ofmshape: [28, 28]", "ofmshape: [64, 64]")
     ours = values(text)["dataset"]
     assert ours == {"name": "images", "path": str(tmp_path), "size": [64, 64], "channels": 1, "validation": "20%"}
-    assert any("neither cropped nor mirrored" in note for note in parse("old.yaml", text).notes)
+    assert any("without random crops and mirroring" in note for note in parse("old.yaml", text).notes)
     with pytest.raises(ExperimentError, match=r"old.yaml:3:12: Imageset of I1K is not supported.*{name: images"):
         read("old.yaml", text.replace("PLANKTON", "I1K"))
 
@@ -183,12 +186,14 @@ def test_a_range_of_a_search_names_the_flag_that_says_its_value():
     with pytest.raises(ExperimentError) as error:
         read("old.yaml", RANGES)
     assert str(error.value).splitlines() == [
-        "old.yaml:31:17: !hyperopt nep INT 2 10 is a range for a search that is no longer there: say a value, as --set epochs=6",
-        "old.yaml:38:52: !hyperopt share FLOAT 0.5 1 is a range for a search that is no longer there: say a value, as --set model.layers.2.dropout.keep=0.75",
+        "old.yaml:31:17: !hyperopt nep INT 2 10 is a range, and hyperparameter search is not supported: set a value, such as --set epochs=6",
+        "old.yaml:38:52: !hyperopt share FLOAT 0.5 1 is a range, and hyperparameter search is not supported: set a value, such as --set model.layers.2.dropout.keep=0.75",
     ]
     chosen = read("old.yaml", RANGES, [parse_set("epochs=3"), parse_set("model.layers.2.dropout.keep=0.75")])
-    assert chosen.epochs == 3 and chosen.the_model().layers[2].rate == 0.25
-    with pytest.raises(ExperimentError, match=r"!hyperopt m FLOAT 0 1: no search is there any more: write a number"):
+    assert chosen.epochs == 3 and chosen.model.layers[2].rate == 0.25
+    with pytest.raises(
+        ExperimentError, match=r"!hyperopt m FLOAT 0 1: hyperparameter search is not supported: write a number"
+    ):
         read("old.yaml", edited("coef: 0.9", "coef: !hyperopt m FLOAT 0 1"))
 
 

@@ -20,8 +20,8 @@ from rich.console import Console
 import torchmn
 from tests.experiment.running import experiment
 from torchmn.experiment.report.charts import Curve, line_chart, ticks
-from torchmn.experiment.report.confusion import confusion, png
-from torchmn.experiment.report.page import TEMPLATES
+from torchmn.experiment.report.confusion import confusion_matrix, png
+from torchmn.experiment.report.page import TEMPLATES, _program
 from torchmn.experiment.train import Request, train
 from torchmn.experiment.vocabulary.load import dump, read
 
@@ -70,13 +70,13 @@ def test_the_report_is_one_file_that_asks_for_nothing(halopar_run):
     text = (halopar_run / "report.html").read_text()
     assert re.findall(r'<(?:section|header) id="(\w+)"', text) == SECTIONS
     assert not re.findall(r'(?:src|href)="(?!data:)', text) and "<script" not in text and "@import" not in text
-    assert "dashed: what rank 3 sees" in text and "rank 3" in text
+    assert "dashed: tile of rank 3 with halo" in text and "rank 3" in text
     counts = [int(n) for n in re.findall(r'--share:[\d.]+">(\d+)</td>', text)]
     assert sum(counts) == 40
 
 
 @pytest.mark.parametrize(
-    ("ranks", "mode", "words"), [(1, "datapar", "All of it on one rank"), (2, "modelpar", "a slice of its")]
+    ("ranks", "mode", "words"), [(1, "datapar", "The whole model on one rank"), (2, "modelpar", "weights sharded by")]
 )
 def test_the_report_says_how_ranks_share_the_model(ranks, mode, words, tmp_path):
     assert words in (run(tmp_path, ranks, mode) / "report.html").read_text()
@@ -187,7 +187,7 @@ def test_a_report_that_can_not_be_written_does_not_fail_a_finished_training(tmp_
         out = io.StringIO()
         request = Request("shapes.yaml", out=str(tmp_path), console=Console(file=out, width=300))
         assert torchmn.run_threads(lambda comm: train(experiment(TEXT), comm, request), 1)[0].finished
-    assert "report.html can not be written (Is a directory)" in out.getvalue()
+    assert "report.html cannot be written (Is a directory)" in out.getvalue()
 
 
 def test_measures_of_other_sizes_have_charts_of_their_own(tmp_path):
@@ -223,7 +223,7 @@ def test_pictures_are_png_files_with_their_pixels():
 
 def test_the_confusion_matrix_counts_each_sample_once():
     outputs = np.array([[3, 1, 0], [0, 2, 5], [0, 9, 1], [1, 0, 0]])
-    assert confusion(outputs, np.array([0, 1, 1, 2])).tolist() == [[1, 0, 0], [0, 1, 1], [1, 0, 0]]
+    assert confusion_matrix(outputs, np.array([0, 1, 1, 2])).tolist() == [[1, 0, 0], [0, 1, 1], [1, 0, 0]]
 
 
 def test_charts_cover_their_numbers_and_leave_out_what_is_none():
@@ -235,3 +235,9 @@ def test_charts_cover_their_numbers_and_leave_out_what_is_none():
     points = re.search(r'points="([^"]*)"', chart)
     assert points is not None and len(points[1].split()) <= 800
     assert "no finite number to draw" in drawn([Curve("empty", [], [])], "x", "y")
+
+
+@pytest.mark.parametrize("script", ["start.py", "main.py"])
+def test_the_command_in_the_report_is_what_a_user_would_type(script):
+    assert _program(str(Path(torchmn.__file__).with_name("cli") / script)) == "torchmn"
+    assert _program("/somewhere/bin/torchmn") == "torchmn" and _program("/home/me/train.py") == "train.py"

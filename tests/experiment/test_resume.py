@@ -13,7 +13,7 @@ from tests.experiment.running import Ran, experiment, train
 from tests.experiment.test_same_numbers import EVERYTHING, alone
 from torchmn import run_threads
 from torchmn.errors import ExperimentError
-from torchmn.experiment.run.run_directory import RunDirectory, choose
+from torchmn.experiment.run.run_directory import RunDirectory, choose_directory
 from torchmn.experiment.train import Request, open_trained
 from torchmn.experiment.train import train as run
 
@@ -100,13 +100,13 @@ def test_a_run_keeps_to_its_experiment(tmp_path):
     directory.begin(experiment(EVERYTHING))
     directory.begin(experiment(EVERYTHING))  # of which nothing is there yet
     directory.log.write_text('{"step": 1}\n')
-    with pytest.raises(ExperimentError, match="there is a run already"):
+    with pytest.raises(ExperimentError, match="already contains a run"):
         directory.begin(experiment(EVERYTHING))
-    directory.go_on(experiment(EVERYTHING, "epochs=7", "parallel.mode=halopar"))
-    with pytest.raises(ExperimentError, match="began with another batch_size: 10, and now it is 12"):
-        directory.go_on(experiment(EVERYTHING, "batch_size=12"))
+    directory.check_resumable(experiment(EVERYTHING, "epochs=7", "parallel.mode=halopar"))
+    with pytest.raises(ExperimentError, match="was started with another batch_size: 10, now 12"):
+        directory.check_resumable(experiment(EVERYTHING, "batch_size=12"))
     with pytest.raises(ExperimentError, match="there is no run in"):
-        RunDirectory(tmp_path / "other").go_on(experiment(EVERYTHING))
+        RunDirectory(tmp_path / "other").check_resumable(experiment(EVERYTHING))
 
 
 DIGITS = """
@@ -122,15 +122,15 @@ batch_size: 8
 
 def test_weights_are_used_by_the_model_that_they_were_trained_in(tmp_path):
     directory = RunDirectory(tmp_path / "run")
-    directory.check_trained(experiment(DIGITS))  # where nothing is said, nothing is known
+    directory.check_model(experiment(DIGITS))  # where nothing is said, nothing is known
     directory.begin(experiment(DIGITS))
     for change in ("model.cost=mean_squared", "dataset.sample=2%", "optimizer.lr=1.0"):
-        directory.check_trained(experiment(DIGITS, change))
-    activation = r"another model\.layers\.0\.linear\.activation.*relu.* and now it is .*tanh.*run/experiment.yaml"
+        directory.check_model(experiment(DIGITS, change))
+    activation = r"another model\.layers\.0\.linear\.activation.*relu.*, now .*tanh.*run/experiment.yaml"
     with pytest.raises(ExperimentError, match=activation):  # the same shapes: it would load, and give other numbers
-        directory.check_trained(experiment(DIGITS, "model.layers.0.linear.activation=tanh"))
-    with pytest.raises(ExperimentError, match=r"another model\.layers\.1\.linear\.units: 10, and now it is 12"):
-        directory.go_on(experiment(DIGITS, "model.layers.1.linear=12"))
+        directory.check_model(experiment(DIGITS, "model.layers.0.linear.activation=tanh"))
+    with pytest.raises(ExperimentError, match=r"another model\.layers\.1\.linear\.units: 10, now 12"):
+        directory.check_resumable(experiment(DIGITS, "model.layers.1.linear=12"))
 
 
 def test_evaluation_refuses_weights_of_another_model_on_every_rank(tmp_path):
@@ -150,29 +150,29 @@ def test_the_log_is_cut_to_where_a_pretraining_goes_on(tmp_path):
     directory = RunDirectory(tmp_path)
     lines = [f'{{"step": 0, "pretraining step": {n}}}\n' for n in range(1, 5)]
     directory.log.write_text("".join(lines) + '{"step": 1}\n')
-    directory.cut_log(0, 3)
+    directory.truncate_log(0, 3)
     assert directory.log.read_text() == "".join(lines[:3])
-    directory.cut_log(7, 3)
+    directory.truncate_log(7, 3)
     assert directory.log.read_text() == "".join(lines[:3])
 
 
 def test_the_log_is_cut_to_where_a_run_goes_on(tmp_path):
     directory = RunDirectory(tmp_path)
     directory.log.write_text('{"step": 1}\n{"step": 2}\n{"step": 2, "epoch": 1}\n{"step": 3}\n{"ste')
-    directory.cut_log(2)
+    directory.truncate_log(2)
     assert directory.log.read_text() == '{"step": 1}\n{"step": 2}\n{"step": 2, "epoch": 1}\n'
 
 
 def test_runs_without_a_name_get_the_next_free_one(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(ExperimentError, match="there is no run of digits"):
-        choose(None, "digits.yaml", resume=True)
-    assert choose(None, "x/digits.yaml", resume=False).path == tmp_path / "runs" / "digits"
+        choose_directory(None, "digits.yaml", resume=True)
+    assert choose_directory(None, "x/digits.yaml", resume=False).path == tmp_path / "runs" / "digits"
     for name in ("digits", "digits-2", "digits-10", "digits-old", "other"):
         (tmp_path / "runs" / name).mkdir(parents=True)
-    assert choose(None, "digits.yaml", resume=False).path.name == "digits-11"
-    assert choose(None, "digits.yaml", resume=True).path.name == "digits-10"
-    assert choose("somewhere", "digits.yaml", resume=False).path == tmp_path / "somewhere"
+    assert choose_directory(None, "digits.yaml", resume=False).path.name == "digits-11"
+    assert choose_directory(None, "digits.yaml", resume=True).path.name == "digits-10"
+    assert choose_directory("somewhere", "digits.yaml", resume=False).path == tmp_path / "somewhere"
 
 
 @pytest.mark.parametrize("resume", [False, True])
@@ -181,13 +181,13 @@ def test_two_runs_at_once_do_not_write_into_the_same_directory(resume, tmp_path)
     request = Request("digits.yaml", out=str(directory.path), resume=resume, console=Console(quiet=True))
 
     def body(comm):
-        with pytest.raises(ExperimentError, match="another run is at work there"):
+        with pytest.raises(ExperimentError, match="in use by another run"):
             run(experiment(DIGITS), comm, request)
 
-    with directory.held():
+    with directory.lock():
         run_threads(body, 2)
     assert list(directory.path.iterdir()) == []
-    with directory.held():  # and afterwards it is free again
+    with directory.lock():  # and afterwards it is free again
         pass
 
 
@@ -195,8 +195,10 @@ def test_two_runs_without_a_name_at_once_get_two_directories(tmp_path, monkeypat
     monkeypatch.chdir(tmp_path)
     first = RunDirectory(tmp_path / "runs" / "digits")
     chosen = iter([first])
-    monkeypatch.setattr("torchmn.experiment.train.choose", lambda *args: next(chosen, None) or choose(*args))
-    with first.held():  # it has begun after the second has chosen the same name
+    monkeypatch.setattr(
+        "torchmn.experiment.train.choose_directory", lambda *args: next(chosen, None) or choose_directory(*args)
+    )
+    with first.lock():  # it has begun after the second has chosen the same name
         outcome = run_threads(
             lambda comm: run(experiment(DIGITS), comm, Request("digits.yaml", console=Console(quiet=True))), 1
         )
@@ -206,8 +208,8 @@ def test_two_runs_without_a_name_at_once_get_two_directories(tmp_path, monkeypat
 @pytest.mark.parametrize("content", ["", "- 1\n", "dataset: [", "\x00"])
 def test_a_damaged_record_of_a_run_is_refused_in_our_words(content, tmp_path):
     (tmp_path / "experiment.yaml").write_text(content)
-    with pytest.raises(ExperimentError, match=r"--resume: .*experiment\.yaml (can not be read|holds no experiment)"):
-        RunDirectory(tmp_path).go_on(experiment(DIGITS))
+    with pytest.raises(ExperimentError, match=r"--resume: .*experiment\.yaml (cannot be read|contains no experiment)"):
+        RunDirectory(tmp_path).check_resumable(experiment(DIGITS))
 
 
 def test_a_run_that_goes_on_has_no_report_until_its_end(tmp_path):
@@ -227,7 +229,7 @@ def test_a_run_can_not_go_on_to_fewer_epochs_than_it_has(tmp_path):
     before = (tmp_path / "experiment.yaml").read_text(), (tmp_path / "report.html").read_text()
 
     def body(comm):
-        with pytest.raises(ExperimentError, match=r"has 2 epochs already, and epochs is 1: say --epochs 2 or more"):
+        with pytest.raises(ExperimentError, match=r"already has 2 epochs, and epochs is 1: use --epochs 2 or more"):
             run(experiment(DIGITS), comm, replace(request, resume=True))
 
     run_threads(body, 2)

@@ -31,5 +31,5 @@ def test_a_state_names_its_parameters_and_is_loaded_as_it_was():
 
 def test_the_state_of_another_models_optimizer_is_refused():
     (named, _), (other, _) = trained(2, 2), trained(2)
-    with pytest.raises(ExperimentError, match="other parameters than the experiment's"):
+    with pytest.raises(ExperimentError, match="different parameters than the experiment's"):
         other.load_state_dict(named.state_dict())

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 import torchmn
 from tests.experiment.running import experiment
-from torchmn.experiment.verification import Numbers, Row, deviations, verify, ways
+from torchmn.experiment.verification import ModeResult, StepResults, configurations, deviations, verify
 
 TEXT = """
 dataset: {name: toy_images, side: 8, train: 12, test: 4}
@@ -41,7 +41,7 @@ class LooksAtTheBatch(Honest):
         return y - y.mean(dim=0, keepdim=True)
 
 
-def rows_of(network: str, ranks: int) -> list[Row]:
+def rows_of(network: str, ranks: int) -> list[ModeResult]:
     chosen = experiment(TEXT.replace("NETWORK", network))
     return torchmn.run_threads(lambda comm: list(verify(chosen, comm, steps=2)), ranks)[0]
 
@@ -61,7 +61,7 @@ def test_a_network_that_looks_at_its_batch_is_found_out():
 
 
 def test_each_quantity_is_compared():
-    numbers = Numbers([1.0, 2.0], torch.ones(2, 3), {"w": torch.ones(2), "b": torch.zeros(2)}, {"w": torch.ones(2)})
+    numbers = StepResults([1.0, 2.0], torch.ones(2, 3), {"w": torch.ones(2), "b": torch.zeros(2)}, {"w": torch.ones(2)})
     assert deviations(numbers, numbers) == {"loss": 0, "outputs": 0, "gradients": 0, "weights": 0}
     for name, value, expected in (
         ("losses", [1.0, 2.002], {"loss": 1e-3}),
@@ -70,12 +70,12 @@ def test_each_quantity_is_compared():
         ("weights", {"w": torch.tensor([1.0, float("nan")])}, {"weights": float("inf")}),
         ("weights", {}, {"weights": float("inf")}),
     ):
-        changed = deviations(Numbers(**{**vars(numbers), name: value}), numbers)
+        changed = deviations(StepResults(**{**vars(numbers), name: value}), numbers)
         assert {k: round(v, 9) for k, v in changed.items() if v} == expected
 
 
-def test_ways_are_those_that_the_number_of_ranks_allows():
-    assert [mode for mode, _ in ways(3, (1, 28, 28))] == ["datapar", "modelpar", "halopar", "halopar"]
-    assert [mode for mode, _ in ways(4, (7,))] == ["datapar", "modelpar", "hybrid"]
-    grids = [sizes for mode, sizes in ways(6, (1, 28, 28)) if mode == "halopar"]
+def test_configurations_are_those_that_the_number_of_ranks_allows():
+    assert [mode for mode, _ in configurations(3, (1, 28, 28))] == ["datapar", "modelpar", "halopar", "halopar"]
+    assert [mode for mode, _ in configurations(4, (7,))] == ["datapar", "modelpar", "hybrid"]
+    grids = [sizes for mode, sizes in configurations(6, (1, 28, 28)) if mode == "halopar"]
     assert [(sizes["height"], sizes["width"]) for sizes in grids] == [(1, 6), (2, 3), (3, 2), (6, 1)]

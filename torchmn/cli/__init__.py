@@ -1,1 +1,1 @@
-"""The `torchmn` command: one file per sub-command, and what they stand on in sub-packages."""
+"""The `torchmn` command: `commands/` has a file per sub-command, `launch/` starts ranks, `checks/` is for `doctor`."""

@@ -1,4 +1,4 @@
-"""The `torchmn` command. Imports a sub-command only when it is asked for."""
+"""Entry point of the `torchmn` command. Only the module of the chosen sub-command is imported."""
 
 from __future__ import annotations
 
@@ -14,20 +14,27 @@ from torchmn.communicators.launchers.environment import detect
 from torchmn.errors import TorchMNError, nearest
 
 COMMANDS = {
-    "new": "write an experiment file to start from",
+    "new": "write an example experiment file",
     "train": "train the experiment in a YAML file, on one rank or many",
-    "evaluate": "loss and metrics of a trained experiment",
-    "predict": "the outputs of a trained experiment, as a file",
-    "verify": "train a few steps in every mode, and compare with one rank",
-    "schema": "the JSON schema of experiment files, for editors",
-    "convert": "write a neon experiment in our format",
+    "evaluate": "print loss and metrics of a trained experiment",
+    "predict": "write the outputs of a trained experiment to a file",
+    "verify": "train a few steps in every mode and compare with one rank",
+    "schema": "print the JSON schema of experiment files, for editors",
+    "convert": "convert a neon experiment file to TorchMN's format",
     "run": "start a script on several ranks of this machine, over MPI or gloo",
-    "doctor": "check this machine (or --hosts) step by step, and say what to do",
+    "doctor": "check this machine (or --hosts) step by step, with advice",
 }
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """The exit status of `torchmn` with `arguments`, by default those of this process."""
+    """Runs the `torchmn` command.
+
+    Args:
+        arguments: command line without the program's name; by default that of this process.
+
+    Returns:
+        The exit status.
+    """
     arguments = sys.argv[1:] if arguments is None else list(arguments)
     parser = _parser()
     if not arguments:
@@ -35,19 +42,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 2
     name, *rest = arguments
     if name.startswith("-"):
-        parser.parse(arguments)  # ends the program for --help, --version and what is unknown
+        parser.parse(arguments)  # exits: --help, --version or an error
     if name not in COMMANDS:
         parser.error(f"there is no command {name!r}. {nearest(name, COMMANDS)}")
     try:
         return importlib.import_module(f"torchmn.cli.commands.{name}").main(rest)
     except BrokenPipeError:
-        # Whoever read our output has gone (`| head`): that is their right. Python would complain once more at the end.
+        # The reader of our output has exited (`| head`). Python would report the broken pipe again at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
     except KeyboardInterrupt:
         if detect().may_be_several:
-            raise  # the hook for uncaught errors ends the other ranks
-        return 128 + signal.SIGINT  # before there is anything to save: nobody needs a traceback
+            raise  # the hook for uncaught exceptions ends the other ranks
+        return 128 + signal.SIGINT
     except TorchMNError as error:
         print(f"torchmn {name}: {error}", file=sys.stderr)
         return 2
@@ -57,10 +64,10 @@ def _parser() -> Parser:
     width = max(map(len, COMMANDS))
     parser = Parser(
         "torchmn",
-        "PyTorch across processes and machines, with the same numbers at any number of ranks.",
+        "Trains PyTorch models across processes and machines, with the same numbers at any number of ranks.",
         "commands:\n"
         + "".join(f"  {name:{width}}  {purpose}\n" for name, purpose in COMMANDS.items())
-        + "\n`torchmn COMMAND --help` explains a command.",
+        + "\nSee `torchmn COMMAND --help` for the options of a command.",
     )
     parser.usage = "torchmn COMMAND ..."
     parser.add_argument("--version", action="version", version=f"torchmn {__version__}")
@@ -68,6 +75,7 @@ def _parser() -> Parser:
 
 
 if __name__ == "__main__":
-    if sys.path[0] == os.getcwd():  # `python -m torchmn.cli.main`: files here must not replace Python's modules
+    # With `python -m torchmn.cli.main`, files in the working directory must not shadow standard modules.
+    if sys.path[0] == os.getcwd():
         sys.path.append(sys.path.pop(0))
     sys.exit(main())

@@ -1,7 +1,7 @@
-"""Runs the `torchmn` command in a process that TorchMN starts: `python start.py train ...`.
+"""Script that runs the `torchmn` command in processes that TorchMN itself starts: `python start.py train ...`.
 
-`python -m torchmn.cli.main` would put the working directory in front of Python's own modules, where a file such as
-wave.py replaces the one that a library imports.
+`python -m torchmn.cli.main` would put the working directory first on sys.path, where a user's wave.py would shadow
+the standard module of that name.
 """
 
 import sys
@@ -10,11 +10,11 @@ START = __file__
 """The path of this script."""
 
 if __name__ == "__main__":
-    import os.path  # which Python has imported already
+    import os.path  # already imported by Python itself, so no file on sys.path can shadow it
 
     here = os.path.dirname(os.path.abspath(__file__))
-    sys.path[:] = [place for place in sys.path if place != here]  # Python puts a script's directory in front
-    sys.path.append(os.path.dirname(os.path.dirname(here)))  # where TorchMN is not installed
+    sys.path[:] = [directory for directory in sys.path if directory != here]  # Python puts a script's directory first
+    sys.path.append(os.path.dirname(os.path.dirname(here)))  # for a TorchMN that is not installed
 
     from torchmn.cli.main import main
 

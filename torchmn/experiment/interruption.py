@@ -1,4 +1,4 @@
-"""A signal as a request that a training answers at the end of a step, so that it can save what it has."""
+"""interruption: graceful handling of signals, which stop training after the current step."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from time import monotonic
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
 
-# Signals within so many seconds of the first are the same request. Slurm sends SIGTERM twice at the time limit, 5 ms
-# apart; a terminal's Ctrl-C reaches launcher and ranks, and the launcher passes it on; so does mpiexec.
+# Signals within this many seconds of the first count as one request: Slurm sends SIGTERM twice at the time limit, 5 ms
+# apart, and Ctrl-C in a terminal reaches launcher and ranks, where mpiexec and other launchers forward it too.
 ONE_REQUEST = 1.0
 
 
 class Interruption:
-    """Whether the user wants to stop, by which signal, and since when."""
+    """Whether a signal to stop has been received, which one, and when. Callable: returns whether to stop."""
 
     def __init__(self) -> None:
         self.signum: int | None = None
@@ -25,38 +25,38 @@ class Interruption:
         return self.signum is not None
 
     @property
-    def may_be_repeated(self) -> bool:
-        """Whether a signal that comes now is still part of the first request."""
+    def is_recent(self) -> bool:
+        """Whether another signal now would still be part of the first request."""
         return self.signum is not None and monotonic() - self._since < ONE_REQUEST
 
-    def note(self, signum: int, frame: object) -> None:
-        """The handler: notes the first request, and ends the program at the second."""
+    def handle(self, signum: int, frame: object) -> None:
+        """Signal handler: records the first request; at the second, ends the program."""
         if self.signum is None:
             self.signum, self._since = signum, monotonic()
-        elif not self.may_be_repeated:
+        elif not self.is_recent:
             signal.signal(signum, signal.SIG_DFL)
             signal.raise_signal(signum)
 
 
 @contextmanager
 def interruption() -> Iterator[Interruption]:
-    """Inside, the first SIGINT, SIGTERM, SIGHUP or SIGUSR1 is only noted; the second ends the program as usual.
+    """Records the first SIGINT, SIGTERM, SIGHUP or SIGUSR1 in the yielded object; the second ends the program as usual.
 
-    A signal that the program was started to ignore (nohup) stays ignored, and a SIGUSR1 for which the program has a
-    handler stays with it.
+    Signals that the program ignores (nohup) stay ignored, and a handler that the program has for SIGUSR1 is kept.
     """
-    wish = Interruption()
-    before = {signum: signal.getsignal(signum) for signum in SIGNALS if _is_ours(signum)}
-    for signum in before:
-        signal.signal(signum, wish.note)
+    request = Interruption()
+    previous = {signum: signal.getsignal(signum) for signum in SIGNALS if _is_handled(signum)}
+    for signum in previous:
+        signal.signal(signum, request.handle)
     try:
-        yield wish
+        yield request
     finally:
-        if not wish.may_be_repeated:  # else the rest of it would end a program that has saved, and is leaving
-            for signum, handler in before.items():
+        # If recent, a repeated signal would end the program while it exits after saving.
+        if not request.is_recent:
+            for signum, handler in previous.items():
                 signal.signal(signum, handler)
 
 
-def _is_ours(signum: signal.Signals) -> bool:
+def _is_handled(signum: signal.Signals) -> bool:
     handler = signal.getsignal(signum)
     return handler == signal.SIG_DFL if signum == signal.SIGUSR1 else handler != signal.SIG_IGN

@@ -1,1 +1,1 @@
-"""The ladder of `torchmn doctor`: each rung is a function that looks at one thing and says what it found."""
+"""The checks of `torchmn doctor`: each is a function that examines one thing and returns a Finding."""

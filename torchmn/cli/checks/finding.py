@@ -1,4 +1,4 @@
-"""What a rung of the ladder found."""
+"""Finding: the result of a check."""
 
 from __future__ import annotations
 
@@ -10,24 +10,25 @@ Level = Literal["ok", "warn", "FAIL"]
 
 @dataclass(frozen=True)
 class Finding:
-    """One line of the doctor's report. `advice` says what to do where the level is not ok."""
+    """One line of the report of `torchmn doctor`."""
 
     level: Level
-    rung: str
+    check: str
     found: str
     advice: str = ""
+    """What to do, if the level is not ok."""
 
 
-def ok(rung: str, found: str) -> Finding:
-    """All is well."""
-    return Finding("ok", rung, found)
+def ok(check: str, found: str) -> Finding:
+    """Returns the finding of a check that passed."""
+    return Finding("ok", check, found)
 
 
-def warn(rung: str, found: str, advice: str) -> Finding:
-    """It works, but not as well as it could, or only in part."""
-    return Finding("warn", rung, found, advice)
+def warn(check: str, found: str, advice: str) -> Finding:
+    """Returns the finding that ranks work in part, or could be faster."""
+    return Finding("warn", check, found, advice)
 
 
-def fail(rung: str, found: str, advice: str) -> Finding:
-    """Ranks will not work before this is mended."""
-    return Finding("FAIL", rung, found, advice)
+def fail(check: str, found: str, advice: str) -> Finding:
+    """Returns the finding that ranks will not work until this is fixed."""
+    return Finding("FAIL", check, found, advice)

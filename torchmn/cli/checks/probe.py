@@ -1,9 +1,9 @@
-"""What the doctor runs on each rank: do the ranks see each other, and how fast?
+"""Script that `torchmn doctor` runs on each rank: do the ranks reach each other, and how fast?
 
-    probe.py mpi        with mpi4py alone
-    probe.py torchmn    with our communicator, on whatever transport the launcher stands for
+    probe.py mpi        with mpi4py only
+    probe.py torchmn    with TorchMN's communicator, on the launcher's transport
 
-Rank 0 prints one line: a JSON object. Run by its path, so that `mpi` needs nothing but mpi4py.
+Rank 0 prints one line: a JSON object. The script is run by its path, so that `mpi` needs only mpi4py.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ ROUNDS = 20
 
 
 def main() -> None:
-    sys.path.pop(0)  # this directory, whose modules are not for import by their bare names
+    sys.path.pop(0)  # this directory: its modules would shadow others of the same names
     answer = with_mpi4py() if sys.argv[1] == "mpi" else with_torchmn()
     if answer:
-        # One write: launchers pass on pieces, and must not get a chance to mix two ranks' lines.
+        # A single write, because launchers may mix the parts of lines of different ranks.
         os.write(1, (json.dumps(answer) + "\n").encode())
 
 
@@ -69,14 +69,14 @@ def with_torchmn() -> dict | None:
 def round_trips(
     rank: int, size: int, barrier: Callable[[], object], turn: Callable[[int, int, bool], None]
 ) -> dict[int, float]:
-    """Bytes per second from rank 0 to its slowest peer, by the size of the message."""
+    """Returns the bytes per second between rank 0 and its slowest peer, by message size."""
     slowest: dict[int, float] = {}
     for peer in range(1, size):
         for nbytes in SIZES:
             barrier()
             if rank not in (0, peer):
                 continue
-            turn(peer if rank == 0 else 0, nbytes, rank == 0)  # the first one also connects the two
+            turn(peer if rank == 0 else 0, nbytes, rank == 0)  # untimed: it also connects the two
             begin = time.perf_counter()
             for _ in range(ROUNDS):
                 turn(peer if rank == 0 else 0, nbytes, rank == 0)

@@ -1,4 +1,4 @@
-"""Rungs about what is installed: Python, torch, an MPI launcher, the MPI library that mpi4py loads, GPUs."""
+"""Checks of the installed software: Python, torch, the MPI launcher, the MPI library that mpi4py loads, GPUs."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ from torchmn.cli.launch.mpi_installation import (
     library_environment,
     loaded_library,
 )
-from torchmn.cli.launch.other_python import lines_printed_by
+from torchmn.cli.launch.python_subprocess import output_lines
 from torchmn.communicators.launchers.environment import cleared
 from torchmn.errors import LaunchError
 
 OLDEST_PYTHON = (3, 10)
-INSTALL_MPI = "pip install 'torchmn[mpich]' brings one; until then `torchmn run` uses gloo"
+INSTALL_MPI = "install one with: pip install 'torchmn[mpich]'; until then `torchmn run` uses gloo"
 
-# In a process of its own: a broken torch may end the process that imports it.
-ASK_TORCH = """
+# Run in a subprocess: a broken torch may crash the process that imports it.
+TORCH_QUERY = """
 import json, torch
 import torch.distributed as dist
 cuda = torch.cuda.is_available()
@@ -43,7 +43,7 @@ print(json.dumps({
 
 
 def python() -> Finding:
-    """Which Python runs this."""
+    """Checks the version of Python."""
     found = f"{platform.python_version()} at {sys.executable}"
     if sys.version_info < OLDEST_PYTHON:
         return fail("python", found, "TorchMN needs Python 3.10 or newer")
@@ -51,51 +51,51 @@ def python() -> Finding:
 
 
 def torch(facts: dict[str, Any]) -> Finding:
-    """Whether torch can be imported, and with gloo."""
+    """Checks that torch can be imported, and includes gloo."""
     if "error" in facts:
         return fail(
             "torch", f"import torch fails: {facts['error']}", "reinstall it: pip install --force-reinstall torch"
         )
     if not facts["gloo"]:
-        return warn("torch", f"{facts['version']} without gloo", "ranks can use MPI only; a usual wheel has gloo")
+        return warn("torch", f"{facts['version']} without gloo", "ranks can use MPI only; official wheels include gloo")
     return ok("torch", f"{facts['version']}, with gloo")
 
 
 def gpu(facts: dict[str, Any]) -> Finding:
-    """The GPUs that torch sees, and whether they can use nccl."""
+    """Checks the GPUs visible to torch, and that it includes nccl for them."""
     if facts.get("gpus"):
         names = ", ".join(sorted(set(facts["gpus"])))
         found = f"{len(facts['gpus'])} ({names}), CUDA {facts['cuda']}"
         if facts["nccl"]:
             return ok("gpu", f"{found}, with nccl")
         return warn(
-            "gpu", f"{found}, without nccl", "ranks with GPUs would talk through the CPU: install a torch with nccl"
+            "gpu", f"{found}, without nccl", "messages between GPUs go through the CPU: install a torch with nccl"
         )
     if facts.get("cuda"):
         return warn(
             "gpu",
             f"none visible, though torch is built for CUDA {facts['cuda']}",
-            "nvidia-smi and CUDA_VISIBLE_DEVICES tell why",
+            "check nvidia-smi and CUDA_VISIBLE_DEVICES",
         )
     return ok("gpu", "none, and torch is built for CPUs: ranks use mpi or gloo")
 
 
 def torch_facts() -> dict[str, Any]:
-    """What torch says of itself, or an `error`."""
+    """Returns the version and features of torch, or an `error`."""
     try:
-        return json.loads(lines_printed_by(ASK_TORCH, cleared(), seconds=120)[-1])
+        return json.loads(output_lines(TORCH_QUERY, cleared(), seconds=120)[-1])
     except LaunchError as error:
         return {"error": str(error)}
 
 
 class MPI:
-    """The rungs about MPI, each on the one before. `installation` is what stands at the end, if all hold."""
+    """The checks of MPI. Afterwards `installation` is the usable one, or None."""
 
     def __init__(self) -> None:
         self.installation: Installation | None = None
 
-    def climb(self) -> Iterator[Finding]:
-        """The findings, up to the first that does not hold."""
+    def findings(self) -> Iterator[Finding]:
+        """Runs the checks, up to the first problem."""
         try:
             installation = self._launcher()
         except LaunchError as error:
@@ -117,23 +117,23 @@ class MPI:
     def _launcher(self) -> Installation:
         mpiexec = find_mpiexec()
         if mpiexec is None:
-            raise LaunchError("there is none beside this Python or on the PATH")
+            raise LaunchError("not found beside this Python or on the PATH")
         return identify(mpiexec)
 
     def _match(self, installation: Installation, loaded: LoadedLibrary) -> Finding:
-        rung = "mpiexec fits mpi4py"
+        check = "mpiexec fits mpi4py"
         if not fits(installation, loaded):
             return fail(
-                rung,
-                f"the launcher is {installation.title}, the library {loaded.version}: each rank would be alone",
-                f"install one MPI only; or name the launcher's own library in {LIBRARY_VARIABLE}; or, where mpi4py"
+                check,
+                f"the launcher is {installation.title}, the library {loaded.version}: each rank would be rank 0 of 1",
+                f"install one MPI only; or set {LIBRARY_VARIABLE} to the launcher's library; or, if mpi4py"
                 f" was built for one MPI, rebuild it: pip install --force-reinstall --no-binary mpi4py mpi4py",
             )
         library = installation.library
         if library and loaded.path and library.resolve() != Path(loaded.path).resolve():
             return warn(
-                rung,
-                f"{loaded.path} is not the library beside the launcher, {library}",
-                f"two copies of {installation.flavour.title}: unset {LIBRARY_VARIABLE}, or remove one",
+                check,
+                f"mpi4py loads {loaded.path}, the launcher belongs to {library}",
+                f"there are two copies of {installation.flavour.title}: unset {LIBRARY_VARIABLE}, or remove one",
             )
-        return ok(rung, f"both are {installation.flavour.title}")
+        return ok(check, f"both are {installation.flavour.title}")

@@ -1,1 +1,1 @@
-"""The commands of torchmn, one file each."""
+"""The sub-commands of `torchmn`, one file each, and the options that commands on experiment files share."""

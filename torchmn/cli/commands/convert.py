@@ -1,4 +1,4 @@
-"""`torchmn convert`: a neon experiment in our format."""
+"""`torchmn convert`: writes a neon experiment file in TorchMN's format."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from torchmn.cli.parser import Parser
 from torchmn.errors import ExperimentError
 
 EXPLANATION = """\
-Without NEW the experiment is printed. What has no meaning today is named on the standard error, with its line; what
-is not supported is an error. Nothing that the old file names is imported.
+Without NEW the experiment is printed. Keys that have no effect in TorchMN are listed on standard error with their
+line; unsupported ones are an error. Nothing that OLD names is imported.
 
 `torchmn train OLD` reads such files directly.
 """
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Writes the experiment."""
-    parser = Parser("torchmn convert", "Writes the neon experiment in OLD in TorchMN's format.", EXPLANATION)
+    """Converts the file; returns the exit status."""
+    parser = Parser("torchmn convert", "Converts the neon experiment file OLD to TorchMN's format.", EXPLANATION)
     parser.usage = "torchmn convert OLD [NEW]"
-    parser.add_argument("old", metavar="OLD", help="the experiment file of neon 0.x")
-    parser.add_argument("new", metavar="NEW", nargs="?", help="the file to write")
+    parser.add_argument("old", metavar="OLD", help="experiment file of neon 0.x")
+    parser.add_argument("new", metavar="NEW", nargs="?", help="file to write; it must not exist")
     options = parser.parse(arguments)
     try:
         text = _converted(options.old)
@@ -33,11 +33,11 @@ def main(arguments: Sequence[str]) -> int:
         print(text, end="")
         return 0
     if Path(options.new).exists():
-        parser.error(f"{options.new} is there already. Name another file.")
+        parser.error(f"{options.new} already exists. Choose another name.")
     try:
         Path(options.new).write_text(text, encoding="utf-8")
     except OSError as error:
-        parser.error(f"{options.new} can not be written ({error.strerror}).")
+        parser.error(f"cannot write {options.new} ({error.strerror}).")
     print(f"wrote {options.new}")
     return 0
 

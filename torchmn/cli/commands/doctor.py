@@ -1,4 +1,4 @@
-"""`torchmn doctor`: a ladder of checks, each on the one before, and what to do where one does not hold."""
+"""`torchmn doctor`: a sequence of checks, each building on the previous ones, with advice where one fails."""
 
 from __future__ import annotations
 
@@ -13,32 +13,32 @@ STYLES = {"ok": "green", "warn": "yellow", "FAIL": "bold red"}
 
 
 def main(arguments: Sequence[str]) -> int:
-    """0 where ranks will work, 1 where something must be mended first."""
+    """Prints the findings; returns 0 if no check failed, otherwise 1."""
     options = _parser().parse(arguments)
     names = [name for name in (options.hosts or "").split(",") if name]
     show = _show_table if sys.stdout.isatty() else _show_lines
-    levels = [finding.level for finding in show(ladder(names))]
+    levels = [finding.level for finding in show(findings(names))]
     failed, warned = levels.count("FAIL"), levels.count("warn")
-    print(f"\n{len(levels)} checks: {failed} failed, {warned} with a warning. More: docs/troubleshooting.md")
+    print(f"\n{len(levels)} checks: {failed} failed, {warned} with a warning. See docs/troubleshooting.md.")
     return 1 if failed else 0
 
 
 def _parser() -> Parser:
     parser = Parser(
         "torchmn doctor",
-        "Checks, step by step, what ranks need on this machine, and says what to do where something is amiss.\n"
-        "docs/troubleshooting.md walks the same steps.",
-        "exit status: 0, or 1 where a check failed. A warning is no failure.",
+        "Checks step by step that ranks can run on this machine, with advice for each problem found.\n"
+        "docs/troubleshooting.md explains each check.",
+        "exit status: 0, or 1 if a check failed. A warning is not a failure.",
     )
     parser.usage = "torchmn doctor [--hosts A,B,...]"
     parser.add_argument(
-        "--hosts", metavar="A,B,...", help="also check ranks across these hosts: names, ssh, software, MPI"
+        "--hosts", metavar="A,B,...", help="also check ranks across these hosts: names, ssh, versions, MPI"
     )
     return parser
 
 
-def ladder(names: Sequence[str] = ()) -> Iterator[Finding]:
-    """The findings, from the ground upwards; those across hosts only where hosts are named."""
+def findings(hostnames: Sequence[str] = ()) -> Iterator[Finding]:
+    """Runs the checks and yields their findings; those across hosts only if `hostnames` are given."""
     yield software.python()
     facts = software.torch_facts()
     yield software.torch(facts)
@@ -48,21 +48,21 @@ def ladder(names: Sequence[str] = ()) -> Iterator[Finding]:
     yield machine.temporary_files()
     yield machine.shared_memory()
     mpi = software.MPI()
-    yield from mpi.climb()
+    yield from mpi.findings()
     if "error" not in facts:
         if mpi.installation:
             yield from probing.over_mpi()
-        yield from probing.over_gloo()
+        yield from probing.over_torchmn("gloo")
     yield software.gpu(facts)
-    if names:
-        yield from hosts.across(names, mpi.installation)
+    if hostnames:
+        yield from hosts.across(hostnames, mpi.installation)
 
 
 def _show_lines(findings: Iterable[Finding]) -> list[Finding]:
-    """The findings, after each was printed as a line when it was known."""
+    """Prints each finding as a line as soon as it is available, and returns them all."""
     shown = []
     for finding in findings:
-        print(f"{finding.level:<4}  {finding.rung:<20}  {finding.found}", flush=True)
+        print(f"{finding.level:<4}  {finding.check:<20}  {finding.found}", flush=True)
         if finding.advice:
             print(f"{'':<4}  {'':<20}  -> {finding.advice}", flush=True)
         shown.append(finding)
@@ -70,19 +70,19 @@ def _show_lines(findings: Iterable[Finding]) -> list[Finding]:
 
 
 def _show_table(findings: Iterable[Finding]) -> list[Finding]:
-    """The findings, after they were shown in a table that grew with them."""
+    """Shows the findings in a table that grows with them, and returns them all."""
     from rich.live import Live
     from rich.markup import escape
     from rich.table import Table
 
     table = Table(box=None, pad_edge=False)
-    for heading in ("", "check", "found, and what to do"):
+    for heading in ("", "check", "finding and advice"):
         table.add_column(heading)
     shown = []
     with Live(table, vertical_overflow="visible"):
         for finding in findings:
             style = STYLES[finding.level]
             advice = f"\n[{style}]→ {escape(finding.advice)}[/]" if finding.advice else ""
-            table.add_row(f"[{style}]{finding.level}[/]", finding.rung, escape(finding.found) + advice)
+            table.add_row(f"[{style}]{finding.level}[/]", finding.check, escape(finding.found) + advice)
             shown.append(finding)
     return shown

@@ -1,4 +1,4 @@
-"""`torchmn evaluate`: loss and metrics of a trained experiment."""
+"""`torchmn evaluate`: prints loss and metrics of a trained experiment."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from math import isfinite
 from typing import TYPE_CHECKING
 
 from torchmn.cli.commands.experiment_command import run_command
-from torchmn.cli.commands.experiment_options import add_file, add_modes, add_ranks, add_trained, add_values
+from torchmn.cli.commands.experiment_options import add_checkpoint, add_file, add_modes, add_ranks, add_values
 from torchmn.cli.parser import Parser
 
 if TYPE_CHECKING:
@@ -17,20 +17,20 @@ if TYPE_CHECKING:
     from torchmn.experiment import Experiment
 
 EXPLANATION = """\
-The metrics are those of the whole data, at any number of ranks and in any mode: the same as on one.
+Metrics are computed over the whole split and are the same at any number of ranks and in any mode.
 --json prints them as one line of JSON, for scripts.
 
-FILE is the file that was trained, or DIR/experiment.yaml. Its `imports:` and `module:` run the Python code that they
-name; those of a file in DIR are not run, unless it is FILE.
+FILE is the file that was trained, or DIR/experiment.yaml. The Python code that `imports:` and `module:` of FILE name
+is executed; code named by other files in DIR is not.
 """
 
 
 def main(arguments: Sequence[str]) -> int:
-    """The exit status of an evaluation."""
-    parser = Parser("torchmn evaluate", "Loss and metrics of FILE's experiment, trained.", EXPLANATION)
+    """Evaluates the experiment; returns the exit status."""
+    parser = Parser("torchmn evaluate", "Prints loss and metrics of the trained experiment in FILE.", EXPLANATION)
     parser.usage = "torchmn evaluate FILE --checkpoint DIR [--split SPLIT] [--data DIR] [-n N] [--json]"
     add_file(parser)
-    add_trained(parser)
+    add_checkpoint(parser)
     add_ranks(parser)
     add_modes(parser)
     add_values(parser)
@@ -46,7 +46,7 @@ def _evaluate(options: argparse.Namespace, experiment: Experiment, comm: Communi
     values = evaluate(session, options.split)
     if comm.rank == 0:
         if options.json:
-            # JSON has no NaN: as in log.jsonl it is text.
+            # JSON has no NaN; as in log.jsonl it is written as a string.
             numbers = {name: value if isfinite(value) else str(value) for name, value in values.items()}
             print(json.dumps({"split": options.split, "step": step, **numbers}))
         else:

@@ -1,4 +1,4 @@
-"""What the commands on experiment files have in common: read, check, start ranks, and say what is wrong in one line."""
+"""run_command: the frame of commands on experiment files. Reads and checks the file, starts ranks, reports errors."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from torchmn.cli.commands.experiment_options import overrides, parallel_overrides
-from torchmn.cli.commands.experiment_ranks import note_idle_modes, started_elsewhere
-from torchmn.cli.parser import Parser, speaks
+from torchmn.cli.commands.experiment_ranks import run_on_new_ranks, warn_unused_modes
+from torchmn.cli.parser import Parser, is_rank_0
 from torchmn.errors import ExperimentError, TorchMNError
 
 if TYPE_CHECKING:
@@ -29,45 +29,57 @@ def run_command(
     default_ranks: int = 1,
     checks_mode: bool = True,
 ) -> int:
-    """The exit status of `body` with the options and the experiment: on this rank, or on ranks that are started."""
+    """Runs `body` on this rank, or starts ranks that do.
+
+    Args:
+        parser: of the command's options.
+        name: of the command.
+        arguments: its command line.
+        body: called with the options, the experiment and the communicator; returns an exit status.
+        default_ranks: number of ranks without -n.
+        checks_mode: whether the mode must fit the number of ranks.
+
+    Returns:
+        The exit status.
+    """
     options = parser.parse(arguments)
     if options.file.endswith(".py"):
-        parser.error(f"{options.file} is a script, no experiment. It is started by: torchmn run -n N {options.file}")
+        parser.error(f"{options.file} is a script, not an experiment. To start it: torchmn run -n N {options.file}")
     try:
         ranks = default_ranks if options.n is None else options.n
-        status = started_elsewhere(parser, name, arguments, options, ranks, lambda: check(options, ranks, checks_mode))
+        status = run_on_new_ranks(parser, name, arguments, options, ranks, lambda: check(options, ranks, checks_mode))
         if status is not None:
             return status
         return _on_this_rank(options, body)
     except ExperimentError as error:
-        if speaks():
+        if is_rank_0():
             print(error, file=sys.stderr)
         return 2
 
 
 def _on_this_rank(options: argparse.Namespace, body: Body) -> int:
-    """The exit status of `body` on this rank of those that are there, after all of them have read the same file."""
+    """Runs `body` on this rank, after all ranks have read the same file; returns its exit status."""
     from torchmn import create_communicator
     from torchmn.experiment.run.agreement import on_every_rank
-    from torchmn.experiment.run.parallel import LOST
+    from torchmn.experiment.run.parallel import FATAL_ERRORS
     from torchmn.experiment.vocabulary.load import plain
 
     with create_communicator() as comm:
         try:
             experiment = on_every_rank(comm, "experiment", lambda: experiment_of(options), plain)
             if comm.rank == 0:
-                explain(options)
-                note_idle_modes(options)
+                print_conversion(options)
+                warn_unused_modes(options)
             return body(options, experiment, comm)
         except TorchMNError as error:
-            if comm.size == 1 or isinstance(error, LOST) or _all_know(comm):
+            if comm.size == 1 or isinstance(error, FATAL_ERRORS) or _all_failed(comm):
                 raise
             print(f"rank {comm.rank} of {comm.size}: {error}", file=sys.stderr, flush=True)
             raise SystemExit(2) from error
 
 
-def _all_know(comm: Communicator) -> bool:
-    """Whether all ranks ended with an error; False where others were in the middle of something, and now end too."""
+def _all_failed(comm: Communicator) -> bool:
+    """Returns whether all ranks raised an error; if not, the ranks inside another operation raise one now."""
     try:
         comm.barrier()
     except TorchMNError:
@@ -76,36 +88,37 @@ def _all_know(comm: Communicator) -> bool:
 
 
 def experiment_of(options: argparse.Namespace) -> Experiment:
-    """The experiment in the file, with what the flags say."""
+    """Returns the experiment in the file, with the values of the command line."""
     from torchmn.experiment import load
 
     return load(options.file, [*overrides(options), *parallel_overrides(options)])
 
 
-def explain(options: argparse.Namespace) -> None:
-    """Say what a neon file means today, with what the flags say, and what in it has no meaning any more."""
-    from torchmn.experiment.file import overrides as overriding
+def print_conversion(options: argparse.Namespace) -> None:
+    """For a neon file, prints the TorchMN experiment that it is converted to, and the keys without effect."""
     from torchmn.experiment.file.document import read_text
+    from torchmn.experiment.file.overrides import apply
     from torchmn.experiment.file.writing import as_yaml
     from torchmn.experiment.vocabulary.load import parse
 
     file = options.file
     parsed = parse(file, read_text(Path(file)))
     if parsed.is_neon:
-        overriding.apply(parsed.document, overrides(options))
+        apply(parsed.document, overrides(options))
         for note in parsed.notes:
             print(note, file=sys.stderr)
-        print(f"{file} is a neon experiment; today it means (torchmn convert {file} writes it):\n")
+        print(f"{file} is a neon experiment, converted to (see `torchmn convert {file}`):\n")
         print("".join(f"    {line}\n" for line in as_yaml(parsed.document.values).splitlines()), flush=True)
 
 
 def check(options: argparse.Namespace, size: int, checks_mode: bool) -> None:
-    """Raise what is wrong in the file and in the mode, before there are ranks; these read the data and build the model.
+    """Raises an ExperimentError if the file is wrong, or the mode does not fit `size` ranks.
 
-    What only the data and the model show, every rank finds, and rank 0 prints it.
+    It runs before any rank is started, and neither reads the data nor builds the model: the ranks do, and rank 0
+    prints errors found there.
     """
     from torchmn.experiment.run.grids import check as check_mode
 
     experiment = experiment_of(options)
     if checks_mode:
-        check_mode(experiment, size, experiment.the_dataset().known_shape(options.data))
+        check_mode(experiment, size, experiment.dataset.known_shape(options.data))

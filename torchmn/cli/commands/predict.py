@@ -1,4 +1,4 @@
-"""`torchmn predict`: what a trained experiment gives for each sample."""
+"""`torchmn predict`: writes the outputs of a trained experiment for each sample."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from torchmn.cli.commands.experiment_command import run_command
-from torchmn.cli.commands.experiment_options import add_file, add_modes, add_ranks, add_trained, add_values
+from torchmn.cli.commands.experiment_options import add_checkpoint, add_file, add_modes, add_ranks, add_values
 from torchmn.cli.parser import Parser
 from torchmn.errors import ExperimentError
 
@@ -18,24 +18,24 @@ if TYPE_CHECKING:
     from torchmn.experiment import Experiment
 
 EXPLANATION = """\
-Writes an .npz file with `outputs` (one row for each sample, in the order of the data), `predicted` (the best class of
-each; -1 where an output is NaN) and `targets`.
+Writes an .npz file with `outputs` (one row per sample, in the order of the data set), `predicted` (the class with the
+largest output; -1 if an output is NaN) and `targets`.
 
-FILE is the file that was trained, or DIR/experiment.yaml. Its `imports:` and `module:` run the Python code that they
-name; those of a file in DIR are not run, unless it is FILE.
+FILE is the file that was trained, or DIR/experiment.yaml. The Python code that `imports:` and `module:` of FILE name
+is executed; code named by other files in DIR is not.
 """
 
 
 def main(arguments: Sequence[str]) -> int:
-    """The exit status of a prediction."""
-    parser = Parser("torchmn predict", "Outputs of FILE's experiment, trained.", EXPLANATION)
+    """Writes the predictions; returns the exit status."""
+    parser = Parser("torchmn predict", "Writes the outputs of the trained experiment in FILE.", EXPLANATION)
     parser.usage = "torchmn predict FILE --checkpoint DIR [--split SPLIT] [--data DIR] [--out FILE.npz] [-n N]"
     add_file(parser)
-    add_trained(parser)
+    add_checkpoint(parser)
     add_ranks(parser)
     add_modes(parser)
     add_values(parser)
-    parser.add_argument("-o", "--out", metavar="FILE.npz", help="where to write; by default beside the checkpoints")
+    parser.add_argument("-o", "--out", metavar="FILE.npz", help="file to write; default: in the run's directory")
     return run_command(parser, "predict", arguments, _predict)
 
 
@@ -43,7 +43,7 @@ def _predict(options: argparse.Namespace, experiment: Experiment, comm: Communic
     from torchmn.experiment.run.agreement import on_rank_0
     from torchmn.experiment.train import open_trained, write_predictions
 
-    path = on_rank_0(comm, "predict", lambda: _file(options))
+    path = on_rank_0(comm, "predict", lambda: _output_path(options))
     session, step = open_trained(experiment, comm, options.checkpoint, options.split, options.data)
     write_predictions(session, options.split, path)
     if comm.rank == 0:
@@ -51,15 +51,15 @@ def _predict(options: argparse.Namespace, experiment: Experiment, comm: Communic
     return 0
 
 
-def _file(options: argparse.Namespace) -> str:
-    """Where the predictions go; an ExperimentError where that can not be, before anything is computed."""
-    from torchmn.experiment.run.run_directory import run_of
+def _output_path(options: argparse.Namespace) -> str:
+    """Returns the file for the predictions; raises an ExperimentError if it cannot be written."""
+    from torchmn.experiment.run.run_directory import run_directory_of
 
     if options.out is None:
-        return str(run_of(options.checkpoint).path / f"predictions-{options.split}.npz")
+        return str(run_directory_of(options.checkpoint).path / f"predictions-{options.split}.npz")
     path = Path(options.out).expanduser()
-    if path.suffix != ".npz":  # numpy would add it, without a word
+    if path.suffix != ".npz":  # numpy would append it silently
         path = path.with_name(f"{path.name}.npz")
     if not os.access(path if path.exists() else path.parent, os.W_OK):
-        raise ExperimentError(f"--out {options.out}: can not be written; is {path.parent.resolve()} a directory?")
+        raise ExperimentError(f"--out {options.out}: cannot be written; is {path.parent.resolve()} a directory?")
     return str(path)

@@ -1,4 +1,4 @@
-"""`torchmn schema`: the JSON schema of experiment files."""
+"""`torchmn schema`: prints the JSON schema of experiment files."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ from collections.abc import Sequence
 from torchmn.cli.parser import Parser
 
 EXPLANATION = """\
-An editor with a YAML language server then completes and checks experiment files:
+With it, an editor with a YAML language server completes and checks experiment files. Write it to a file:
 
     torchmn schema > torchmn.schema.json
 
-and as the first line of a file:
+and refer to it in the first line of an experiment:
 
     # yaml-language-server: $schema=torchmn.schema.json
 """
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Prints the schema."""
+    """Prints the schema; returns the exit status."""
     parser = Parser("torchmn schema", "Prints the JSON schema of experiment files.", EXPLANATION)
     parser.parse(arguments)
     from torchmn.experiment.vocabulary.json_schema import json_schema

@@ -1,4 +1,4 @@
-"""`torchmn train`: an experiment file in, a trained model out; on one rank or many, with the same numbers."""
+"""`torchmn train`: trains the experiment in a YAML file, on one rank or many, with the same numbers."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from torchmn.cli.commands.experiment_command import run_command
-from torchmn.cli.commands.experiment_options import add_file, add_modes, add_ranks, add_values, command_of
-from torchmn.cli.commands.experiment_ranks import started_by
+from torchmn.cli.commands.experiment_options import add_file, add_modes, add_ranks, add_values, command_line
+from torchmn.cli.commands.experiment_ranks import launcher_prefix
 from torchmn.cli.parser import Parser
 from torchmn.modes import BASIC_MODES
 
@@ -17,21 +17,21 @@ if TYPE_CHECKING:
     from torchmn.experiment import Experiment
 
 EXPLANATION = """\
-The same file runs on one rank and on many; nothing in it changes. Under mpiexec, srun or torchrun the ranks that
-are there are used; -n starts ranks on this machine. Without a mode, neither in the file nor as a flag, ranks divide
-the samples (--datapar).
+The same file runs on one rank and on many without changes. Under mpiexec, srun or torchrun, their ranks are used;
+-n starts ranks on this machine. If neither the file nor a flag selects a mode, ranks divide the samples (--datapar).
 
---out gets log.jsonl, checkpoints, the resolved experiment and report.html; without it, a new directory under runs/.
-Ctrl-C or SIGTERM saves a checkpoint; --resume goes on exactly from there, at any number of ranks.
+The directory --out receives log.jsonl, checkpoints, the resolved experiment and report.html; the default is a new
+directory under runs/. Ctrl-C or SIGTERM saves a checkpoint; --resume continues exactly from there, at any number of
+ranks.
 
-FILE's `imports:` and `module:` run the Python code that they name: train files that you trust.
+The Python code that `imports:` and `module:` of FILE name is executed: train only files that you trust.
 
-`torchmn new mnist-cnn` writes a file to start from. Files of neon 0.x are read as they are.
+`torchmn new mnist-cnn` writes an example. Experiment files of neon 0.x are read directly.
 """
 
 
 def main(arguments: Sequence[str]) -> int:
-    """The exit status of a training."""
+    """Trains the experiment; returns the exit status."""
     return run_command(_parser(), "train", arguments, _train)
 
 
@@ -45,10 +45,10 @@ def _parser() -> Parser:
     add_ranks(parser)
     add_modes(parser)
     add_values(parser)
-    parser.add_argument("--epochs", metavar="E", help="another number of epochs")
-    parser.add_argument("-o", "--out", metavar="DIR", help="where log, checkpoints and report go")
-    parser.add_argument("--resume", action="store_true", help="go on from the newest checkpoint")
-    parser.add_argument("-s", "--profile", action="store_true", help="say at the end where each rank's time went")
+    parser.add_argument("--epochs", metavar="E", help="number of epochs, instead of the one in FILE")
+    parser.add_argument("-o", "--out", metavar="DIR", help="directory for log, checkpoints and report")
+    parser.add_argument("--resume", action="store_true", help="continue from the newest checkpoint")
+    parser.add_argument("-s", "--profile", action="store_true", help="print at the end how each rank spent its time")
     return parser
 
 
@@ -64,7 +64,7 @@ def _train(options: argparse.Namespace, experiment: Experiment, comm: Communicat
             options.resume,
             stop,
             profile=options.profile,
-            go_on=started_by(options) + command_of("train", options),
+            resume_command=launcher_prefix(options) + command_line("train", options),
         )
         outcome = train(experiment, comm, request)
     return 0 if outcome.finished else 128 + (stop.signum or 2)

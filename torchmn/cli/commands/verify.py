@@ -1,4 +1,4 @@
-"""`torchmn verify`: does an experiment give the same numbers in every mode? See for yourself."""
+"""`torchmn verify`: compares the numbers of an experiment in every mode with those on one rank."""
 
 from __future__ import annotations
 
@@ -12,31 +12,33 @@ from torchmn.cli.parser import Parser, at_least
 from torchmn.errors import ExperimentError
 
 if TYPE_CHECKING:
+    from rich.console import Console
+
     from torchmn import Communicator
     from torchmn.experiment import Experiment
-    from torchmn.experiment.verification import Row
+    from torchmn.experiment.verification import ModeResult
 
 EXPLANATION = """\
-Trains a few steps on one rank, then the same steps in every mode and grid that N ranks can form, and shows how far
-apart they are: the loss of every step and, after the last, outputs, gradients and weights; each relative to the
-largest number of its kind. It computes in float64, where rounding stays far below 1e-9 and a mistake does not;
---float32 in single precision, up to 1e-4.
+Trains a few steps on one rank, then the same steps in every mode and grid that N ranks can form, and prints the
+largest differences: of the loss of every step and, after the last step, of outputs, gradients and weights, each
+relative to the largest value of its kind. It computes in float64, where rounding stays far below the tolerance of
+1e-9; with --float32 the tolerance is 1e-4.
 
-The exit status is 0 if all are the same, and 1 if one is not.
+exit status: 0 if all modes give the same numbers, otherwise 1.
 """
 DEFAULT_RANKS = 4
 WIDTH = 120
-"""More than the table of the longest mode and grid needs."""
+"""Columns of the table: enough for the longest mode and grid."""
 
 
 def main(arguments: Sequence[str]) -> int:
-    """The exit status: 0 if every mode gives the numbers of one rank."""
-    parser = Parser("torchmn verify", "Compares every mode of FILE's experiment with one rank.", EXPLANATION)
+    """Compares the modes; returns 0 if all of them give the numbers of one rank, otherwise 1."""
+    parser = Parser("torchmn verify", "Compares every mode of the experiment in FILE with one rank.", EXPLANATION)
     parser.usage = "torchmn verify FILE [-n N] [--steps S] [--float32] [--data DIR] [--sample 10%%]"
     add_file(parser)
     add_ranks(parser)
     add_values(parser)
-    parser.add_argument("--steps", metavar="S", type=at_least(1), default=3, help="how many steps; 3 if not said")
+    parser.add_argument("--steps", metavar="S", type=at_least(1), default=3, help="number of steps; default: 3")
     parser.add_argument("--float32", action="store_true", help="compute in single precision")
     return run_command(parser, "verify", arguments, _verify, default_ranks=DEFAULT_RANKS, checks_mode=False)
 
@@ -45,18 +47,18 @@ def _verify(options: argparse.Namespace, experiment: Experiment, comm: Communica
     from rich.console import Console
     from rich.table import Table
 
-    from torchmn.experiment.verification import LARGEST, QUANTITIES, verify
+    from torchmn.experiment.verification import QUANTITIES, TOLERANCES, verify
 
     if comm.size == 1:
-        raise ExperimentError("verify compares one rank with several: say -n 2 or more")
+        raise ExperimentError("verify compares one rank with several: use -n 2 or more")
     experiment = experiment.model_copy(update={"dtype": "float32" if options.float32 else "float64"})
     console = Console(quiet=comm.rank != 0, highlight=False)
     console.print(
-        f"{options.file}: {options.steps} steps on one rank, and on {comm.size} in every mode that fits "
-        f"({experiment.dtype})\n",
+        f"{options.file}: {options.steps} steps in {experiment.dtype} on one rank, and on {comm.size} ranks in every "
+        "mode that fits\n",
         soft_wrap=True,
     )
-    rows: list[Row] = []
+    rows: list[ModeResult] = []
     table = Table(box=None, pad_edge=False, header_style="bold")
     table.add_column("mode", no_wrap=True)
     table.add_column("grid", no_wrap=True)
@@ -65,14 +67,15 @@ def _verify(options: argparse.Namespace, experiment: Experiment, comm: Communica
     table.add_column("")
     for row in verify(experiment, comm, options.steps, options.data):
         rows.append(row)
-        console.print(f"[dim]{row.mode}, {row.grid} done[/dim]") if console.is_terminal else None
+        if console.is_terminal:
+            console.print(f"[dim]{row.mode}, {row.grid} done[/dim]")
         table.add_row(row.mode, row.grid, *_cells(row))
-    # In a narrow terminal lines are broken: rich would leave out the columns that count.
+    # In a narrow terminal rich would drop the columns with the numbers; wrapped lines are better.
     Console(quiet=comm.rank != 0, highlight=False, width=max(console.width, WIDTH)).print(table)
-    return _conclude(console, rows, LARGEST[experiment.dtype])
+    return _conclude(console, rows, TOLERANCES[experiment.dtype])
 
 
-def _cells(row: Row) -> list[str]:
+def _cells(row: ModeResult) -> list[str]:
     from torchmn.experiment.verification import QUANTITIES
 
     if row.refusal:
@@ -81,7 +84,7 @@ def _cells(row: Row) -> list[str]:
     return [*numbers, "[green]same[/green]" if row.passed else "[bold red]DIFFERENT[/bold red]"]
 
 
-def _conclude(console, rows: list[Row], largest: float) -> int:
+def _conclude(console: Console, rows: list[ModeResult], tolerance: float) -> int:
     console.print()
     for row in rows:
         if row.refusal:
@@ -89,18 +92,16 @@ def _conclude(console, rows: list[Row], largest: float) -> int:
     tried = [row for row in rows if not row.refusal]
     wrong = [row for row in tried if not row.passed]
     if not tried:
-        console.print("No mode fits this experiment.")
+        console.print("No mode is possible for this experiment.")
         return 1
     if wrong:
         named = "; ".join(f"{row.mode}, {row.grid}" for row in wrong)
-        console.print(
-            f"[bold red]Not the same numbers[/bold red] (more than {largest:g} apart): {named}", soft_wrap=True
-        )
+        console.print(f"[bold red]Different numbers[/bold red] (by more than {tolerance:g}): {named}", soft_wrap=True)
         return 1
-    largest_seen = max(max(row.deviations.values()) for row in tried)
+    largest = max(max(row.deviations.values()) for row in tried)
     console.print(
-        f"[green]{len(tried)} ways to run it, the same numbers[/green]: nothing is more than {largest_seen:.1e} apart "
-        f"(allowed: {largest:g}).",
+        f"[green]Same numbers in {len(tried)} configurations[/green]: the largest difference is {largest:.1e} "
+        f"(tolerance: {tolerance:g}).",
         soft_wrap=True,
     )
     return 0

@@ -1,1 +1,1 @@
-"""Starting ranks on this machine: which MPI, which command, whose output, and no process left behind."""
+"""Starts the ranks of a job on this machine, relays their output, and ends all of their processes."""

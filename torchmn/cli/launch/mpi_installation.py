@@ -1,4 +1,4 @@
-"""Which MPI is on this machine: its launcher, the library beside it, and the library that mpi4py loads."""
+"""Finds the MPI installation of this machine: its launcher, its library, and the library that mpi4py loads."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from torchmn.cli.launch.other_python import lines_printed_by
+from torchmn.cli.launch.python_subprocess import output_lines
 from torchmn.communicators.launchers.environment import cleared
 from torchmn.errors import LaunchError
 
@@ -22,17 +22,17 @@ LIBRARY_VARIABLE = "MPI4PY_LIBMPI"
 
 @dataclass(frozen=True)
 class Flavour:
-    """A family of MPI implementations: how its launcher and its library introduce themselves."""
+    """A family of MPI implementations, recognised by regular expressions for the versions that they print."""
 
     name: str
     title: str
-    launcher_says: str
-    library_says: str
+    launcher_pattern: str
+    library_pattern: str
     libraries: tuple[str, ...]
     rank_variable: str
 
 
-# MPICH and Intel MPI share launcher and binary interface, so that one can start ranks of the other.
+# MPICH and Intel MPI share launcher and binary interface, so each can start ranks of the other.
 HYDRA_LIBRARIES = ("libmpi.so.12", "libmpich.so.12", "libmpi.12.dylib")
 OPEN_MPI_LIBRARIES = ("libmpi.so.40", "libmpi.40.dylib")
 FLAVOURS = (
@@ -44,7 +44,7 @@ FLAVOURS = (
 
 @dataclass(frozen=True)
 class Installation:
-    """A launcher, and the library beside it where we know it."""
+    """A launcher and, if found, the library installed with it."""
 
     mpiexec: Path
     flavour: Flavour
@@ -57,12 +57,16 @@ class Installation:
 
 
 def find_mpiexec(environ: Mapping[str, str] = os.environ) -> Path | None:
-    """The launcher to use: the one named, or the one beside the library named, this Python, or on the PATH."""
+    """Returns the launcher to use, or None.
+
+    The first of: the one in TORCHMN_MPIEXEC, the one beside the library in MPI4PY_LIBMPI, the one beside this Python,
+    the one on the PATH.
+    """
     named = environ.get(MPIEXEC_VARIABLE)
     if named:
         found = shutil.which(named)
         if found is None:
-            raise LaunchError(f"{MPIEXEC_VARIABLE}={named} is no program")
+            raise LaunchError(f"{MPIEXEC_VARIABLE}={named} is not an executable")
         return Path(found)
     library = environ.get(LIBRARY_VARIABLE)
     beside_library = [str(Path(library).parent.parent / "bin")] if library else []
@@ -74,7 +78,7 @@ def find_mpiexec(environ: Mapping[str, str] = os.environ) -> Path | None:
 
 
 def identify(mpiexec: Path) -> Installation:
-    """The installation to which a launcher belongs, from what it says of itself."""
+    """Returns the installation of a launcher, recognised by the output of `mpiexec --version`."""
     try:
         result = subprocess.run(
             [mpiexec, "--version"],
@@ -86,19 +90,21 @@ def identify(mpiexec: Path) -> Installation:
         )
     except (OSError, subprocess.TimeoutExpired) as error:
         raise LaunchError(f"{mpiexec} --version failed: {error}") from error
-    said = result.stdout + result.stderr
+    output = result.stdout + result.stderr
     for flavour in FLAVOURS:
-        if re.search(flavour.launcher_says, said):
-            version = re.search(r"\d+\.\d+(\.\d+)*\w*", said)
+        if re.search(flavour.launcher_pattern, output):
+            version = re.search(r"\d+\.\d+(\.\d+)*\w*", output)
             return Installation(mpiexec, flavour, version.group() if version else "", _library(mpiexec, flavour))
-    raise LaunchError(f"{mpiexec} is no launcher that we know: {said.strip()[:200] or 'it says nothing'}")
+    raise LaunchError(
+        f"{mpiexec} is not the mpiexec of MPICH, Intel MPI or Open MPI: --version printed {output.strip()[:200]!r}"
+    )
 
 
 def _library(mpiexec: Path, flavour: Flavour) -> Path | None:
-    return next((path for path in _library_places(mpiexec, flavour) if path.exists()), None)
+    return next((path for path in _library_paths(mpiexec, flavour) if path.exists()), None)
 
 
-def _library_places(mpiexec: Path, flavour: Flavour) -> Iterator[Path]:
+def _library_paths(mpiexec: Path, flavour: Flavour) -> Iterator[Path]:
     multiarch = sysconfig.get_config_var("MULTIARCH") or ""
     for launcher in (mpiexec, mpiexec.resolve()):
         for directory in ("lib", f"lib/{multiarch}", "lib64", "lib/release"):
@@ -107,13 +113,13 @@ def _library_places(mpiexec: Path, flavour: Flavour) -> Iterator[Path]:
 
 
 def library_environment(installation: Installation, environ: Mapping[str, str] = os.environ) -> dict[str, str]:
-    """What makes mpi4py load the launcher's own library, where the user has not named another."""
+    """Returns the variable that makes mpi4py load the launcher's library, unless the user has set it."""
     if installation.library is None or environ.get(LIBRARY_VARIABLE):
         return {}
     return {LIBRARY_VARIABLE: str(installation.library)}
 
 
-ASK_MPI4PY = """
+MPI4PY_QUERY = """
 import mpi4py, sys
 mpi4py.rc.initialize = False
 from mpi4py import MPI
@@ -126,7 +132,7 @@ print(MPI.Get_library_version())
 
 @dataclass(frozen=True)
 class LoadedLibrary:
-    """The MPI library that mpi4py loads: what it says of itself, and its path where the system tells."""
+    """The MPI library that mpi4py loads: its path ("" if unknown) and the version that it reports."""
 
     mpi4py: str
     path: str
@@ -134,16 +140,16 @@ class LoadedLibrary:
 
 
 def loaded_library(environ: Mapping[str, str]) -> LoadedLibrary:
-    """The library that mpi4py loads in a process with this environment; LaunchError where it can not."""
+    """Returns the library that mpi4py loads in a process with this environment; raises a LaunchError if none."""
     try:
-        version, path, description, *_ = lines_printed_by(ASK_MPI4PY, environ, seconds=60)
+        version, path, description, *_ = output_lines(MPI4PY_QUERY, environ, seconds=60)
     except LaunchError as error:
-        raise LaunchError(f"mpi4py can not load an MPI library ({error})") from error
+        raise LaunchError(f"mpi4py cannot load an MPI library ({error})") from error
     return LoadedLibrary(version, path, " ".join(description.partition(",")[0].split()))
 
 
 def usable(environ: Mapping[str, str] = os.environ) -> Installation:
-    """The installation whose launcher and library fit each other; LaunchError, saying why, where none does."""
+    """Returns the installation if its launcher fits the library that mpi4py loads; otherwise raises a LaunchError."""
     mpiexec = find_mpiexec(environ)
     if mpiexec is None:
         raise LaunchError("there is no mpiexec beside this Python or on the PATH")
@@ -152,11 +158,11 @@ def usable(environ: Mapping[str, str] = os.environ) -> Installation:
     if not fits(installation, loaded):
         raise LaunchError(
             f"{mpiexec} belongs to {installation.title}, but mpi4py loads {loaded.version!r}"
-            f" from {loaded.path or 'its own place'}: each rank would be a world of one"
+            f" from {loaded.path or 'an unknown path'}: each rank would be rank 0 of 1"
         )
     return installation
 
 
 def fits(installation: Installation, loaded: LoadedLibrary) -> bool:
-    """Whether ranks that this launcher starts find each other with this library."""
-    return re.search(installation.flavour.library_says, loaded.version) is not None
+    """Returns whether ranks started by this launcher find each other with this library."""
+    return re.search(installation.flavour.library_pattern, loaded.version) is not None

@@ -1,4 +1,4 @@
-"""Every process below this one, so that none is left behind."""
+"""Finds and ends all descendants of this process."""
 
 from __future__ import annotations
 
@@ -14,33 +14,33 @@ SET_CHILD_SUBREAPER = 36  # PR_SET_CHILD_SUBREAPER, see prctl(2)
 
 
 def adopt_orphans() -> None:
-    """Makes processes below us ours when their parent ends, so that `descendants` still finds them."""
+    """Makes this process the parent of descendants whose parent ends, so that `descendants` still finds them."""
     prctl(SET_CHILD_SUBREAPER, 1)
 
 
 def descendants() -> list[int]:
-    """The living processes below this one, as far as /proc tells."""
+    """Returns the ids of the running descendants of this process; empty without /proc."""
     children: dict[int, list[int]] = {}
     for entry in Path("/proc").glob("[0-9]*"):
         try:
-            # "pid (name) state parent ...": the name may itself hold spaces and parentheses.
+            # "pid (name) state parent ...": the name may contain spaces and parentheses.
             state, parent = (entry / "stat").read_text(errors="replace").rpartition(")")[2].split()[:2]
         except (OSError, ValueError):
-            continue  # it ended while we looked
+            continue  # the process has ended meanwhile
         if state not in "ZX":
             children.setdefault(int(parent), []).append(int(entry.name))
     found = list(children.get(os.getpid(), []))
-    for pid in found:  # grows while it is walked
+    for pid in found:  # grows during the loop
         found.extend(children.get(pid, []))
     return found
 
 
 def kill_descendants(sessions: Iterable[int], patience: float = 5.0) -> None:
-    """Kills every process below this one, and the `sessions` that we started where there is no /proc."""
+    """Kills all descendants of this process, and the process groups `sessions`, for systems without /proc."""
     for session in sessions:
         send(session, signal.SIGKILL, group=True)
     deadline = time.monotonic() + patience
-    # Again and again: a process may fork while we walk the tree. Killed ones take a moment to end.
+    # Repeated, because a process may fork during the search, and killed ones take a moment to end.
     while (living := descendants()) and time.monotonic() < deadline:
         for pid in living:
             send(pid, signal.SIGKILL)
@@ -48,7 +48,7 @@ def kill_descendants(sessions: Iterable[int], patience: float = 5.0) -> None:
 
 
 def send(pid: int, signum: int, *, group: bool = False) -> None:
-    """Signals a process, or the group that it leads, if it still exists."""
+    """Sends a signal to a process, or to the group that it leads, if it still exists."""
     try:
         (os.killpg if group else os.kill)(pid, signum)
     except (ProcessLookupError, PermissionError):

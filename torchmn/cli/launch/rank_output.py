@@ -1,8 +1,8 @@
-"""What the ranks print, as whole lines under their prefixes.
+"""Writes the output of ranks as whole lines with prefixes.
 
-A line is shown once its rank has ended it, so lines of different ranks never mix. A progress bar is text that
-its rank draws over again after a carriage return: on a terminal the latest state stays in the last row, below
-the lines, whichever rank draws it; in a file or a pipe only the final state appears, as one line.
+A line is written once it is complete, so lines of different ranks never mix. A progress bar is a line that a rank
+rewrites after a carriage return: on a terminal its latest state stays in the last row, below the other lines; in a
+file or a pipe only the final state appears, as one line.
 """
 
 from __future__ import annotations
@@ -12,18 +12,18 @@ import select
 import shutil
 from collections.abc import Iterable
 
-# A rank that never ends its line must not fill our memory: at this length the line is broken in two.
+# Longer lines are broken, so that a rank that never ends its line cannot exhaust memory.
 LONGEST_LINE = 64 * 2**20
 ERASE_ROW = b"\r\x1b[K"
 
 
 class Screen:
-    """Our two output streams, and the row of the terminal in which a progress bar lives."""
+    """Standard output and error of this process, with a progress bar in the last row of a terminal."""
 
     def __init__(self, out: int = 1, err: int = 2):
         self.out, self.err = out, err
         self._bar: tuple[int, bytes] | None = None
-        self._unread: set[int] = set()  # streams whose reader is gone
+        self._closed: set[int] = set()  # streams whose reader has exited
 
     def lines(self, stream: int, lines: Iterable[bytes]) -> None:
         """Writes whole lines to `stream`, above the progress bar."""
@@ -31,38 +31,38 @@ class Screen:
         if text and self._bar is None:
             self.raw(stream, text)
         elif text and self._bar is not None:
-            (where, drawn), self._bar = self._bar, None
-            self.raw(where, ERASE_ROW)
+            (bar_stream, bar_text), self._bar = self._bar, None
+            self.raw(bar_stream, ERASE_ROW)
             self.raw(stream, text)
-            self.bar(where, drawn)
+            self.bar(bar_stream, bar_text)
 
     def bar(self, stream: int, text: bytes | None) -> None:
-        """Draws the state of a progress bar over the last one; None takes it away. Nothing off a terminal."""
+        """Replaces the progress bar; None removes it. No effect if `stream` is not a terminal."""
         if os.isatty(stream):
             self.raw(stream, ERASE_ROW + (fitting(text) if text else b""))
             self._bar = (stream, text) if text else None
 
     def raw(self, stream: int, data: bytes) -> None:
-        """Writes bytes as they are. Raises BrokenPipeError once when nobody reads the stream any more."""
-        if stream in self._unread:
+        """Writes bytes unchanged. Raises BrokenPipeError once if the reader of the stream has exited."""
+        if stream in self._closed:
             return
         try:
             write(stream, data)
         except BrokenPipeError:
-            self._unread.add(stream)
+            self._closed.add(stream)
             raise
 
 
 class RankStream:
-    """One stream of one rank, on its way to the screen line by line."""
+    """Line-buffers one output stream of one rank."""
 
     def __init__(self, screen: Screen, stream: int, prefix: bytes = b""):
         self._screen, self._stream, self._prefix = screen, stream, prefix
-        self._rest = bytearray()  # of a line that is not ended yet
+        self._rest = bytearray()  # the incomplete last line
         self._draws_bar = False
 
     def feed(self, data: bytes) -> None:
-        """Takes what the rank wrote, and shows the lines that are complete."""
+        """Adds data of the rank, and writes the lines that are complete."""
         if b"\n" not in data and b"\r" not in data and len(self._rest) + len(data) < LONGEST_LINE:
             self._rest += data
             self._update_bar()
@@ -71,7 +71,7 @@ class RankStream:
         if len(rest) >= LONGEST_LINE:
             ended.append(rest)
             rest = bytearray()
-        # Only what is drawn since the last carriage return can still be seen: the states before it are gone.
+        # A carriage return overwrites the text before it: only the latest state of a progress bar is kept.
         self._rest = rest[max(rest.rstrip(b"\r").rfind(b"\r"), 0) :]
         if ended:
             self._remove_bar()
@@ -79,13 +79,13 @@ class RankStream:
         self._update_bar()
 
     def close(self) -> None:
-        """Shows what is left of a line that its rank never ended."""
+        """Writes the last line if it is incomplete."""
         if self._rest:
             self.feed(b"\n")
 
     def _update_bar(self) -> None:
-        drawn_over = self._rest.startswith(b"\r") or self._rest.endswith(b"\r")
-        if drawn_over and (text := visible(self._rest)):
+        is_bar = self._rest.startswith(b"\r") or self._rest.endswith(b"\r")
+        if is_bar and (text := visible(self._rest)):
             self._screen.bar(self._stream, self._prefix + text)
             self._draws_bar = True
 
@@ -96,33 +96,33 @@ class RankStream:
 
 
 class RawStream:
-    """A stream that goes to the screen byte by byte: the rank that draws on the whole terminal."""
+    """Passes one output stream of a rank to the screen unchanged."""
 
     def __init__(self, screen: Screen, stream: int):
         self._screen, self._stream = screen, stream
 
     def feed(self, data: bytes) -> None:
-        """Shows what the rank wrote."""
+        """Writes data of the rank."""
         self._screen.raw(self._stream, data)
 
     def close(self) -> None:
-        """Nothing is held back."""
+        """Does nothing: no data is buffered."""
 
 
 def visible(line: bytes | bytearray) -> bytes:
-    """What a terminal would show of a line: the text after its last carriage return."""
+    """Returns the part of a line that a terminal would show: the text after the last carriage return."""
     return bytes(line.rstrip(b"\r").rpartition(b"\r")[2])
 
 
 def fitting(text: bytes) -> bytes:
-    """`text` cut to the terminal's row: a longer one would wrap, and could not be erased."""
+    """Returns `text` truncated to the terminal's width: a wrapped row could not be erased."""
     columns = shutil.get_terminal_size().columns - 1
-    # The cut may fall between a colour and its end.
+    # The truncated part may contain the sequence that resets a colour.
     return text.decode(errors="replace")[:columns].encode() + (b"\x1b[0m" if b"\x1b" in text else b"")
 
 
 def write(descriptor: int, data: bytes) -> None:
-    """Writes all of `data`, also where the stream was made non-blocking by a program that shares it."""
+    """Writes all of `data`, even if another program has made the shared stream non-blocking."""
     view = memoryview(data)
     while view:
         try:

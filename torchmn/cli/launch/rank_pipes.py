@@ -1,4 +1,4 @@
-"""The pipes between the ranks' processes and the launcher: what they print, and when they start and end."""
+"""RankPipes: the named pipes through which ranks send their output, their start and their end to the launcher."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from torchmn.cli.launch.rank_output import RankStream, RawStream, Screen
 from torchmn.cli.launch.rank_process import ENDING
 
 CHUNK = 2**16
-PIPEFULL = 16  # chunks, the most that Linux gives a pipe
+PIPE_CHUNKS = 16  # the largest capacity of a pipe on Linux
 
 
 @dataclass(frozen=True)
@@ -31,24 +31,24 @@ class Event:
 
 
 class RankPipes:
-    """Named pipes in a directory of their own, read together. rank_process.py holds their other ends.
+    """Named pipes in a private directory, whose other ends rank_process.py opens.
 
-    Named, because mpiexec stands between us and the ranks and hands no open files on. We hold both ends of
-    each, so that a pipe is there before its rank, and does not end with it.
+    They are named because mpiexec, which starts the ranks, does not pass on open files. Both ends are held open here,
+    so that a pipe exists before its rank and survives it.
     """
 
     def __init__(self, size: int, screen: Screen, *, raw: bool):
         self.directory = Path(tempfile.mkdtemp(prefix="torchmn-run-"))
         self._selector = selectors.DefaultSelector()
-        self._launcher_is_heard = True
+        self._shows_launcher = True
         self._event_text = b""
         self._events_pipe = self._make("events")
         self._selector.register(self._events_pipe, selectors.EVENT_READ)
         self._streams: dict[int, RankStream | RawStream] = {}
-        # What mpiexec itself says, and the ranks' wrappers before they find their own pipes.
+        # Output of mpiexec itself, and of ranks before they have opened their pipes.
         self._launcher = self._make("launcher")
         self._relay(self._launcher, RankStream(screen, screen.err, b"[mpiexec] "))
-        # Opened on its own: mpiexec makes its output blocking, and would make our reading end so too.
+        # Opened separately: mpiexec makes its output blocking, and with a shared descriptor our reading end too.
         self.launcher_output = os.open(self.directory / "launcher", os.O_WRONLY)
         for rank in range(size):
             for name, target in ((f"{rank}.out", screen.out), (f"{rank}.err", screen.err)):
@@ -60,7 +60,7 @@ class RankPipes:
                     self._relay(self._make(name), RankStream(screen, target, prefix))
 
     def wait(self, seconds: float) -> list[Event]:
-        """The events of the next moment, at most `seconds` long, while output is passed on."""
+        """Waits up to `seconds` for data, relays output, and returns the events."""
         ready = [key.fd for key, _ in self._selector.select(seconds)]
         events = self._read_events()
         for source in ready:
@@ -69,25 +69,25 @@ class RankPipes:
         return events
 
     def drain(self) -> list[Event]:
-        """The events that are left, after everything that the ranks have written so far is passed on."""
+        """Relays all output written so far, and returns the remaining events."""
         events = self._read_events()
         for source in self._streams:
-            # No pipe holds more than this; a rank that goes on writing must not keep us here.
-            for _ in range(PIPEFULL):
+            # Bounded by the capacity of a pipe, so that a rank that keeps writing does not block us.
+            for _ in range(PIPE_CHUNKS):
                 if not self._read(source):
                     break
         return events
 
     def ignore_launcher(self) -> None:
-        """Drops what mpiexec itself says from now on."""
-        self._launcher_is_heard = False
+        """Discards the output of mpiexec itself from now on."""
+        self._shows_launcher = False
 
     def hold_ended_ranks(self) -> None:
-        """Makes the process around each rank stay when the rank has ended, so that mpiexec does not end the others."""
+        """Makes the wrapper process of each rank wait after the rank has ended, so that mpiexec does not end others."""
         (self.directory / ENDING).touch()
 
     def close(self) -> None:
-        """Passes on the last output, and removes the pipes."""
+        """Relays the last output and removes the pipes."""
         try:
             self.drain()
             for stream in self._streams.values():
@@ -102,17 +102,17 @@ class RankPipes:
         return os.open(path, os.O_RDWR | os.O_NONBLOCK)
 
     def _make_terminal(self, name: str) -> int:
-        """A pseudo-terminal in a pipe's place, so that rank 0 draws as it would without us."""
-        ours, its = os.openpty()
-        mode = termios.tcgetattr(its)
-        mode[1] &= ~termios.OPOST  # our own terminal already turns \n into \r\n
-        termios.tcsetattr(its, termios.TCSANOW, mode)
+        """Creates a pseudo-terminal instead of a pipe, so that rank 0 writes as to a terminal."""
+        controller, terminal = os.openpty()
+        mode = termios.tcgetattr(terminal)
+        mode[1] &= ~termios.OPOST  # the outer terminal already turns \n into \r\n
+        termios.tcsetattr(terminal, termios.TCSANOW, mode)
         with suppress(OSError):
             columns, rows = os.get_terminal_size(1)
-            fcntl.ioctl(its, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
-        os.symlink(os.ttyname(its), self.directory / name)
-        os.set_blocking(ours, False)
-        return ours
+            fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
+        os.symlink(os.ttyname(terminal), self.directory / name)
+        os.set_blocking(controller, False)
+        return controller
 
     def _relay(self, source: int, stream: RankStream | RawStream) -> None:
         self._streams[source] = stream
@@ -120,30 +120,30 @@ class RankPipes:
 
     def _read(self, source: int) -> bool:
         data = read(source)
-        if data and (source != self._launcher or self._launcher_is_heard):
+        if data and (source != self._launcher or self._shows_launcher):
             self._streams[source].feed(data)
         return bool(data)
 
     def _read_events(self) -> list[Event]:
         *ended, self._event_text = (self._event_text + read(self._events_pipe)).split(b"\n")
         events = [Event(kind.decode(), int(rank), int(value)) for kind, rank, value in map(bytes.split, ended)]
-        # A rank reports its failure before mpiexec can notice it; mpiexec's banner then has nothing to add.
+        # A rank reports its failure before mpiexec notices it; mpiexec's banner adds no information then.
         if any(event.kind == "end" and event.value for event in events):
             self.ignore_launcher()
         return events
 
 
 def read(source: int) -> bytes:
-    """What can be read without waiting, at most a chunk."""
+    """Returns the data that can be read without blocking, at most CHUNK bytes."""
     try:
         return os.read(source, CHUNK)
-    except OSError:  # nothing there, or a terminal that no one holds any more
+    except OSError:  # no data, or a pseudo-terminal that no process has open
         return b""
 
 
 @contextmanager
 def rank_pipes(size: int, screen: Screen, *, raw: bool) -> Iterator[RankPipes]:
-    """RankPipes that are removed in the end."""
+    """Creates RankPipes, and removes them on exit."""
     pipes = RankPipes(size, screen, raw=raw)
     try:
         yield pipes

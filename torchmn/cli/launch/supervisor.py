@@ -1,7 +1,8 @@
-"""Runs a job to its end: all ranks end when one fails or when we are told to, and none is left behind."""
+"""Runs a job to its end. All ranks are ended when one fails or on a signal, and no process is left behind."""
 
 from __future__ import annotations
 
+import math
 import os
 import signal
 import subprocess
@@ -14,22 +15,21 @@ from torchmn.cli.launch.job import Job
 from torchmn.cli.launch.process_tree import adopt_orphans, kill_descendants, send
 from torchmn.cli.launch.rank_output import Screen
 from torchmn.cli.launch.rank_pipes import RankPipes, rank_pipes
-from torchmn.cli.launch.rank_process import ONE_REQUEST, die_with
+from torchmn.cli.launch.rank_process import ONE_REQUEST, end_with_parent
 
-# Seconds. After a failure they stay below 5 in sum, after a signal below 4.
-OTHERS_MAY_FAIL_TOO = 2.0  # most failures have an echo on the other ranks, which says more: let it be printed
-RANKS_MAY_END_THEMSELVES = 1.0
-RANKS_MAY_CLEAN_UP = 2.0
-LAUNCHER_MAY_CLEAN_UP = 1.0
-OTHERS_FOLLOW = 10.0  # ranks that were told to end save together: when one has ended, the others are nearly done
-TICK = 0.05
-FOREVER = float("inf")
+# Seconds. Their sum stays below 5 after a failure, and below 4 after a signal.
+FAILURE_SECONDS = 2.0  # a failure usually makes other ranks fail, whose errors may be more informative: print them
+TERMINATION_SECONDS = 1.0
+CLEANUP_SECONDS = 2.0
+LAUNCHER_SECONDS = 1.0
+REMAINING_SECONDS = 10.0  # ranks save a checkpoint together: when one has ended, the others should end soon
+POLL_SECONDS = 0.05
 
 ENDING_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
 
 
 class Interrupted(BaseException):
-    """A signal told us to end. Raised by its handler, so that it breaks a blocked write to our output too."""
+    """Raised by the handler of a signal that ends the job, so that it also interrupts a blocked write."""
 
     def __init__(self, signum: int):
         super().__init__(signum)
@@ -50,38 +50,44 @@ class Failure:
 
 
 def supervise(
-    job: Job, *, raw: bool = False, patience: float = RANKS_MAY_CLEAN_UP, explained: int | None = None
+    job: Job, *, raw: bool = False, patience: float = CLEANUP_SECONDS, reported_status: int | None = None
 ) -> int:
-    """The exit status of `job` when it is over: 0, or its first failing rank's (128 + n after signal n).
+    """Runs `job` and returns its exit status: 0, or that of the first failing rank (128 + n after signal n).
 
-    SIGINT, SIGTERM, SIGHUP and SIGUSR1 are passed to the ranks, once; after `patience` + 1 s, or a second signal that
-    comes more than a second later, all are killed.
-    `explained` is a status with which ranks have said themselves what was wrong: nothing is added then.
+    SIGINT, SIGTERM, SIGHUP and SIGUSR1 are forwarded to the ranks once. After `patience` + 1 s, or at another signal
+    more than a second later, all ranks are killed.
+
+    Args:
+        job: the ranks to start.
+        raw: without prefixes, and with rank 0 writing directly to the terminal.
+        patience: seconds that ranks have to end after a signal.
+        reported_status: exit status of ranks that have printed their error; no line is added for it.
     """
     screen = Screen()
     adopt_orphans()
-    with job.held, rank_pipes(job.size, screen, raw=raw) as pipes:
-        return Supervisor(job, pipes, screen, patience, explained).run()
+    with job.reservation, rank_pipes(job.size, screen, raw=raw) as pipes:
+        return Supervisor(job, pipes, screen, patience, reported_status).run()
 
 
 class Supervisor:
-    """A job while it runs."""
+    """The processes of a running job."""
 
-    def __init__(self, job: Job, pipes: RankPipes, screen: Screen, patience: float, explained: int | None):
-        self.job, self.pipes, self.screen, self.patience, self.explained = job, pipes, screen, patience, explained
+    def __init__(self, job: Job, pipes: RankPipes, screen: Screen, patience: float, reported_status: int | None):
+        self.job, self.pipes, self.screen = job, pipes, screen
+        self.patience, self.reported_status = patience, reported_status
         self.processes: list[subprocess.Popen[bytes]] = []
         self.running: dict[int, int] = {}  # rank: process id
-        self.succeeded = 0  # ranks
+        self.succeeded = 0  # number of ranks
         self.failure: Failure | None = None
-        self.ending: int | None = None  # the signal that every rank gets
+        self.ending: int | None = None  # the signal sent to every rank
 
     def run(self) -> int:
-        """Starts the job, and returns when nothing of it is left."""
+        """Starts the job, and returns its exit status when all of its processes have ended."""
         try:
             with ending_signals():
                 return self._run()
-        except Interrupted as again:  # a second signal: no more patience
-            return 128 + again.signum
+        except Interrupted as second:  # kill without waiting any longer
+            return 128 + second.signum
         finally:
             kill_descendants(process.pid for process in self.processes)
             for process in self.processes:
@@ -92,20 +98,21 @@ class Supervisor:
             self._start()
             self._watch()
             if self.failure:
-                if self.failure.status != self.explained:
-                    self._say(f"{self.failure}{'; ending the others' if self.running else ''}")
-                self._wait(OTHERS_MAY_FAIL_TOO, self._all_ended)
-                self._end(signal.SIGTERM, RANKS_MAY_END_THEMSELVES)
+                if self.failure.status != self.reported_status:
+                    text = f"torchmn: {self.failure}{'; ending the others' if self.running else ''}"
+                    self.screen.lines(self.screen.err, [text.encode()])
+                self._wait(FAILURE_SECONDS, self._all_ended)
+                self._end(signal.SIGTERM, TERMINATION_SECONDS)
             return self._status()
         except Interrupted as interrupted:
             self._end(interrupted.signum, self.patience)
             return 128 + interrupted.signum
-        except BrokenPipeError:  # who read our output is gone, as after `| head`
-            self._end(signal.SIGTERM, RANKS_MAY_CLEAN_UP)
+        except BrokenPipeError:  # the reader of our output has exited, as in `| head`
+            self._end(signal.SIGTERM, CLEANUP_SECONDS)
             return 128 + signal.SIGPIPE
 
     def _start(self) -> None:
-        ourselves = os.getpid()
+        supervisor = os.getpid()
         for command, environment in self.job.commands(self.pipes.directory):
             process = subprocess.Popen(
                 command,
@@ -113,26 +120,26 @@ class Supervisor:
                 stdin=subprocess.DEVNULL,
                 stdout=self.pipes.launcher_output,
                 stderr=self.pipes.launcher_output,
-                start_new_session=True,  # a terminal's Ctrl-C is for us, who pass it on once
-                preexec_fn=lambda: die_with(ourselves, signal.SIGTERM),  # mpiexec ends its ranks then
+                start_new_session=True,  # the terminal's Ctrl-C reaches only the supervisor, which forwards it once
+                preexec_fn=lambda: end_with_parent(supervisor, signal.SIGTERM),  # at SIGTERM mpiexec ends its ranks
             )
             self.processes.append(process)
 
     def _watch(self) -> None:
-        """Returns when a rank has failed, or all have ended."""
-        self._wait(FOREVER, lambda: bool(self.failure or self._lost()) or self._all_ended() or self._all_done())
-        if self._all_done():
-            self._wait(LAUNCHER_MAY_CLEAN_UP, self._all_ended)
-        self._take_events(drain=True)
+        """Waits until a rank has failed, or all have ended."""
+        self._wait(math.inf, lambda: bool(self.failure or self._lost()) or self._all_ended() or self._all_succeeded())
+        if self._all_succeeded():
+            self._wait(LAUNCHER_SECONDS, self._all_ended)
+        self._handle_events(drain=True)
         self.failure = self.failure or self._lost()
 
     def _wait(self, seconds: float, over: Callable[[], bool]) -> None:
         deadline = time.monotonic() + seconds
         while not over() and time.monotonic() < deadline:
-            self._take_events()
+            self._handle_events()
 
-    def _take_events(self, drain: bool = False) -> None:
-        for event in self.pipes.drain() if drain else self.pipes.wait(TICK):
+    def _handle_events(self, drain: bool = False) -> None:
+        for event in self.pipes.drain() if drain else self.pipes.wait(POLL_SECONDS):
             if event.kind == "start":
                 self.running[event.rank] = event.value
                 if self.ending:
@@ -144,61 +151,59 @@ class Supervisor:
             elif self.failure is None:
                 self.failure = Failure(event.rank, event.value)
 
-    def _all_done(self) -> bool:
+    def _all_succeeded(self) -> bool:
         return self.succeeded == self.job.size
 
     def _all_ended(self) -> bool:
         return all(process.poll() is not None for process in self.processes)
 
     def _lost(self) -> Failure | None:
-        """A rank, started by us, whose wrapper was killed before it could report anything."""
+        """Returns a rank whose wrapper was killed before it could report its end, if there is one process per rank."""
         if len(self.processes) == self.job.size:
             for rank, process in enumerate(self.processes):
                 if status := process.poll():
-                    return Failure(rank, as_shells_count(status))
+                    return Failure(rank, shell_status(status))
         return None
 
     def _end(self, signum: int, patience: float) -> None:
-        """Ends every rank with `signum`, and what started them if that was not enough within `patience`."""
+        """Sends `signum` to every rank and, after at most `patience` seconds, terminates the processes around them."""
         self.ending = signum
         self.pipes.ignore_launcher()
         self.pipes.hold_ended_ranks()
         for pid in self.running.values():
             send(pid, signum)
-        # Before its ranks have begun, a launcher is told itself.
+        # If no rank has started yet, only the launcher is terminated.
         if self.running:
-            asked, deadline = len(self.running), time.monotonic() + patience
-            self._wait(patience, lambda: self._all_ended() or len(self.running) < asked)
-            # Who lost a rank saves nothing any more: it may wait for that rank in the middle of its start.
-            self._wait(min(deadline - time.monotonic(), OTHERS_FOLLOW), lambda: self._all_ended() or not self.running)
+            signalled, deadline = len(self.running), time.monotonic() + patience
+            self._wait(patience, lambda: self._all_ended() or len(self.running) < signalled)
+            # A rank that waits for one that has ended, perhaps during start-up, cannot save any more.
+            seconds = min(deadline - time.monotonic(), REMAINING_SECONDS)
+            self._wait(seconds, lambda: self._all_ended() or not self.running)
         for process in self.processes:
             if process.poll() is None:
                 process.terminate()
-        self._wait(LAUNCHER_MAY_CLEAN_UP, self._all_ended)
+        self._wait(LAUNCHER_SECONDS, self._all_ended)
 
     def _status(self) -> int:
         if self.failure:
             return self.failure.status
-        if self._all_done():
+        if self._all_succeeded():
             return 0
-        # No rank reported a failure: MPI_Abort took the reports with it, or no rank ever began.
+        # No rank reported a failure: MPI_Abort killed the wrappers too, or no rank was started.
         statuses = (process.poll() or 0 for process in self.processes)
-        return as_shells_count(next((status for status in statuses if status), 0))
-
-    def _say(self, text: str) -> None:
-        self.screen.lines(self.screen.err, [f"torchmn: {text}".encode()])
+        return shell_status(next((status for status in statuses if status), 0))
 
 
-def as_shells_count(status: int) -> int:
-    """128 + n where a process was ended by signal n."""
+def shell_status(status: int) -> int:
+    """Returns the exit status as shells count it: 128 + n if signal n ended the process."""
     return status if status >= 0 else 128 - status
 
 
 @contextmanager
 def ending_signals() -> Iterator[None]:
-    """Inside, a signal that would end this process raises Interrupted; afterwards such signals are ignored.
+    """Turns signals that would end this process into Interrupted; afterwards such signals are ignored.
 
-    Signals within ONE_REQUEST of the first are part of it. What we were started to ignore (nohup) stays ignored.
+    Further signals within ONE_REQUEST seconds have no effect. Signals that are ignored (nohup) stay ignored.
     """
     first: float | None = None
 
@@ -209,11 +214,11 @@ def ending_signals() -> Iterator[None]:
         first = first or time.monotonic()
         raise Interrupted(signum)
 
-    heard = [signum for signum in ENDING_SIGNALS if signal.getsignal(signum) is not signal.SIG_IGN]
-    for signum in heard:
+    handled = [signum for signum in ENDING_SIGNALS if signal.getsignal(signum) is not signal.SIG_IGN]
+    for signum in handled:
         signal.signal(signum, interrupt)
     try:
         yield
     finally:
-        for signum in heard:
+        for signum in handled:
             signal.signal(signum, signal.SIG_IGN)

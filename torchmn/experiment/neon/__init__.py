@@ -1,4 +1,4 @@
-"""Experiment files of neon 0.x: read as they are, and said in our words. Nothing that they name is imported or run."""
+"""Converts experiment files of neon 0.x to TorchMN's format. Nothing that they name is imported or executed."""
 
 from torchmn.experiment.neon.convert import Converted, convert, is_neon
 

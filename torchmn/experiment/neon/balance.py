@@ -1,7 +1,7 @@
-"""neon's Balance model: a code of classes beside a code of the rest, kept apart, which reconstruct the input together.
+"""Converts neon's Balance model: a code of classes and a decorrelated code of style, which reconstruct the input.
 
-Its three paths share layers. Here they are one chain, whose outputs are [classes, rest, reconstruction], with a cost
-of each of these units.
+In neon its three paths share layers. Here they are one list of layers with the outputs [classes, style,
+reconstruction], and a cost for each of these groups of units.
 """
 
 from __future__ import annotations
@@ -9,43 +9,53 @@ from __future__ import annotations
 from typing import Any
 
 from torchmn.errors import ExperimentError
-from torchmn.experiment.neon.layers import Chain, convert_layers, cost_target
-from torchmn.experiment.neon.tagged_value import Said, at
+from torchmn.experiment.neon.layers import ConvertedLayers, convert_layers, cost_target
+from torchmn.experiment.neon.tagged_value import TaggedValue, at
 from torchmn.experiment.neon.values import cost_of
 
 PATHS = ("layers", "classlayers", "stylelayers")
 
 
-def convert_balance(model: Said, chain: Chain) -> tuple[list[Said], tuple[int, int]]:
-    """Adds the layers to the empty chain. Returns its costs, and the units of the classes."""
+def convert_balance(model: TaggedValue, converted: ConvertedLayers) -> tuple[list[TaggedValue], tuple[int, int]]:
+    """Converts the layers of a Balance model.
+
+    Args:
+        model: the Balance model.
+        converted: receives the layers; without layers so far.
+
+    Returns:
+        The costs, and the first and last + 1 of the units of the classes.
+    """
     paths = [_path(model, key) for key in PATHS]
     layers, classes, style = paths
-    at_branch = next((place for place, layer in enumerate(layers) if layer.name == "BranchLayer"), None)
+    at_branch = next((index for index, layer in enumerate(layers) if layer.name == "BranchLayer"), None)
     if at_branch is None or style[-2] is not layers[at_branch]:
         raise ExperimentError(
-            f"{model.where}: {model.kind} is supported with one BranchLayer among its layers, which is the last but "
-            "one of its stylelayers"
+            f"{model.where}: {model.kind} is supported with one BranchLayer in layers, which must be the second to "
+            "last of stylelayers"
         )
     for key, path in zip(PATHS[1:], paths[1:], strict=True):
         if len(path) != at_branch + 2 or any(a is not b for a, b in zip(path, layers[:at_branch], strict=False)):
             raise ExperimentError(
-                f"{path[0].where}: {model.kind}: expected {key} to begin with the very layers that stand before the "
-                "BranchLayer in layers, as aliases of them"
+                f"{path[0].where}: {model.kind}: expected {key} to begin with aliases of the layers before the "
+                "BranchLayer in layers"
             )
     branch = layers[at_branch]
-    parts = (branch.get("sublayers") or at(branch.where, [])).value
-    widths = [int(part.number("nout", 0)) for part in parts]
-    place = next((k for k, part in enumerate(parts) if part is classes[-2]), None)
-    if place is None or 0 in widths:
-        raise ExperimentError(f"{branch.where}: the last but one of classlayers must be a layer of the branch")
-    first, code = sum(widths[:place]), sum(widths)
-    units = (first, first + widths[place])
-    convert_layers(at(branch.where, layers[: at_branch + 1]), chain)
-    decoder = Chain(batch_size=chain.batch_size, default_rule=chain.default_rule, shape=chain.shape)
+    sublayers = (branch.get("sublayers") or at(branch.where, [])).value
+    widths = [int(layer.number("nout", 0)) for layer in sublayers]
+    index = next((k for k, layer in enumerate(sublayers) if layer is classes[-2]), None)
+    if index is None or 0 in widths:
+        raise ExperimentError(f"{branch.where}: the second to last of classlayers must be a layer of the branch")
+    first, code = sum(widths[:index]), sum(widths)
+    units = (first, first + widths[index])
+    convert_layers(at(branch.where, layers[: at_branch + 1]), converted)
+    decoder = ConvertedLayers(
+        batch_size=converted.batch_size, default_rule=converted.default_rule, shape=converted.shape
+    )
     convert_layers(at(branch.where, layers[at_branch + 1 : -1]), decoder)
-    chain.rules += [(-1, rule) for _, rule in decoder.rules]
-    chain.notes += decoder.notes
-    batch_size = chain.batch_size
+    converted.rules += [(-1, rule) for _, rule in decoder.rules]
+    converted.notes += decoder.notes
+    batch_size = converted.batch_size
     for path, target in ((layers, "inputs"), (classes, "labels")):
         if cost_target(path[-1]) != target:
             raise ExperimentError(
@@ -53,7 +63,7 @@ def convert_balance(model: Said, chain: Chain) -> tuple[list[Said], tuple[int, i
                 "its classlayers"
             )
     joined = [at(branch.where, {"identity": {}}), at(branch.where, {"list": {"layers": decoder.layers}})]
-    chain.layers.append(at(branch.where, {"branch": {"layers": joined}}))
+    converted.layers.append(at(branch.where, {"branch": {"layers": joined}}))
     pixels = int(layers[-2].number("nout", 0))
     costs = [
         _cost(classes[-1], batch_size, {"units": list(units), "target": "labels", "outputs": "probabilities"}),
@@ -63,7 +73,7 @@ def convert_balance(model: Said, chain: Chain) -> tuple[list[Said], tuple[int, i
     return costs, units
 
 
-def _path(model: Said, key: str) -> list[Said]:
+def _path(model: TaggedValue, key: str) -> list[TaggedValue]:
     found = model.get(key)
     if (
         found is None
@@ -75,17 +85,12 @@ def _path(model: Said, key: str) -> list[Said]:
     return found.value
 
 
-def _cost(layer: Said, batch_size: Said | None, about: dict[str, Any]) -> Said:
+def _cost(layer: TaggedValue, batch_size: TaggedValue | None, options: dict[str, Any]) -> TaggedValue:
     found = layer.get("cost")
     if found is None:
         raise ExperimentError(f"{layer.where}: CostLayer needs the key 'cost'")
-    ours = cost_of(found, batch_size)
-    named = ours.value if isinstance(ours.value, dict) else {"name": ours}
-    return at(
-        found.where,
-        {
-            **named,
-            **{key: value for key, value in about.items() if key != "outputs"},
-            **({"outputs": about["outputs"]} if "outputs" in about and found.name == "CrossEntropy" else {}),
-        },
-    )
+    cost = cost_of(found, batch_size)
+    named = cost.value if isinstance(cost.value, dict) else {"name": cost}
+    if found.name != "CrossEntropy":
+        options = {key: value for key, value in options.items() if key != "outputs"}
+    return at(found.where, {**named, **options})

@@ -1,4 +1,4 @@
-"""neon's data sets, in our words."""
+"""Converts neon's data sets."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from torchmn.errors import ExperimentError
-from torchmn.experiment.neon.tagged_value import Range, Said, at
+from torchmn.experiment.neon.tagged_value import Range, TaggedValue, at
 from torchmn.experiment.neon.values import one_of
 
 DATASETS = {
@@ -17,74 +17,76 @@ DATASETS = {
 WITHOUT_FILES = ("iris", "ellipses", "random")
 
 
-def convert_dataset(said: Said, notes: list[str]) -> Said:
-    """Our data set; what has no meaning today goes to `notes`."""
-    ours: dict[str, Any] = {"name": one_of(DATASETS, said, "the data set")}
-    _shares(said, ours, notes)
-    _path(said, ours, notes)
-    if said.plain("coarse_labels"):
-        ours["coarse"] = True
-    if ours["name"] == "random":
+def convert_dataset(dataset: TaggedValue, notes: list[str]) -> TaggedValue:
+    """Returns the section `dataset`; `notes` receives a line for each key without effect."""
+    options: dict[str, Any] = {"name": one_of(DATASETS, dataset, "the data set")}
+    _shares(dataset, options, notes)
+    _path(dataset, options, notes)
+    if dataset.plain("coarse_labels"):
+        options["coarse"] = True
+    if options["name"] == "random":
         for key, name in (("nin", "shape"), ("nout", "classes"), ("ntrain", "train"), ("ntest", "test")):
-            if (found := said.get(key)) is None:
-                raise ExperimentError(f"{said.where}: {said.kind} needs the key {key!r}")
-            ours[name] = at(found.where, [found]) if name == "shape" else found
-    elif ours["name"] == "images":
-        _images(said, ours, notes)
-    elif ours["name"] == "text":
-        ours["length"] = said.get("unrolls")
-    return at(said.where, ours)
+            if (found := dataset.get(key)) is None:
+                raise ExperimentError(f"{dataset.where}: {dataset.kind} needs the key {key!r}")
+            options[name] = at(found.where, [found]) if name == "shape" else found
+    elif options["name"] == "images":
+        _images(dataset, options, notes)
+    elif options["name"] == "text":
+        options["length"] = dataset.get("unrolls")
+    return at(dataset.where, options)
 
 
-def _shares(said: Said, ours: dict[str, Any], notes: list[str]) -> None:
-    """sample_pct, validation_pct and test_pct: in percent, of the training samples, of them, and of the data."""
+def _shares(dataset: TaggedValue, options: dict[str, Any], notes: list[str]) -> None:
+    """Converts sample_pct and validation_pct, in percent of the training samples, and test_pct, of all samples."""
     for key, name in (("sample_pct", "train_sample"), ("validation_pct", "validation"), ("test_pct", "test")):
-        share = said.get(key)
-        if share is None or said.name == "Imageset" or (key == "sample_pct" and said.name == "UniformRandom"):
-            continue  # which do not look at them
+        share = dataset.get(key)
+        if share is None or dataset.name == "Imageset" or (key == "sample_pct" and dataset.name == "UniformRandom"):
+            continue  # neon ignores it
         if share.value == (100 if key == "sample_pct" else 0):
             continue
-        ours[name] = share
+        options[name] = share
         if not isinstance(share.value, Range):
-            percent = said.number(key)
-            of_one = said.name == "SPARSENET" and key == "sample_pct" and percent <= 1
-            ours[name] = Said(f"{percent * 100 if of_one else percent:g}%", share.where)
-    if said.name == "Housing" and not said.plain("test_pct"):
-        notes.append(f"{said.where}: Housing without test_pct: 10% are held out to test on, and neon trained on all")
+            percent = dataset.number(key)
+            is_fraction = dataset.name == "SPARSENET" and key == "sample_pct" and percent <= 1
+            options[name] = TaggedValue(f"{percent * 100 if is_fraction else percent:g}%", share.where)
+    if dataset.name == "Housing" and not dataset.plain("test_pct"):
+        notes.append(f"{dataset.where}: Housing without test_pct: 10% are held out for testing; neon trained on all")
 
 
-def _path(said: Said, ours: dict[str, Any], notes: list[str]) -> None:
-    path = said.get("repo_path")
-    if path is None or ours["name"] in WITHOUT_FILES:
+def _path(dataset: TaggedValue, options: dict[str, Any], notes: list[str]) -> None:
+    path = dataset.get("repo_path")
+    if path is None or options["name"] in WITHOUT_FILES:
         return
     folder = Path(str(path.value)).expanduser()
-    inside = next((folder / n for n in (said.name, said.name.lower()) if (folder / n).is_dir()), folder)
+    inside = next((folder / n for n in (dataset.name, dataset.name.lower()) if (folder / n).is_dir()), folder)
     if inside.is_dir():
-        ours["path"] = Said(str(inside), path.where)
-    elif ours["name"] == "mnist":
-        what = "the sample that comes with TorchMN"
-        notes.append(f"{path.where}: repo_path {str(path.value)!r} is not there: {what} is used, or --data DIR")
-    else:
-        notes.append(f"{path.where}: repo_path {str(path.value)!r} is not there: say --data DIR")
-
-
-def _images(said: Said, ours: dict[str, Any], notes: list[str]) -> None:
-    """Macro batches were made of a folder for each class, of which neon held a fifth out for validation."""
-    if str(said.plain("imageset", "")).upper().startswith("I1K"):
-        raise ExperimentError(
-            f"{said.where}: Imageset of I1K is not supported: it was made of ImageNet's archives. Unpack these into a "
-            "folder for each class, and say `dataset: {name: images, path: DIR, size: [224, 224]}` in our format"
+        options["path"] = TaggedValue(str(inside), path.where)
+    elif options["name"] == "mnist":
+        notes.append(
+            f"{path.where}: repo_path {str(path.value)!r} does not exist: the sample included in TorchMN is used, "
+            "unless --data DIR is given"
         )
-    if (folder := said.get("image_dir")) is not None:
-        ours["path"] = folder
-    elif (folder := said.get("imageset")) is not None and "path" in ours:
-        ours["path"] = Said(str(Path(ours["path"].value) / str(folder.value)), folder.where)
-    side = said.get("cropped_image_size") or said.get("output_image_size")
+    else:
+        notes.append(f"{path.where}: repo_path {str(path.value)!r} does not exist: use --data DIR")
+
+
+def _images(dataset: TaggedValue, options: dict[str, Any], notes: list[str]) -> None:
+    """Converts neon's macro batches, which were made from a folder per class; a fifth was held out for validation."""
+    if str(dataset.plain("imageset", "")).upper().startswith("I1K"):
+        raise ExperimentError(
+            f"{dataset.where}: Imageset of I1K is not supported: it was made from ImageNet's archives. Unpack these "
+            "into a folder per class, and use `dataset: {name: images, path: DIR, size: [224, 224]}` of TorchMN"
+        )
+    if (folder := dataset.get("image_dir")) is not None:
+        options["path"] = folder
+    elif (folder := dataset.get("imageset")) is not None and "path" in options:
+        options["path"] = TaggedValue(str(Path(options["path"].value) / str(folder.value)), folder.where)
+    side = dataset.get("cropped_image_size") or dataset.get("output_image_size")
     if side is None:
-        raise ExperimentError(f"{said.where}: {said.kind} needs the key 'cropped_image_size'")
-    ours |= {"size": [side, side], "channels": said.plain("num_channels", 3)}
-    ours.setdefault("validation", "20%")
+        raise ExperimentError(f"{dataset.where}: {dataset.kind} needs the key 'cropped_image_size'")
+    options |= {"size": [side, side], "channels": dataset.plain("num_channels", 3)}
+    options.setdefault("validation", "20%")
     notes.append(
-        f"{said.where}: Imageset: images are scaled to cropped_image_size, not to output_image_size, and neither "
-        "cropped nor mirrored at random; values are between 0 and 1"
+        f"{dataset.where}: Imageset: images are scaled to cropped_image_size, not to output_image_size, without random "
+        "crops and mirroring; values are between 0 and 1"
     )

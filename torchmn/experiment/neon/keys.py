@@ -1,6 +1,6 @@
-"""What becomes of each key of each neon class: read, checked, without meaning today, or refused. Nothing else.
+"""Checks the keys of neon's classes: each is read, checked, without effect, or an error; no key is ignored silently.
 
-`tables.KEYS` has the decisions; this file applies them to a file, so that no key is dropped without a word.
+`tables.KEYS` defines the treatment of each key; this file applies it to an experiment.
 """
 
 from __future__ import annotations
@@ -10,12 +10,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from torchmn.errors import ExperimentError, nearest
-from torchmn.experiment.neon.tagged_value import Said, plain
+from torchmn.experiment.neon.tagged_value import TaggedValue, plain
 
 
 @dataclass(frozen=True)
-class Only:
-    """Values that say what happens here anyway; every other value is refused, with the reason."""
+class AllowedValues:
+    """Values of a key that have no effect, because they are TorchMN's behaviour; others are an error."""
 
     values: tuple[Any, ...]
     reason: str
@@ -23,98 +23,108 @@ class Only:
 
 @dataclass(frozen=True)
 class Keys:
-    """The decisions on the keys of one class, or of one plain mapping.
+    """The treatment of the keys of one class, or of one plain mapping.
 
-    read: it changes the experiment. checked: the converter compares it with what it must be, or refuses it.
-    only: accepted with some values. meaningless, refused: with the reason. replaced: by which key a later neon replaced
-    one that is refused: beside that, neither looks at it.
+    Attributes:
+        read: keys that the converter uses.
+        checked: keys that the converter compares with the expected value, or rejects.
+        only: keys that are accepted with some values only.
+        ignored: keys without effect, with the reason.
+        refused: keys that are an error, with the reason.
+        replaced: keys that a later neon replaced, with the new key, next to which they have no effect.
     """
 
     read: tuple[str, ...] = ()
     checked: tuple[str, ...] = ()
-    only: Mapping[str, Only] = field(default_factory=dict)
-    meaningless: Mapping[str, str] = field(default_factory=dict)
+    only: Mapping[str, AllowedValues] = field(default_factory=dict)
+    ignored: Mapping[str, str] = field(default_factory=dict)
     refused: Mapping[str, str] = field(default_factory=dict)
     replaced: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def all(self) -> tuple[str, ...]:
-        return (*self.read, *self.checked, *self.only, *self.meaningless, *self.refused)
+        return (*self.read, *self.checked, *self.only, *self.ignored, *self.refused)
 
 
-def check_keys(root: Said, kinds: Mapping[str, Mapping[str, Keys]], holders: tuple[str, ...]) -> list[str]:
-    """Raises an ExperimentError for a key that is refused or unknown; a line for each that has no meaning today.
+def check_keys(root: TaggedValue, kinds: Mapping[str, Mapping[str, Keys]], anchor_keys: tuple[str, ...]) -> list[str]:
+    """Checks all keys of an experiment.
 
     Args:
         root: the experiment.
         kinds: `tables.KEYS`.
-        holders: keys of an experiment that neon's files use to hold anchors.
+        anchor_keys: keys of an experiment in which neon's files define anchors.
+
+    Returns:
+        A line for each key without effect.
+
+    Raises:
+        ExperimentError: for a key that is unsupported or unknown.
     """
-    walk = _Walk({name: keys for group in kinds.values() for name, keys in group.items()}, holders)
-    walk.experiment(root)
-    return walk.notes()
+    checker = _KeyChecker({name: keys for group in kinds.values() for name, keys in group.items()}, anchor_keys)
+    checker.experiment(root)
+    return checker.notes()
 
 
-class _Walk:
-    def __init__(self, tables: Mapping[str, Keys], holders: tuple[str, ...]):
-        self.tables, self.holders = tables, holders
+class _KeyChecker:
+    def __init__(self, tables: Mapping[str, Keys], anchor_keys: tuple[str, ...]):
+        self.tables, self.anchor_keys = tables, anchor_keys
         self.seen: set[int] = set()
         self.places: dict[tuple[str, str], list[str]] = {}
 
-    def experiment(self, root: Said) -> None:
+    def experiment(self, root: TaggedValue) -> None:
         table = self.tables[root.name] if root.kind else self.tables["FitPredictErrorExperiment"]
         known = {key: value for key, value in root.items() if key in table.all}
-        reached = {id(said) for value in known.values() for said in _inside(value)}
+        reached = {id(tagged) for value in known.values() for tagged in _subtree(value)}
         for key, value in root.items():
-            if key not in known and value.value is not None and not any(id(s) in reached for s in _inside(value)):
-                if key not in self.holders:
+            if key not in known and value.value is not None and not any(id(s) in reached for s in _subtree(value)):
+                if key not in self.anchor_keys:
                     raise ExperimentError(
-                        f"{value.where}: {root.kind or 'the experiment'} has no key {key!r} that is known here, and "
-                        f"nothing in it is referred to. {nearest(key, (*table.all, *self.holders))}"
+                        f"{value.where}: {root.kind or 'the experiment'} has no key {key!r}, and no alias refers to "
+                        f"it. {nearest(key, (*table.all, *self.anchor_keys))}"
                     )
-                self.note(key, "nothing refers to what it holds", value)
-        self.visit(Said(known, root.where, root.kind), "FitPredictErrorExperiment")
+                self.note(key, "no alias refers to it", value)
+        self.visit(TaggedValue(known, root.where, root.kind), "FitPredictErrorExperiment")
 
-    def visit(self, said: Said, role: str) -> None:
-        """Decides on the keys of `said`, and of what stands under those that are read."""
-        if isinstance(said.value, list):
-            for item in said.value:
+    def visit(self, tagged: TaggedValue, role: str) -> None:
+        """Checks the keys of a value, and of the values of keys that are read or checked."""
+        if isinstance(tagged.value, list):
+            for item in tagged.value:
                 self.visit(item, role)
-        if not isinstance(said.value, dict) or id(said) in self.seen:
+        if not isinstance(tagged.value, dict) or id(tagged) in self.seen:
             return
-        self.seen.add(id(said))
-        table = self.tables.get(said.name or role)
+        self.seen.add(id(tagged))
+        table = self.tables.get(tagged.name or role)
         if table is None:
-            return  # the converter refuses the class, or looks at the values itself
-        for key, value in said.items():
+            return  # the converter rejects the class, or checks the values itself
+        for key, value in tagged.items():
             if value.value is not None:
-                what = said.kind or role.partition(" of ")[0]
+                owner = tagged.kind or role.partition(" of ")[0]
                 newer = table.replaced.get(key)
-                if newer is not None and said.get(newer) is not None:
-                    self.note(key, f"there is {newer}, which took its place", value)
+                if newer is not None and tagged.get(newer) is not None:
+                    self.note(key, f"{newer} replaces it", value)
                 else:
-                    self.decide(what, key, value, table)
+                    self.check(owner, key, value, table)
         for key in (*table.read, *table.checked):
-            if (value := said.get(key)) is not None:
-                self.visit(value, _role(said, key, value))
+            if (value := tagged.get(key)) is not None:
+                self.visit(value, _role(tagged, key, value))
 
-    def decide(self, what: str, key: str, value: Said, table: Keys) -> None:
-        if key in table.meaningless:
-            self.note(key, table.meaningless[key], value)
+    def check(self, owner: str, key: str, value: TaggedValue, table: Keys) -> None:
+        if key in table.ignored:
+            self.note(key, table.ignored[key], value)
         elif key in table.refused:
-            raise ExperimentError(f"{value.where}: {what}: the key {key!r} is not supported: {table.refused[key]}")
+            raise ExperimentError(f"{value.where}: {owner}: the key {key!r} is not supported: {table.refused[key]}")
         elif key in table.only:
             only = table.only[key]
             if plain(value) not in only.values:
                 raise ExperimentError(
-                    f"{value.where}: {what}: {key} is supported as {' or '.join(map(str, only.values))} only, got "
+                    f"{value.where}: {owner}: {key} is supported as {' or '.join(map(str, only.values))} only, got "
                     f"{str(plain(value))[:60]}: {only.reason}"
                 )
         elif key not in table.all:
             known = (*table.read, *table.checked, *table.only) or table.all
-            raise ExperimentError(f"{value.where}: {what} has no key {key!r} that is known here. {nearest(key, known)}")
+            raise ExperimentError(f"{value.where}: {owner} has no key {key!r}. {nearest(key, known)}")
 
-    def note(self, key: str, reason: str, value: Said) -> None:
+    def note(self, key: str, reason: str, value: TaggedValue) -> None:
         places = self.places.setdefault((key, reason), [])
         if value.where not in places:
             places.append(value.where)
@@ -122,29 +132,29 @@ class _Walk:
     def notes(self) -> list[str]:
         more = {1: "", 2: " (and in one more place)"}
         return [
-            f"{places[0]}: {key} has no meaning today: {reason}"
+            f"{places[0]}: {key} has no effect: {reason}"
             f"{more.get(len(places), f' (and in {len(places) - 1} more places)')}"
             for (key, reason), places in self.places.items()
         ]
 
 
-def _inside(said: Said) -> Iterator[Said]:
-    """A value and all that stands in it, each once."""
-    waiting, seen = [said], {id(said)}
+def _subtree(tagged: TaggedValue) -> Iterator[TaggedValue]:
+    """Yields a value and all values inside it, each once."""
+    waiting, seen = [tagged], {id(tagged)}
     while waiting:
-        one = waiting.pop()
-        yield one
-        inner = one.value.values() if isinstance(one.value, dict) else one.value if isinstance(one.value, list) else ()
-        for item in inner:
+        value = waiting.pop()
+        yield value
+        items = value.value.values() if isinstance(value.value, dict) else value.value
+        for item in items if isinstance(value.value, dict | list) else ():
             if id(item) not in seen:
                 seen.add(id(item))
                 waiting.append(item)
 
 
-def _role(said: Said, key: str, value: Said) -> str:
-    """Under which name `tables.KEYS` has a plain mapping."""
+def _role(tagged: TaggedValue, key: str, value: TaggedValue) -> str:
+    """Returns the name of a plain mapping in `tables.KEYS`."""
     if key == "lr_params":
-        return f"lr_params of {rule_type(said)}"
+        return f"lr_params of {rule_type(tagged)}"
     if key in ("momentum_params", "momentum"):
         return f"momentum_params of {value.plain('type', 'constant')}"
     if key == "weight_init":
@@ -162,17 +172,17 @@ RULE_CLASSES = {
 }  # fmt: skip
 
 
-def rule_type(rule: Said) -> str | None:
-    """The type of a learning rule: `{type: adadelta, ...}`, or before the release `!obj:...AdaDelta {...}`."""
-    return rule.word("type") if rule.kind is None else RULE_CLASSES.get(rule.name, rule.kind)
+def rule_type(rule: TaggedValue) -> str | None:
+    """Returns the type of a learning rule: `{type: adadelta, ...}`, before neon's release `!obj:...AdaDelta {...}`."""
+    return rule.string("type") if rule.kind is None else RULE_CLASSES.get(rule.name, rule.kind)
 
 
-def meaningless_table(kinds: Mapping[str, Mapping[str, Keys]]) -> str:
-    """The keys that have no meaning today with the reasons, as a table of Markdown."""
+def ignored_table(kinds: Mapping[str, Mapping[str, Keys]]) -> str:
+    """Returns the keys without effect and the reasons as a Markdown table, for docs/from-neon.md."""
     found: dict[tuple[str, str], dict[str, list[str]]] = {}
     for group, tables in kinds.items():
         for name, keys in tables.items():
-            for key, reason in keys.meaningless.items():
+            for key, reason in keys.ignored.items():
                 found.setdefault((key, reason), {}).setdefault(group, []).append(name)
     rows: dict[tuple[str, str], list[str]] = {}
     for (key, reason), groups in found.items():
@@ -180,5 +190,5 @@ def meaningless_table(kinds: Mapping[str, Mapping[str, Keys]]) -> str:
             group if len(names) > 3 else ", ".join(f"`{name}`" for name in names) for group, names in groups.items()
         ]
         rows.setdefault((", ".join(owners), reason), []).append(f"`{key}`")
-    lines = ["| key | of | why it is not read |", "|---|---|---|"]
+    lines = ["| key | of | reason |", "|---|---|---|"]
     return "\n".join(lines + [f"| {', '.join(keys)} | {of} | {reason} |" for (of, reason), keys in rows.items()])

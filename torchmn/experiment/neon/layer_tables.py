@@ -1,33 +1,33 @@
-"""The decision on every key of neon's layers, for `tables`."""
+"""The treatment of every key of neon's layers, for `tables`."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
-from torchmn.experiment.neon.keys import Keys, Only
+from torchmn.experiment.neon.keys import AllowedValues, Keys
 
-FLOAT32 = Only(
+FLOAT32 = AllowedValues(
     ("np.float32", "float32", "numpy.float32"),
-    "numbers are float32 here, or float64 with `dtype: float64` in our format",
+    "numbers are float32 here, or float64 with `dtype: float64` in TorchMN's format",
 )
 BACKEND = {"backend": "PyTorch computes, on the device of each rank"}
 NAME = {"name": "a label in neon's logs"}
-MEMORY = "how neon used its memory"
+MEMORY = "it controlled neon's use of memory"
 
 
 def same(names: str, keys: Keys) -> dict[str, Keys]:
     return dict.fromkeys(names.split(), keys)
 
 
-def dtypes(*names: str) -> dict[str, Only]:
+def dtypes(*names: str) -> dict[str, AllowedValues]:
     return dict.fromkeys(("backend_type", *names), FLOAT32)
 
 
-_LAYER_MEANINGLESS = (
+_LAYER_IGNORED = (
     BACKEND
     | NAME
     | {
-        "pos": "the place of a layer is that in the list",
+        "pos": "the position of a layer is that in the list",
         "prev_names": "neon connects layers in the order of the list",
         "prev_layer": "neon connects layers in the order of the list",
     }
@@ -46,42 +46,45 @@ _NO_WEIGHTS: dict[str, str] = dict.fromkeys(
 
 
 def _layer(
-    read: tuple[str, ...], checked: tuple[str, ...], local: bool, meaningless: dict[str, str] | None = None,
-    only: Mapping[str, Only] | None = None, refused: Mapping[str, str] | None = None,
+    read: tuple[str, ...], checked: tuple[str, ...], local: bool, ignored: dict[str, str] | None = None,
+    only: Mapping[str, AllowedValues] | None = None, refused: Mapping[str, str] | None = None,
 ) -> Keys:  # fmt: skip
-    shape = Only((local,), "whether a layer is local follows from its class")
+    is_local = AllowedValues((local,), "whether a layer is local follows from its class")
     return Keys(
         read,
         checked,
-        {**_LAYER_ONLY, "is_local": shape, **(only or {})},
-        _LAYER_MEANINGLESS | (meaningless or {}),
+        {**_LAYER_ONLY, "is_local": is_local, **(only or {})},
+        _LAYER_IGNORED | (ignored or {}),
         refused or {},
     )
 
 
-_NONE_APPLIED = {"activation": "neon's pooling and normalising layers apply none"}
-_POOL = {
-    "read": ("fshape", "stride", "pad"),
-    "checked": (*_IMAGE, "nfm", "nofm"),
-    "local": True,
-    "meaningless": _NO_WEIGHTS | _NONE_APPLIED,
-    "only": {"maxout": Only((1,), "maxima over maps are not supported")},
-}
-_NORM = {"checked": _IMAGE, "local": True, "meaningless": _NO_WEIGHTS | _NONE_APPLIED}
-_OF_DATA = {
+_POOL_IGNORED = _NO_WEIGHTS | {"activation": "neon's pooling and normalising layers apply none"}
+_DATA_IGNORED = {
     "dataset": "a model is trained on the experiment's data set",
-    "has_labels": "labels are the numbers of classes here",
+    "has_labels": "labels are class indices here",
 }
+
+
+def _pool(*read: str) -> Keys:
+    maxout = {"maxout": AllowedValues((1,), "maxima over channels are not supported")}
+    return _layer((*read, "fshape", "stride", "pad"), (*_IMAGE, "nfm", "nofm"), True, _POOL_IGNORED, maxout)
+
+
+def _norm(only: Mapping[str, AllowedValues] | None = None) -> Keys:
+    return _layer(("ksize", "alpha", "beta"), _IMAGE, True, _POOL_IGNORED, only)
+
+
 LAYERS = {
     **same(
         "DataLayer ImageDataLayer",
-        Keys((), ("is_local", "nout", "nofm", "ofmshape", "batch_size"), _LAYER_ONLY, _LAYER_MEANINGLESS | _OF_DATA),
+        Keys((), ("is_local", "nout", "nofm", "ofmshape", "batch_size"), _LAYER_ONLY, _LAYER_IGNORED | _DATA_IGNORED),
     ),
     "CostLayer": Keys(
         ("cost", "ref_label"),
         ("ref_layer", "batch_size", "nin"),
-        {**_LAYER_ONLY, "category_label": Only(("l_id",), "samples have one label each")},
-        _LAYER_MEANINGLESS | {"raw_label": "labels are the numbers of classes here"},
+        {**_LAYER_ONLY, "category_label": AllowedValues(("l_id",), "samples have one label each")},
+        _LAYER_IGNORED | {"raw_label": "labels are class indices here"},
     ),
     **same(
         "FCLayer Layer LayerWithNoBias",
@@ -96,19 +99,17 @@ LAYERS = {
         ("nofm", "fshape", "stride", *_WEIGHTS, "sparsity", "tied_weights"),
         _IMAGE,
         True,
-        meaningless={"pretraining": "the model says whether it is pretrained", "brule_init": "the layer has no bias"},
+        ignored={"pretraining": "the model determines whether it is pretrained", "brule_init": "the layer has no bias"},
         refused={"batch_norm": "use ConvLayer with `local_conv: True`"},
     ),
-    "PoolingLayer": _layer(**{**_POOL, "read": ("op", *_POOL["read"])}),  # type: ignore[arg-type]
-    **same("MaxPoolingLayer L2PoolingLayer AveragePoolingLayer", _layer(**_POOL)),  # type: ignore[arg-type]
+    "PoolingLayer": _pool("op"),
+    **same("MaxPoolingLayer L2PoolingLayer AveragePoolingLayer", _pool()),
     "LCNLayer": _layer(
-        ("fshape",), (*_IMAGE, "nfm", "nofm"), True, _NO_WEIGHTS | _NONE_APPLIED,
-        {"stride": Only((1,), "contrast normalisation has a value for each pixel")},
+        ("fshape",), (*_IMAGE, "nfm", "nofm"), True, _POOL_IGNORED,
+        {"stride": AllowedValues((1,), "contrast normalisation has a value for each pixel")},
     ),
-    "LocalContrastNormLayer": _layer(
-        ("ksize", "alpha", "beta"), only={"stride": Only((1,), "there is a value for each pixel")}, **_NORM  # type: ignore[arg-type]
-    ),
-    "CrossMapResponseNormLayer": _layer(("ksize", "alpha", "beta"), **_NORM),  # type: ignore[arg-type]
+    "LocalContrastNormLayer": _norm({"stride": AllowedValues((1,), "there is a value for each pixel")}),
+    "CrossMapResponseNormLayer": _norm(),
     "CrossMapPoolingLayer": _layer(
         ("nofm", *_WEIGHTS), _IMAGE, True,
         {
@@ -121,6 +122,6 @@ LAYERS = {
     "SliceLayer": _layer(("end_idx",), _SAMPLE, False, _NO_WEIGHTS | {"activation": "neon's SliceLayer applies none"}),
     **same(
         "BranchLayer ListLayer",
-        _layer(("sublayers",), ("batch_size",), False, _NO_WEIGHTS, refused={"activation": "say it in the sublayers"}),
+        _layer(("sublayers",), ("batch_size",), False, _NO_WEIGHTS, refused={"activation": "set it in the sublayers"}),
     ),
 }  # fmt: skip

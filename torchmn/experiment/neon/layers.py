@@ -1,4 +1,4 @@
-"""neon's layers, in our words. Shapes follow from layer to layer: those that files computed by hand are checked."""
+"""Converts neon's layers. Shapes are computed from layer to layer, and those that a file states are checked."""
 
 from __future__ import annotations
 
@@ -11,62 +11,83 @@ from torchmn.errors import ExperimentError, nearest
 from torchmn.experiment.neon import shapes
 from torchmn.experiment.neon.keys import rule_type
 from torchmn.experiment.neon.rules import DEFAULT, learning_rule
-from torchmn.experiment.neon.shapes import Shape, check_inputs, check_outputs, whole
-from torchmn.experiment.neon.tagged_value import Said, at, number_of, plain
+from torchmn.experiment.neon.shapes import Shape, check_inputs, check_outputs, positive_integer
+from torchmn.experiment.neon.tagged_value import TaggedValue, as_float, at, plain
 from torchmn.experiment.neon.values import DEFAULT_INITIALIZER, activation, cost_of, initializer, one_of
 
 RULE_KEYS = ("learning_rule", "lrule_init")
-NOT_DRAWN_FOR_A_BIAS = ("glorot", "auto_uniform", "sparse_eigen", "orthonormal")
+NOT_FOR_BIAS = ("glorot", "auto_uniform", "sparse_eigen", "orthonormal")
 
 
 @dataclass
-class Chain:
-    """What a list of layers says: layers in our words, cost and target, and the learning rules of each."""
+class ConvertedLayers:
+    """The result of converting a list of layers.
 
-    layers: list[Said] = field(default_factory=list)
-    rules: list[tuple[int, Said]] = field(default_factory=list)
-    cost: Said | None = None
+    Attributes:
+        layers: converted layers.
+        rules: the optimizer of each layer with weights, and the layer's index; -1 inside a nested layer.
+        cost: of a CostLayer.
+        target: "labels" or "inputs".
+        notes: a line for each key without effect.
+        batch_size: of the model.
+        default_rule: optimizer of layers without a learning rule.
+        shape: of a sample after the last layer so far; None if unknown.
+        pretrained: whether the model is pretrained.
+    """
+
+    layers: list[TaggedValue] = field(default_factory=list)
+    rules: list[tuple[int, TaggedValue]] = field(default_factory=list)
+    cost: TaggedValue | None = None
     target: str = "labels"
     notes: list[str] = field(default_factory=list)
-    batch_size: Said | None = None
-    default_rule: Said | None = None
+    batch_size: TaggedValue | None = None
+    default_rule: TaggedValue | None = None
     shape: Shape | None = None
     pretrained: bool = False
 
 
-def convert_layers(said: Said, chain: Chain, inner: bool = False) -> Chain:
-    """The layers of a model, or of a branch of it, added to an empty chain that has the shape of their inputs."""
-    if not isinstance(said.value, list):
-        raise ExperimentError(f"{said.where}: expected layers to be a list")
-    for layer in said.value:
+def convert_layers(layers: TaggedValue, converted: ConvertedLayers, inner: bool = False) -> ConvertedLayers:
+    """Converts the layers of a model, or of a branch of it.
+
+    Args:
+        layers: a list of neon's layers.
+        converted: receives them; its shape is that of their inputs.
+        inner: whether they are inside another layer, where no layer may remain.
+
+    Returns:
+        `converted`.
+    """
+    if not isinstance(layers.value, list):
+        raise ExperimentError(f"{layers.where}: expected layers to be a list")
+    for layer in layers.value:
         convert = one_of(LAYERS, layer, "the layer")
-        check_batch_size(layer, chain)
-        convert(layer, chain)
-    if not inner and not chain.layers:
-        raise ExperimentError(f"{said.where}: there are no layers between data and cost")
-    return chain
+        check_batch_size(layer, converted)
+        convert(layer, converted)
+    if not inner and not converted.layers:
+        raise ExperimentError(f"{layers.where}: there are no layers between data and cost")
+    return converted
 
 
-def check_batch_size(layer: Said, chain: Chain) -> None:
-    """Refuses a layer with another batch size than the model has."""
-    own, whole_model = layer.get("batch_size"), chain.batch_size
-    if own is not None and whole_model is not None and plain(own) != plain(whole_model):
+def check_batch_size(layer: TaggedValue, converted: ConvertedLayers) -> None:
+    """Raises an ExperimentError if a layer has another batch size than the model."""
+    found, expected = layer.get("batch_size"), converted.batch_size
+    if found is not None and expected is not None and plain(found) != plain(expected):
         raise ExperimentError(
-            f"{own.where}: {layer.kind}: expected batch_size to be that of the model, {plain(whole_model)}, got "
-            f"{plain(own)}"
+            f"{found.where}: {layer.kind}: expected batch_size to be that of the model, {plain(expected)}, got "
+            f"{plain(found)}"
         )
 
 
-def _add(chain: Chain, said: Said, kind: str, options: dict[str, Any]) -> None:
-    chain.layers.append(at(said.where, {kind: at(said.where, options)}))
+def _add(converted: ConvertedLayers, layer: TaggedValue, kind: str, options: dict[str, Any]) -> None:
+    converted.layers.append(at(layer.where, {kind: at(layer.where, options)}))
 
 
-def rule_of(said: Said) -> Said | None:
-    """The learning rule of a layer, as the file has it."""
-    found = [rule for key in RULE_KEYS if (rule := said.get(key)) is not None]
+def rule_of(layer: TaggedValue) -> TaggedValue | None:
+    """Returns the learning rule of a layer, not converted, or None."""
+    found = [rule for key in RULE_KEYS if (rule := layer.get(key)) is not None]
     if len(found) == 2:
         raise ExperimentError(
-            f"{found[1].where}: {said.kind} has both learning_rule and lrule_init: expected one of them"
+            f"{found[1].where}: {layer.kind} has both learning_rule and lrule_init: expected one of them"
         )
     return found[0] if found else None
 
@@ -74,139 +95,157 @@ def rule_of(said: Said) -> Said | None:
 Counts = tuple[int | None, int | None]
 
 
-def _known(counts: Counts) -> tuple[int, int] | None:
+def _both(counts: Counts) -> tuple[int, int] | None:
     first, second = counts
     return None if first is None or second is None else (first, second)
 
 
-def _weights(said: Said, chain: Chain, matrix: Counts, fans: Counts, bias: bool = False) -> dict[str, Any]:
-    """What layers with weights have in common.
+def _weights(
+    layer: TaggedValue, converted: ConvertedLayers, matrix: Counts, fans: Counts, bias: bool = False
+) -> dict[str, Any]:
+    """Returns the options that layers with weights have in common, and adds the layer's optimizer to the rules.
 
-    matrix, fans: as `initializer` takes them; bias: whether neon counts a bias among the inputs
+    Args:
+        layer: the layer.
+        converted: the layers so far.
+        matrix: shape of neon's weight matrix.
+        fans: fan-in and fan-out of the converted layer.
+        bias: whether neon counts a bias among the inputs.
     """
-    options: dict[str, Any] = {"bias": bias}
-    begins: float | None = None
-    if (found := said.get("weight_init")) is not None:
-        options["init"], begins = initializer(found, _known(matrix), _known(fans))
-    else:
-        options["init"] = at(said.where, DEFAULT_INITIALIZER)
-    if begins is not None:
-        options |= {"bias": True, "bias_init": begins}
-    elif bias:  # it was one more column of the weights
-        name = options["init"].plain("name")
-        if name in NOT_DRAWN_FOR_A_BIAS:
-            raise ExperimentError(
-                f"{said.where}: {said.kind}: nin counts neon's bias, and its first values as {name} are not supported: "
-                "say bias_init in weight_init"
-            )
-        options["bias_init"] = "init"
-    if (found := said.get("activation")) is not None:
+    options = _initial_weights(layer, matrix, fans, bias)
+    if (found := layer.get("activation")) is not None:
         options["activation"] = activation(found)
-    if said.plain("batch_norm") and said.name != "CrossMapPoolingLayer":
+    if layer.plain("batch_norm") and layer.name != "CrossMapPoolingLayer":
         options["batch_norm"] = True
-    rule = rule_of(said)
-    if rule is not None and rule_type(rule) == "gradient_descent_pretrain" and not chain.pretrained:
-        where = (rule.get("lr_params") or rule).where
-        chain.notes.append(f"{where}: pretrain_learning_rate has no meaning today: only the model GB is pretrained")
-    ours = learning_rule(rule) if rule is not None else chain.default_rule or at(said.where, DEFAULT)
-    chain.rules.append((len(chain.layers), ours))
-    if (own := said.get("brule_init")) is not None and said.name not in ("CrossMapPoolingLayer", "LocalFilteringLayer"):
-        if not options["bias"]:
-            chain.notes.append(f"{own.where}: brule_init has no meaning today: without bias_init there is no bias")
-        elif plain(learning_rule(own)) != plain(ours):
-            raise ExperimentError(
-                f"{own.where}: {said.kind}: a brule_init that differs from the rule of the weights is not supported: "
-                "the biases of a layer learn as its weights do"
-            )
+    _add_rule(layer, converted, has_bias=options["bias"])
     return options
 
 
-def _window(said: Said) -> dict[str, Any]:
-    shape = said.get("fshape")
+def _initial_weights(layer: TaggedValue, matrix: Counts, fans: Counts, bias: bool) -> dict[str, Any]:
+    options: dict[str, Any] = {"bias": bias}
+    bias_init: float | None = None
+    if (found := layer.get("weight_init")) is not None:
+        options["init"], bias_init = initializer(found, _both(matrix), _both(fans))
+    else:
+        options["init"] = at(layer.where, DEFAULT_INITIALIZER)
+    if bias_init is not None:
+        options |= {"bias": True, "bias_init": bias_init}
+    elif bias:  # in neon one more column of the weights
+        name = options["init"].plain("name")
+        if name in NOT_FOR_BIAS:
+            raise ExperimentError(
+                f"{layer.where}: {layer.kind}: nin counts neon's bias, for which the initial values {name} are not "
+                "supported: set bias_init in weight_init"
+            )
+        options["bias_init"] = "init"
+    return options
+
+
+def _add_rule(layer: TaggedValue, converted: ConvertedLayers, has_bias: bool) -> None:
+    rule = rule_of(layer)
+    if rule is not None and rule_type(rule) == "gradient_descent_pretrain" and not converted.pretrained:
+        where = (rule.get("lr_params") or rule).where
+        converted.notes.append(f"{where}: pretrain_learning_rate has no effect: only the model GB is pretrained")
+    optimizer = learning_rule(rule) if rule is not None else converted.default_rule or at(layer.where, DEFAULT)
+    converted.rules.append((len(converted.layers), optimizer))
+    bias_rule = layer.get("brule_init")
+    if bias_rule is None or layer.name in ("CrossMapPoolingLayer", "LocalFilteringLayer"):
+        return
+    if not has_bias:
+        converted.notes.append(f"{bias_rule.where}: brule_init has no effect: without bias_init there is no bias")
+    elif plain(learning_rule(bias_rule)) != plain(optimizer):
+        raise ExperimentError(
+            f"{bias_rule.where}: {layer.kind}: expected brule_init to be the learning rule of the weights: different "
+            "rules for bias and weights are not supported"
+        )
+
+
+def _window(layer: TaggedValue) -> dict[str, Any]:
+    shape = layer.get("fshape")
     if shape is None:
-        raise ExperimentError(f"{said.where}: {said.kind} needs the key 'fshape'")
-    sides = said.plain("fshape")
-    square = isinstance(sides, list) and len(set(map(str, sides))) == 1 and sides
-    return {"kernel": at(shape.where, sides[0] if square else sides), "stride": said.get("stride") or 1}
+        raise ExperimentError(f"{layer.where}: {layer.kind} needs the key 'fshape'")
+    sides = layer.plain("fshape")
+    is_square = isinstance(sides, list) and len(set(map(str, sides))) == 1 and sides
+    return {"kernel": at(shape.where, sides[0] if is_square else sides), "stride": layer.get("stride") or 1}
 
 
-def _images(said: Said, chain: Chain) -> None:
-    """What a local layer gets: a vector becomes a square image of one map, as neon had it."""
-    if chain.shape is not None and len(chain.shape) == 1:
-        image = shapes.square(chain.shape)
+def _require_images(layer: TaggedValue, converted: ConvertedLayers) -> None:
+    """Checks the inputs of a local layer; as in neon, a vector is reshaped to a square image with one channel."""
+    if converted.shape is not None and len(converted.shape) == 1:
+        image = shapes.square(converted.shape)
         if image is None:
             raise ExperimentError(
-                f"{said.where}: {said.kind} needs images, and gets vectors of {chain.shape[0]} values, of which neon "
-                "makes a square image of one map: say is_local, nofm and ofmshape in DataLayer"
+                f"{layer.where}: {layer.kind} needs images, got vectors of {converted.shape[0]} values, which are not "
+                "a square image with one channel: set is_local, nofm and ofmshape in DataLayer"
             )
-        _add(chain, said, "reshape", {"shape": list(image)})
-        chain.shape = image
-    check_inputs(said, chain.shape)
+        _add(converted, layer, "reshape", {"shape": list(image)})
+        converted.shape = image
+    check_inputs(layer, converted.shape)
 
 
-def _maps(chain: Chain) -> int | None:
-    return None if chain.shape is None else chain.shape[0]
+def _maps(converted: ConvertedLayers) -> int | None:
+    return None if converted.shape is None else converted.shape[0]
 
 
-def _data(said: Said, chain: Chain) -> None:
-    chain.shape, reshaped = shapes.check_data_layer(said, chain.shape)
-    if reshaped and chain.shape is not None:
-        _add(chain, said, "reshape", {"shape": list(chain.shape)})
+def _data(layer: TaggedValue, converted: ConvertedLayers) -> None:
+    converted.shape, reshaped = shapes.check_data_layer(layer, converted.shape)
+    if reshaped and converted.shape is not None:
+        _add(converted, layer, "reshape", {"shape": list(converted.shape)})
 
 
-def _cost(said: Said, chain: Chain) -> None:
-    found = said.get("cost")
+def _cost(layer: TaggedValue, converted: ConvertedLayers) -> None:
+    found = layer.get("cost")
     if found is None:
-        raise ExperimentError(f"{said.where}: CostLayer needs the key 'cost'")
-    check_inputs(said, chain.shape)
-    chain.cost, chain.target = cost_of(found, chain.batch_size), cost_target(said)
+        raise ExperimentError(f"{layer.where}: CostLayer needs the key 'cost'")
+    check_inputs(layer, converted.shape)
+    converted.cost, converted.target = cost_of(found, converted.batch_size), cost_target(layer)
 
 
-def cost_target(said: Said) -> str:
-    """Against what a CostLayer compares: labels, or the inputs that its DataLayer put out."""
-    reference = said.get("ref_layer")
+def cost_target(layer: TaggedValue) -> str:
+    """Returns the target of a CostLayer: "labels", or "inputs" for the outputs of the DataLayer."""
+    reference = layer.get("ref_layer")
     if reference is not None and reference.name not in ("DataLayer", "ImageDataLayer"):
         raise ExperimentError(
             f"{reference.where}: CostLayer: expected ref_layer to be the DataLayer, got {reference.kind or 'no layer'}"
         )
-    label = said.word("ref_label", "targets")
+    label = layer.string("ref_label", "targets")
     targets = {"targets": "labels", "labels": "labels", "output": "inputs"}
     if label not in targets:
-        where = said.get("ref_label")
+        where = layer.get("ref_label")
         raise ExperimentError(
-            f"{(where or said).where}: CostLayer: the ref_label {label!r} is not supported. {nearest(label, targets)}"
+            f"{(where or layer).where}: CostLayer: the ref_label {label!r} is not supported. {nearest(label, targets)}"
         )
     return targets[label]
 
 
-def _fully_connected(said: Said, chain: Chain) -> None:
-    bias = check_inputs(said, chain.shape, bias=said.name == "Layer")
-    units, inputs = whole(said.get("nout")), None if chain.shape is None else math.prod(chain.shape)
+def _fully_connected(layer: TaggedValue, converted: ConvertedLayers) -> None:
+    bias = check_inputs(layer, converted.shape, bias=layer.name == "Layer")
+    units, inputs = positive_integer(layer.get("nout")), None if converted.shape is None else math.prod(converted.shape)
     columns = None if inputs is None else inputs + bias
-    options = _weights(said, chain, (units, columns), (inputs, units), bias)
-    _add(chain, said, "linear", {"units": said.get("nout"), **options})
-    chain.shape = None if units is None else (units,)
+    options = _weights(layer, converted, (units, columns), (inputs, units), bias)
+    _add(converted, layer, "linear", {"units": layer.get("nout"), **options})
+    converted.shape = None if units is None else (units,)
 
 
-def _convolution(said: Said, chain: Chain) -> None:
-    _images(said, chain)
-    kind = "local" if said.plain("local_conv") else "conv"
-    maps, window = whole(said.get("nofm")), {**_window(said), "padding": said.get("pad")}
-    shape = shapes.after_window(chain.shape, window, maps)
-    fans = _window_fans(chain.shape, window, maps)
+def _convolution(layer: TaggedValue, converted: ConvertedLayers) -> None:
+    _require_images(layer, converted)
+    kind = "local" if layer.plain("local_conv") else "conv"
+    maps, window = positive_integer(layer.get("nofm")), {**_window(layer), "padding": layer.get("pad")}
+    shape = shapes.after_window(converted.shape, window, maps)
+    fans = _window_fans(converted.shape, window, maps)
     inputs = fans[0]
     rows = None if inputs is None or shape is None else inputs * (math.prod(shape[1:]) if kind == "local" else 1)
-    options = _weights(said, chain, (rows, maps), fans)
-    shared, found = bool(said.plain("shared_bias", True)), said.get("shared_bias")
+    options = _weights(layer, converted, (rows, maps), fans)
+    shared, found = bool(layer.plain("shared_bias", True)), layer.get("shared_bias")
     if options["bias"] and shared == (kind == "local"):
         raise ExperimentError(
-            f"{(found or said).where}: {said.kind}: shared_bias: {shared} is not supported with local_conv: "
-            f"{kind == 'local'}: a convolution has a bias for each map, and local filters one for each pixel"
+            f"{(found or layer).where}: {layer.kind}: shared_bias: {shared} is not supported with local_conv: "
+            f"{kind == 'local'}: a convolution has a bias per channel, and local filters one per pixel"
         )
     if found is not None and not options["bias"]:
-        chain.notes.append(f"{found.where}: shared_bias has no meaning today: without bias_init there is no bias")
-    _add(chain, said, kind, {"maps": said.get("nofm"), **window, **options})
-    chain.shape = shape
+        converted.notes.append(f"{found.where}: shared_bias has no effect: without bias_init there is no bias")
+    _add(converted, layer, kind, {"maps": layer.get("nofm"), **window, **options})
+    converted.shape = shape
 
 
 def _window_fans(shape: Shape | None, window: dict[str, Any], maps: int | None) -> Counts:
@@ -217,147 +256,152 @@ def _window_fans(shape: Shape | None, window: dict[str, Any], maps: int | None) 
     return shape[0] * math.prod(sides), None if maps is None else maps * math.prod(sides)
 
 
-def _local_filter(said: Said, chain: Chain) -> None:
-    _images(said, chain)
+def _local_filter(layer: TaggedValue, converted: ConvertedLayers) -> None:
+    _require_images(layer, converted)
     for key in ("sparsity", "tied_weights"):
-        if (found := said.get(key)) is not None and not chain.pretrained:
-            chain.notes.append(f"{found.where}: {key} has no meaning today: only the model GB is pretrained")
-    maps, window = whole(said.get("nofm")), _window(said)
-    shape = shapes.after_window(chain.shape, window, maps)
-    fans = _window_fans(chain.shape, window, maps)
-    options = _weights(said, chain, (None if shape is None else math.prod(shape), fans[0]), fans)
+        if (found := layer.get(key)) is not None and not converted.pretrained:
+            converted.notes.append(f"{found.where}: {key} has no effect: only the model GB is pretrained")
+    maps, window = positive_integer(layer.get("nofm")), _window(layer)
+    shape = shapes.after_window(converted.shape, window, maps)
+    fans = _window_fans(converted.shape, window, maps)
+    options = _weights(layer, converted, (None if shape is None else math.prod(shape), fans[0]), fans)
     if options["bias"]:
-        raise ExperimentError(f"{said.where}: {said.kind} has no bias: leave bias_init out of its weight_init")
-    _add(chain, said, "local", {"maps": said.get("nofm"), **window, **options, "unit_norm": True})
-    chain.shape = shape
+        raise ExperimentError(f"{layer.where}: {layer.kind} has no bias: remove bias_init from its weight_init")
+    _add(converted, layer, "local", {"maps": layer.get("nofm"), **window, **options, "unit_norm": True})
+    converted.shape = shape
 
 
-def _pool(kind: str) -> Callable[[Said, Chain], None]:
-    def add(said: Said, chain: Chain) -> None:
-        _images(said, chain)
-        check_outputs(said, "nofm", _maps(chain))
-        window = {**_window(said), "padding": said.get("pad")}
-        _add(chain, said, kind, window)
-        chain.shape = shapes.after_window(chain.shape, window, _maps(chain))
+def _pool(kind: str) -> Callable[[TaggedValue, ConvertedLayers], None]:
+    def add(layer: TaggedValue, converted: ConvertedLayers) -> None:
+        _require_images(layer, converted)
+        check_outputs(layer, "nofm", _maps(converted))
+        window = {**_window(layer), "padding": layer.get("pad")}
+        _add(converted, layer, kind, window)
+        converted.shape = shapes.after_window(converted.shape, window, _maps(converted))
 
     return add
 
 
-def _pooling(said: Said, chain: Chain) -> None:
+def _pooling(layer: TaggedValue, converted: ConvertedLayers) -> None:
     operations = {"max": "max_pool", "avg": "avg_pool", "l2": "l2_pool"}
-    operation = said.word("op", "max")
+    operation = layer.string("op", "max")
     if operation not in operations:
         raise ExperimentError(
-            f"{said.where}: pooling by {operation!r} is not supported. {nearest(operation, operations)}"
+            f"{layer.where}: pooling by {operation!r} is not supported. {nearest(operation, operations)}"
         )
-    _pool(operations[operation])(said, chain)
+    _pool(operations[operation])(layer, converted)
 
 
-def _contrast(said: Said, chain: Chain) -> None:
-    """Before the release by a Gaussian window (LCNLayer), afterwards by the strength of responses."""
-    _images(said, chain)
-    check_outputs(said, "nofm", _maps(chain))
-    if said.name == "LCNLayer":
-        _add(chain, said, "lcn", {"kernel": _window(said)["kernel"]})
+def _contrast(layer: TaggedValue, converted: ConvertedLayers) -> None:
+    """Converts contrast normalisation: before neon's release by a Gaussian window, later by the responses."""
+    _require_images(layer, converted)
+    check_outputs(layer, "nofm", _maps(converted))
+    if layer.name == "LCNLayer":
+        _add(converted, layer, "lcn", {"kernel": _window(layer)["kernel"]})
     else:
-        strength = {"alpha": _number(said, "alpha"), "beta": _number(said, "beta")}
-        _add(chain, said, "lcn", {"kernel": said.get("ksize"), "method": "response", **strength})
+        strength = {"alpha": _number(layer, "alpha"), "beta": _number(layer, "beta")}
+        _add(converted, layer, "lcn", {"kernel": layer.get("ksize"), "method": "response", **strength})
 
 
-def _response(said: Said, chain: Chain) -> None:
-    _images(said, chain)
-    options = {"size": said.get("ksize"), "alpha": _number(said, "alpha"), "beta": _number(said, "beta")}
-    _add(chain, said, "response_norm", options)
+def _response(layer: TaggedValue, converted: ConvertedLayers) -> None:
+    _require_images(layer, converted)
+    options = {"size": layer.get("ksize"), "alpha": _number(layer, "alpha"), "beta": _number(layer, "beta")}
+    _add(converted, layer, "response_norm", options)
 
 
-def _number(said: Said, key: str) -> Said:
-    found = said.get(key)
+def _number(layer: TaggedValue, key: str) -> TaggedValue:
+    found = layer.get(key)
     if found is None:
-        raise ExperimentError(f"{said.where}: {said.kind} needs the key {key!r}")
-    return number_of(found)
+        raise ExperimentError(f"{layer.where}: {layer.kind} needs the key {key!r}")
+    return as_float(found)
 
 
-def _cross_map_pool(said: Said, chain: Chain) -> None:
-    """A convolution of one pixel, which is what neon 0.9 calls it; its weights may become negative."""
-    _images(said, chain)
-    maps, inputs = whole(said.get("nofm")), _maps(chain)
-    options = _weights(said, chain, (inputs, maps), (inputs, maps))
+def _cross_map_pool(layer: TaggedValue, converted: ConvertedLayers) -> None:
+    """Converts to a convolution with kernel 1, as in neon 0.9; its weights may become negative."""
+    _require_images(layer, converted)
+    maps, inputs = positive_integer(layer.get("nofm")), _maps(converted)
+    options = _weights(layer, converted, (inputs, maps), (inputs, maps))
     if options["bias"]:
-        raise ExperimentError(f"{said.where}: {said.kind} has no bias: leave bias_init out of its weight_init")
-    _add(chain, said, "conv", {"maps": said.get("nofm"), "kernel": 1, **options})
-    chain.shape = None if chain.shape is None or maps is None else (maps, *chain.shape[1:])
+        raise ExperimentError(f"{layer.where}: {layer.kind} has no bias: remove bias_init from its weight_init")
+    _add(converted, layer, "conv", {"maps": layer.get("nofm"), "kernel": 1, **options})
+    converted.shape = None if converted.shape is None or maps is None else (maps, *converted.shape[1:])
 
 
-def _dropout(said: Said, chain: Chain) -> None:
-    check_inputs(said, chain.shape)
-    keep = said.get("keep")
-    _add(chain, said, "dropout", {"keep": 0.5 if keep is None else number_of(keep)})
+def _dropout(layer: TaggedValue, converted: ConvertedLayers) -> None:
+    check_inputs(layer, converted.shape)
+    keep = layer.get("keep")
+    _add(converted, layer, "dropout", {"keep": 0.5 if keep is None else as_float(keep)})
 
 
-def _activation(said: Said, chain: Chain) -> None:
-    check_inputs(said, chain.shape)
-    found = said.get("activation")
-    ours = activation(found) if found is not None else None
-    if ours is not None:
-        named = isinstance(ours.value, dict)
-        kind = ours.value["name"].value if named else ours.value
-        _add(chain, said, kind, {key: item for key, item in ours.value.items() if key != "name"} if named else {})
+def _activation(layer: TaggedValue, converted: ConvertedLayers) -> None:
+    check_inputs(layer, converted.shape)
+    found = layer.get("activation")
+    new = activation(found) if found is not None else None
+    if new is None:
+        return
+    if isinstance(new.value, dict):
+        options = {key: item for key, item in new.value.items() if key != "name"}
+        _add(converted, layer, new.value["name"].value, options)
+    else:
+        _add(converted, layer, new.value, {})
 
 
-def _slice(said: Said, chain: Chain) -> None:
-    check_inputs(said, chain.shape)
-    if said.get("end_idx") is None:
-        raise ExperimentError(f"{said.where}: {said.kind} needs the key 'end_idx'")
-    _add(chain, said, "slice", {"last": said.get("end_idx")})
-    last = whole(said.get("end_idx"))
-    chain.shape = None if chain.shape is None or last is None else (last, *chain.shape[1:])
+def _slice(layer: TaggedValue, converted: ConvertedLayers) -> None:
+    check_inputs(layer, converted.shape)
+    if layer.get("end_idx") is None:
+        raise ExperimentError(f"{layer.where}: {layer.kind} needs the key 'end_idx'")
+    _add(converted, layer, "slice", {"last": layer.get("end_idx")})
+    last = positive_integer(layer.get("end_idx"))
+    converted.shape = None if converted.shape is None or last is None else (last, *converted.shape[1:])
 
 
-def _nested(kind: str) -> Callable[[Said, Chain], None]:
-    def add(said: Said, chain: Chain) -> None:
-        found = said.get("sublayers")
+def _nested(kind: str) -> Callable[[TaggedValue, ConvertedLayers], None]:
+    def add(layer: TaggedValue, converted: ConvertedLayers) -> None:
+        found = layer.get("sublayers")
         if found is None:
-            raise ExperimentError(f"{said.where}: {said.kind} needs the key 'sublayers'")
+            raise ExperimentError(f"{layer.where}: {layer.kind} needs the key 'sublayers'")
         if not isinstance(found.value, list):
             raise ExperimentError(f"{found.where}: expected sublayers to be a list")
-        inner = Chain(batch_size=chain.batch_size, default_rule=chain.default_rule, shape=chain.shape)
-        ends: list[Shape | None] = []
-        for layer in found.value:
-            if kind == "branch":  # each gets the same input
-                inner.shape = chain.shape
-            convert_layers(at(layer.where, [layer]), inner, inner=True)
-            ends.append(inner.shape)
-        chain.rules += [(-1, rule) for _, rule in inner.rules]
-        chain.notes += inner.notes
-        _add(chain, said, kind, {"layers": inner.layers})
-        chain.shape = _joined(ends) if kind == "branch" else inner.shape
+        inner = ConvertedLayers(
+            batch_size=converted.batch_size, default_rule=converted.default_rule, shape=converted.shape
+        )
+        branch_shapes: list[Shape | None] = []
+        for sublayer in found.value:
+            if kind == "branch":  # all have the same input
+                inner.shape = converted.shape
+            convert_layers(at(sublayer.where, [sublayer]), inner, inner=True)
+            branch_shapes.append(inner.shape)
+        converted.rules += [(-1, rule) for _, rule in inner.rules]
+        converted.notes += inner.notes
+        _add(converted, layer, kind, {"layers": inner.layers})
+        converted.shape = _concatenated(branch_shapes) if kind == "branch" else inner.shape
 
     return add
 
 
-def _joined(ends: list[Shape | None]) -> Shape | None:
-    known = [end for end in ends if end is not None]
-    if len(known) < len(ends) or len({end[1:] for end in known}) != 1:
+def _concatenated(shapes: list[Shape | None]) -> Shape | None:
+    known = [shape for shape in shapes if shape is not None]
+    if len(known) < len(shapes) or len({shape[1:] for shape in known}) != 1:
         return None
-    return (sum(end[0] for end in known), *known[0][1:])
+    return (sum(shape[0] for shape in known), *known[0][1:])
 
 
-def _elsewhere(why: str) -> Callable[[Said, Chain], None]:
-    def refuse(said: Said, chain: Chain) -> None:
-        raise ExperimentError(f"{said.where}: {said.kind} is not supported{why}")
+def _unsupported(alternative: str) -> Callable[[TaggedValue, ConvertedLayers], None]:
+    def reject(layer: TaggedValue, converted: ConvertedLayers) -> None:
+        raise ExperimentError(f"{layer.where}: {layer.kind} is not supported{alternative}")
 
-    return refuse
+    return reject
 
 
-_RECURRENT = _elsewhere(
-    ": it carries its state from batch to batch. Here a sample is a sequence: in our format, `dataset: {name: text, "
-    "length: 20}`, `- lstm: {units: 64}` (or rnn, gru) and `- linear: 96` predict the next character"
+_RECURRENT = _unsupported(
+    ": it keeps its state from batch to batch. Here a sample is a sequence: in TorchMN's format, `dataset: {name: "
+    "text, length: 20}`, `- lstm: {units: 64}` (or rnn, gru) and `- linear: 96` predict the next character"
 )
-_BOLTZMANN = _elsewhere(
-    " in the models of neon, which end there. In our format, layers `- rbm: {units: 500, pretraining: {epochs: 1, lr: "
-    "0.1}}` stand before a last `- linear: 10`"
+_BOLTZMANN = _unsupported(
+    " in neon's models, which are trained without labels. In TorchMN's format, put layers `- rbm: {units: 500, "
+    "pretraining: {epochs: 1, lr: 0.1}}` before a last `- linear: 10`"
 )
-LAYERS: dict[str, Callable[[Said, Chain], None]] = {
+LAYERS: dict[str, Callable[[TaggedValue, ConvertedLayers], None]] = {
     "DataLayer": _data, "ImageDataLayer": _data, "CostLayer": _cost,
     "FCLayer": _fully_connected, "Layer": _fully_connected, "LayerWithNoBias": _fully_connected,
     "ConvLayer": _convolution, "LocalFilteringLayer": _local_filter,

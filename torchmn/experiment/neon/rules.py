@@ -1,4 +1,4 @@
-"""neon's learning rules, in our words."""
+"""Converts neon's learning rules to optimizers."""
 
 from __future__ import annotations
 
@@ -7,68 +7,70 @@ from typing import Any
 from torchmn.errors import ExperimentError, nearest
 from torchmn.experiment.neon.keys import rule_type
 from torchmn.experiment.neon.tables import MOMENTA, RULES
-from torchmn.experiment.neon.tagged_value import Said, at, number_of
+from torchmn.experiment.neon.tagged_value import TaggedValue, as_float, at
 
 RENAMED = {"learning_rate": "lr", "weight_decay": "weight_decay", "rho": "rho", "epsilon": "eps", "gamma": "alpha"}
-# What neon took where a file says nothing.
+# neon's default values.
 DEFAULTS = {"adadelta": {"rho": 0.95, "eps": 1e-6}, "rmsprop": {"alpha": 0.9, "eps": 1e-6}}
 DEFAULT = {"name": "sgd", "lr": 0.1, "momentum": 0.9}
-"""The rule of a layer without one, in neon 0.9."""
+"""neon 0.9's learning rule for a layer without one."""
 
 
-def learning_rule(said: Said) -> Said:
-    """Our optimizer for a learning rule: {type: ..., lr_params: {...}}, or an object of the rule's class."""
-    kind = rule_type(said)
+def learning_rule(rule: TaggedValue) -> TaggedValue:
+    """Returns the optimizer for a learning rule, `{type: ..., lr_params: {...}}` or an object of the rule's class."""
+    kind = rule_type(rule)
     if kind not in RULES:
-        raise ExperimentError(f"{said.where}: the learning rule {kind!r} is not supported. {nearest(kind, RULES)}")
-    params = said.get("lr_params") or at(said.where, {})
+        raise ExperimentError(f"{rule.where}: the learning rule {kind!r} is not supported. {nearest(kind, RULES)}")
+    params = rule.get("lr_params") or at(rule.where, {})
     if "learning_rate" in RULES[kind] and params.get("learning_rate") is None:
         raise ExperimentError(f"{params.where}: {kind} needs the key 'learning_rate'")
-    ours: dict[str, Any] = DEFAULTS.get(kind, {}) | {"name": kind if kind in DEFAULTS else "sgd"}
+    options: dict[str, Any] = DEFAULTS.get(kind, {}) | {"name": kind if kind in DEFAULTS else "sgd"}
     for key in RULES[kind]:
         value = params.get(key)
         if value is None:
             continue
         if key in RENAMED:
-            ours[RENAMED[key]] = number_of(value)
+            options[RENAMED[key]] = as_float(value)
         elif key == "momentum_params":
-            ours.update(momentum(value))
+            options.update(momentum(value))
         elif key == "schedule":
-            ours["schedule"] = _schedule(value)
-    return at(said.where, ours)
+            options["schedule"] = _schedule(value)
+    return at(rule.where, options)
 
 
-def momentum(said: Said) -> dict[str, Any]:
-    """Our momentum for neon's: {type: constant, coef: ...}, or one that changes from epoch to epoch."""
-    kind = said.word("type", "constant")
+def momentum(params: TaggedValue) -> dict[str, Any]:
+    """Returns the options of momentum for neon's `{type: constant, coef: ...}` or one that depends on the epoch."""
+    kind = params.string("type", "constant")
     if kind not in MOMENTA:
-        raise ExperimentError(f"{said.where}: the momentum {kind!r} is not supported. {nearest(kind, MOMENTA)}")
+        raise ExperimentError(f"{params.where}: the momentum {kind!r} is not supported. {nearest(kind, MOMENTA)}")
     order = ("initial_coef", "coef") if kind == "linear_monotone" else ("coef", "initial_coef")
-    first = next((key for key in order if said.get(key) is not None), "coef")
-    coefficient = said.number(first)
+    first = next((key for key in order if params.get(key) is not None), "coef")
+    coefficient = params.number(first)
     if kind == "constant":
-        return {"momentum": at(said.where, coefficient)}
+        return {"momentum": at(params.where, coefficient)}
     if kind == "nesterov":
-        return {"momentum": at(said.where, coefficient), "nesterov": coefficient > 0}
-    if said.get("start_epoch") is None or said.get("saturate_epoch") is None:
-        return {"momentum": at(said.where, coefficient)}  # without both, neon stays at the first
-    last = said.number("saturated_coef", said.number("coef", 0.0))
-    start, end = said.plain("start_epoch"), said.plain("saturate_epoch")
-    if start == end:  # at once, in this epoch
+        return {"momentum": at(params.where, coefficient), "nesterov": coefficient > 0}
+    if params.get("start_epoch") is None or params.get("saturate_epoch") is None:
+        return {"momentum": at(params.where, coefficient)}  # without both, neon keeps the initial value
+    last = params.number("saturated_coef", params.number("coef", 0.0))
+    start, end = params.plain("start_epoch"), params.plain("saturate_epoch")
+    if start == end:  # a jump in this epoch
         if end == 0:
-            return {"momentum": at(said.where, last)}
+            return {"momentum": at(params.where, last)}
         start = end - 1 if isinstance(end, int) else start
-    return {"momentum": at(said.where, {"from": coefficient, "to": last, "start": start, "end": end})}
+    return {"momentum": at(params.where, {"from": coefficient, "to": last, "start": start, "end": end})}
 
 
-def _schedule(said: Said) -> Said:
-    if said.plain("type", "step") != "step":
-        raise ExperimentError(f"{said.where}: the schedule {said.plain('type')!r} is not supported, only `step` is")
+def _schedule(schedule: TaggedValue) -> TaggedValue:
+    if schedule.plain("type", "step") != "step":
+        raise ExperimentError(
+            f"{schedule.where}: the schedule {schedule.plain('type')!r} is not supported, only `step` is"
+        )
     for key in ("step_epochs", "ratio"):
-        if said.get(key) is None:
-            raise ExperimentError(f"{said.where}: the schedule needs the key {key!r}")
-    epochs, ratio = said.plain("step_epochs"), said.get("ratio")
+        if schedule.get(key) is None:
+            raise ExperimentError(f"{schedule.where}: the schedule needs the key {key!r}")
+    epochs, ratio = schedule.plain("step_epochs"), schedule.get("ratio")
     assert ratio is not None
     key = "step" if isinstance(epochs, list) else "every"
-    # neon counted the epochs from 1 here.
-    return at(said.where, {key: epochs, "ratio": number_of(ratio), "shift": 1})
+    # neon counts epochs from 1 here.
+    return at(schedule.where, {key: epochs, "ratio": as_float(ratio), "shift": 1})

@@ -1,4 +1,4 @@
-"""The shapes of samples from layer to layer, so that shapes that files computed by hand are checked."""
+"""Computes the shape of a sample after each layer, and checks the shapes that neon's files state."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import math
 from typing import Any
 
 from torchmn.errors import ExperimentError
-from torchmn.experiment.neon.tagged_value import Said, at, plain
+from torchmn.experiment.neon.tagged_value import TaggedValue, at, plain
 
 Shape = tuple[int, ...]
 DATA = {
@@ -15,22 +15,22 @@ DATA = {
 }  # fmt: skip
 
 
-def whole(said: Said | None) -> int | None:
-    """A count, or None: what is not one is refused later, by the option of ours that gets it."""
-    value = said.value if said is not None else None
+def positive_integer(tagged: TaggedValue | None) -> int | None:
+    """Returns a positive integer, or None; other values raise an error later, in the option that receives them."""
+    value = tagged.value if tagged is not None else None
     return value if isinstance(value, int) and not isinstance(value, bool) and value > 0 else None
 
 
-def of_data(dataset: Said) -> Shape | None:
-    """The shape of a sample of a data set of ours; None if its files decide."""
-    known = dataset.plain("shape") or DATA.get(dataset.plain("name"))
-    if known is None and dataset.get("size") is not None:
-        known = [dataset.plain("channels"), *dataset.plain("size")]
-    return None if known is None or not all(isinstance(extent, int) for extent in known) else tuple(known)
+def sample_shape(dataset: TaggedValue) -> Shape | None:
+    """Returns the shape of a sample of a converted data set; None if it depends on the files."""
+    shape = dataset.plain("shape") or DATA.get(dataset.plain("name"))
+    if shape is None and dataset.get("size") is not None:
+        shape = [dataset.plain("channels"), *dataset.plain("size")]
+    return None if shape is None or not all(isinstance(extent, int) for extent in shape) else tuple(shape)
 
 
 def after_window(shape: Shape | None, window: dict[str, Any], maps: int | None) -> Shape | None:
-    """The shape after a window has gone over an image; None if something is not known or wrong."""
+    """Returns the shape after a convolution or pooling; None if something is unknown or invalid."""
     kernel, stride, padding = (plain(at("", window.get(key))) for key in ("kernel", "stride", "padding"))
     if shape is None or len(shape) < 2 or maps is None:
         return None
@@ -43,26 +43,29 @@ def after_window(shape: Shape | None, window: dict[str, Any], maps: int | None) 
     return (maps, *extents) if min(extents) > 0 else None
 
 
-def check_inputs(said: Said, shape: Shape | None, bias: bool = False) -> bool:
-    """Compares what a layer says of its inputs with what they are.
+def check_inputs(layer: TaggedValue, shape: Shape | None, bias: bool = False) -> bool:
+    """Compares the keys of a layer about its inputs with their actual shape.
 
     Args:
-        said: the layer.
-        shape: of a sample that comes in.
-        bias: whether `nin` may count one input more, which was neon's bias in 2014.
+        layer: the layer.
+        shape: of an input.
+        bias: whether `nin` may be one larger, for neon's bias of 2014.
 
     Returns:
-        Whether it does.
+        Whether `nin` counts the bias.
+
+    Raises:
+        ExperimentError: if a key differs from the shape.
     """
     counts_bias = False
     for key in ("nin", "nifm", "nfm", "ifmshape"):
-        found = said.get(key)
+        found = layer.get(key)
         if found is None:
             continue
         if shape is None:
             raise ExperimentError(
-                f"{found.where}: {said.kind}: {key} cannot be compared with the number of inputs, which is not known "
-                "yet: leave it out"
+                f"{found.where}: {layer.kind}: {key} cannot be compared with the shape of the inputs, which is unknown "
+                "here: remove it"
             )
         expected: Any = math.prod(shape)
         if key != "nin":
@@ -72,57 +75,60 @@ def check_inputs(said: Said, shape: Shape | None, bias: bool = False) -> bool:
             continue
         counts_bias = key == "nin" and bias and got == expected + 1
         if not counts_bias:
-            more = f", or {expected + 1} with neon's bias" if key == "nin" and bias else ""
+            with_bias = f", or {expected + 1} with neon's bias" if key == "nin" and bias else ""
             raise ExperimentError(
-                f"{found.where}: {said.kind}: expected {key} to be {expected}{more}, got {str(got)[:60]}: its inputs "
-                f"have shape {' x '.join(map(str, shape))}"
+                f"{found.where}: {layer.kind}: expected {key} to be {expected}{with_bias}, got {str(got)[:60]}: its "
+                f"inputs have shape {_text(shape)}"
             )
     return counts_bias
 
 
-def check_outputs(said: Said, key: str, expected: int | None) -> None:
-    """Refuses a number of outputs that is not what comes out."""
-    found = said.get(key)
+def check_outputs(layer: TaggedValue, key: str, expected: int | None) -> None:
+    """Raises an ExperimentError if a key differs from the actual number of outputs."""
+    found = layer.get(key)
     if found is not None and plain(found) != expected:
         raise ExperimentError(
-            f"{found.where}: {said.kind}: expected {key} to be {expected}, got {str(plain(found))[:60]}"
+            f"{found.where}: {layer.kind}: expected {key} to be {expected}, got {str(plain(found))[:60]}"
         )
 
 
-def check_data_layer(said: Said, shape: Shape | None) -> tuple[Shape | None, bool]:
-    """Compares a DataLayer with the data.
+def check_data_layer(layer: TaggedValue, shape: Shape | None) -> tuple[Shape | None, bool]:
+    """Compares a DataLayer with the shape of a sample.
 
     Returns:
-        The shape in which the layers get a sample, and whether the data has another one, with as many values.
+        The shape of a sample for the layers, and whether samples must be reshaped to it.
+
+    Raises:
+        ExperimentError: if the number of values differs.
     """
-    local = said.plain("is_local", False)
+    local = layer.plain("is_local", False)
     keys = ("nofm", "ofmshape") if local else ("nout",)
     for key in ("nofm", "ofmshape", "nout"):
-        found = said.get(key)
+        found = layer.get(key)
         if key in keys and found is None:
-            raise ExperimentError(f"{said.where}: {said.kind} with is_local: {local} needs the key {key!r}")
+            raise ExperimentError(f"{layer.where}: {layer.kind} with is_local: {local} needs the key {key!r}")
         if key not in keys and found is not None and not (local and key == "nout"):
             raise ExperimentError(
-                f"{found.where}: {said.kind}: {key} goes with is_local: True, and is_local is {local}"
+                f"{found.where}: {layer.kind}: {key} requires is_local: True, and is_local is {local}"
             )
-    said_shape = (said.plain("nofm"), *said.plain("ofmshape")) if local else (said.plain("nout"),)
+    stated_shape = (layer.plain("nofm"), *layer.plain("ofmshape")) if local else (layer.plain("nout"),)
     if local:
-        check_outputs(said, "nout", math.prod(said_shape))
-    if shape is not None and math.prod(shape) != math.prod(said_shape):
+        check_outputs(layer, "nout", math.prod(stated_shape))
+    if shape is not None and math.prod(shape) != math.prod(stated_shape):
         key = keys[-1]
-        found = said.get(key)
+        found = layer.get(key)
         assert found is not None
         raise ExperimentError(
-            f"{found.where}: {said.kind}: expected {' and '.join(keys)} to be {_text(shape)}, as a sample of the data "
-            f"has {math.prod(shape)} values, got {_text(said_shape)}"
+            f"{found.where}: {layer.kind}: expected {' and '.join(keys)} to be {_text(shape)}, as a sample of the data "
+            f"has {math.prod(shape)} values, got {_text(stated_shape)}"
         )
-    if not local:  # a vector, of which a local layer makes a square image of one map
-        return (shape if shape is not None and shape[0] == 1 else said_shape), False
-    return said_shape, shape is not None and shape != said_shape
+    if not local:  # a vector; a local layer would make a square image with one channel of it
+        return (shape if shape is not None and shape[0] == 1 else stated_shape), False
+    return stated_shape, shape is not None and shape != stated_shape
 
 
 def square(shape: Shape) -> Shape | None:
-    """The image that neon's local layers make of a vector: of one map, and square."""
+    """Returns the shape of the square image with one channel that neon's local layers make of a vector, or None."""
     side = math.isqrt(shape[0])
     return (1, side, side) if side * side == shape[0] else None
 

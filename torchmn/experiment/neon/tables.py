@@ -1,48 +1,45 @@
-"""The decision on every key of every neon class that is read. A class or a key that is not here is refused.
+"""The treatment of every key of every neon class. Classes and keys that are not listed here are errors.
 
-What neon did with each key was read off its code of 2014 to 0.9: keys that it took and never looked at are among those
-without meaning, so that an old file gives neon's numbers and not what its author may have hoped for.
+It follows neon's code from 2014 to 0.9: keys that neon accepted and ignored have no effect here either, so that an old
+file gives neon's numbers.
 """
 
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
 
-from torchmn.experiment.neon.keys import RULE_CLASSES, Keys, Only
+from torchmn.experiment.neon.keys import RULE_CLASSES, AllowedValues, Keys
 from torchmn.experiment.neon.layer_tables import BACKEND, LAYERS, MEMORY, NAME, dtypes, same
 
-OUTPUTS = "what a run reports and keeps is said on the command line: --out DIR, and its log"
-HOLDERS = ("weight_init", "weight_inits", "wt_cfgs", "wt_init", "lrule", "lrules", "wp", "ww", "cost", "layers")
-"""Keys of an experiment under which neon's files keep anchors, and which neon itself does not look at."""
+OUTPUTS = "outputs are options of the command line: --out DIR, with its log"
+ANCHOR_KEYS = ("weight_init", "weight_inits", "wt_cfgs", "wt_init", "lrule", "lrules", "wp", "ww", "cost", "layers")
+"""Keys of an experiment in which neon's files define anchors, and which neon itself ignores."""
 
 
 # Experiments and back ends ----------------------------------------------------------------------------------------
 
 _RUN = {
     "logging": OUTPUTS,
-    "diagnostics": "it timed neon's own operations: -s profiles a run",
-    "return_item": "the search tool that asked for it is not part of TorchMN",
+    "diagnostics": "it timed neon's operations: -s profiles a run",
+    "return_item": "it was for a search tool that is not part of TorchMN",
     "timing_plots": OUTPUTS,
 }
 _SPLITS = {
-    "inference_sets": "say the splits in `metrics: {train: [...], test: [...]}`, and in `predictions`",
-    "inference_metrics": "say the metrics of each split in `metrics: {train: [...], test: [...]}`",
+    "inference_sets": "list the splits in `metrics: {train: [...], test: [...]}` and in `predictions`",
+    "inference_metrics": "list the metrics of each split in `metrics: {train: [...], test: [...]}`",
 }
 _FIGURES = "no figure is drawn: `predictions: [test]` writes the outputs"
 _ERRORS = "the numbers of every epoch are written with --out DIR"
 
 
-def _experiment(*read: str, **meaningless: str) -> Keys:
-    running = ("dataset", "datasets", "model", "backend", "dist_flag", "dist_mode")
-    live = {"live": Only((False,), "it made predictions without training")}
-    return Keys((*running, *read), (), live, _RUN | meaningless, _SPLITS, dict.fromkeys(_SPLITS, "metrics"))
+def _experiment(*read: str, **ignored: str) -> Keys:
+    common = ("dataset", "datasets", "model", "backend", "dist_flag", "dist_mode")
+    live = {"live": AllowedValues((False,), "it made predictions without training")}
+    return Keys((*common, *read), (), live, _RUN | ignored, _SPLITS, dict.fromkeys(_SPLITS, "metrics"))
 
 
 EXPERIMENTS = {
-    "FitExperiment": _experiment(
-        **dict.fromkeys(("metrics", "predictions"), "neon's FitExperiment does not look at it")
-    ),
+    "FitExperiment": _experiment(**dict.fromkeys(("metrics", "predictions"), "neon's FitExperiment ignores it")),
     "FitPredictErrorExperiment": _experiment("metrics", "predictions"),
     "GenOutputExperiment": _experiment(
         "metrics", "predictions", **dict.fromkeys(("zparam", "olayout", "fshape", "figure_filename"), _FIGURES)
@@ -53,11 +50,11 @@ BACKENDS = same(
     "CPU CPUData GPU GPUData Cudamat",
     Keys(
         read=("rng_seed",),
-        only={"stochastic_round": Only((False,), "numbers are rounded to the nearest here")},
-        meaningless={
-            "seterr_handling": "how NumPy warned of overflows",
-            "device_id": "each rank takes the device of its place on the host",
-            "num_dev": "the number of ranks is said on the command line: -n",
+        only={"stochastic_round": AllowedValues((False,), "numbers are rounded to the nearest here")},
+        ignored={
+            "seterr_handling": "it controlled NumPy's warnings about overflows",
+            "device_id": "the local rank determines the device",
+            "num_dev": "the number of ranks is an option of the command line: -n",
         },
     ),
 )
@@ -66,8 +63,8 @@ BACKENDS = same(
 
 LAST = ("num_epochs", "batch_size", "layers")
 _MODEL_ONLY = dtypes("temp_dtype")
-_MODEL_MEANINGLESS = BACKEND | {
-    "serialized_path": "--out DIR keeps checkpoints, for any number of ranks, and --resume goes on from them",
+_MODEL_IGNORED = BACKEND | {
+    "serialized_path": "--out DIR keeps checkpoints, for any number of ranks, and --resume continues from them",
     "overwrite_list": "it belongs to neon's saved models, which are not read",
     "serialize_schedule": OUTPUTS,
     "save_checkpoints": OUTPUTS,
@@ -76,18 +73,14 @@ _MODEL_MEANINGLESS = BACKEND | {
     "make_plots": OUTPUTS,
     "reuse_deltas": MEMORY,
     "accumulate": "gradients of several costs are always summed here",
-    "batch_norm": "neon's models do not look at it: each layer has its own",
+    "batch_norm": "neon's models ignore it: it is an option of layers",
     "dataset": "a model is trained on the experiment's data set",
 }
-_MODEL_REFUSED = {
-    "deserialized_path": "neon's saved models are not read: leave it out to begin with the initial weights"
-}
+_MODEL_REFUSED = {"deserialized_path": "neon's saved models are not read: remove it to begin with the initial weights"}
 
 
-def _model(*read: str, **more: Any) -> Keys:
-    meaningless = _MODEL_MEANINGLESS | more.pop("meaningless", {})
-    only = _MODEL_ONLY | more.pop("only", {})
-    return Keys((*LAST, "dist_mode", "dist_flag", *read), (), only, meaningless, _MODEL_REFUSED, **more)
+def _model(*read: str, **ignored: str) -> Keys:
+    return Keys((*LAST, "dist_mode", "dist_flag", *read), (), _MODEL_ONLY, _MODEL_IGNORED | ignored, _MODEL_REFUSED)
 
 
 _CHAIN = _model("cost", "epoch_metrics", "learning_rate", "momentum", "momentum_params")
@@ -95,7 +88,7 @@ MODELS = {
     **same("MLP MLPB Convnet Autoencoder", _CHAIN),
     "Balance": _model(
         "epoch_metrics", "learning_rate", "momentum", "momentum_params", "classlayers", "stylelayers",
-        meaningless={"zidx": "it belongs to the figures of GenOutputExperiment"},
+        zidx="it belongs to the figures of GenOutputExperiment",
     ),
     "GB": Keys(
         (*LAST, "dist_mode", "dist_flag", "pretraining", "num_pretrain_epochs", "num_initial_epochs", "epoch_metrics"),
@@ -103,9 +96,9 @@ MODELS = {
         _MODEL_ONLY
         | dict.fromkeys(
             ("visualize", "spot_check"),
-            Only((False,), "call torchmn.models.visualize and torchmn.models.spot_check of the trained model"),
+            AllowedValues((False,), "call torchmn.models.visualize and torchmn.models.spot_check of the trained model"),
         ),
-        _MODEL_MEANINGLESS,
+        _MODEL_IGNORED,
         _MODEL_REFUSED,
     ),
 }  # fmt: skip
@@ -113,69 +106,68 @@ MODELS = {
 # Data sets --------------------------------------------------------------------------------------------------------
 
 _DIST = ("dist_flag", "dist_mode", "batch_size")
-_DATA_MEANINGLESS = BACKEND | {
+_DATA_IGNORED = BACKEND | {
     "serialized_path": "data is cached by its content, and each rank reads only its part",
     "overwrite_list": "it belongs to neon's saved data sets, which are not read",
 }
 _DATA_REFUSED = {
-    "test_pct": "this data set has a test split of its own",
+    "test_pct": "this data set has a separate test split",
     "num_test_sample": "all test samples are used",
 }
 
 
-def _data(*read: str, refused: tuple[str, ...] = ("test_pct",), **meaningless: str) -> Keys:
+def _data(*read: str, refused: tuple[str, ...] = ("test_pct",), **ignored: str) -> Keys:
     return Keys(
         ("repo_path", "sample_pct", "validation_pct", *_DIST, *read),
         (),
         dtypes(),
-        _DATA_MEANINGLESS | meaningless,
+        _DATA_IGNORED | ignored,
         {key: _DATA_REFUSED[key] for key in refused},
     )
 
 
-def _without_files(keys: Keys, why: str) -> Keys:
+def _without_files(keys: Keys, reason: str) -> Keys:
     read = tuple(key for key in keys.read if key != "repo_path")
-    return replace(keys, read=read, meaningless={**keys.meaningless, "repo_path": why})
+    return replace(keys, read=read, ignored={**keys.ignored, "repo_path": reason})
 
 
 _MACRO = "no macro batches are written: images are read from their files"
 DATASETS = {
     "MNIST": _data(
-        num_test_sample="it made the test set divisible by the ranks: any number is, and all samples are tested"
+        num_test_sample="it made the test set divisible by the number of ranks: all samples are tested here"
     ),
     "CIFAR10": _data(),
     "CIFAR100": _data("coarse_labels"),
-    "Iris": _without_files(_data(), "the flowers come with TorchMN"),
-    "ToyImages": _without_files(_data(), "the images are drawn"),
+    "Iris": _without_files(_data(), "the data set is included in TorchMN"),
+    "ToyImages": _without_files(_data(), "the images are generated"),
     "Housing": _data("test_pct", refused=()),
     "SPARSENET": _data(),
-    "MOBYDICK": _data("unrolls", data_dim="the number of different characters follows from the text"),
+    "MOBYDICK": _data("unrolls", data_dim="the number of distinct characters follows from the text"),
     "UniformRandom": Keys(
         ("ntrain", "ntest", "nin", "nout", "validation_pct", *_DIST),
         (),
         dtypes(),
-        _DATA_MEANINGLESS
-        | {"repo_path": "nothing is read from files", "sample_pct": "neon's UniformRandom does not look at it"},
+        _DATA_IGNORED | {"repo_path": "nothing is read from files", "sample_pct": "neon's UniformRandom ignores it"},
     ),
     "Imageset": Keys(
         ("repo_path", "image_dir", "imageset", "cropped_image_size", "output_image_size", "num_channels", *_DIST),
         (),
         dtypes()
-        | dict.fromkeys(("mean_norm", "unit_norm"), Only((False,), "values are between 0 and 1 here"))
+        | dict.fromkeys(("mean_norm", "unit_norm"), AllowedValues((False,), "values are between 0 and 1 here"))
         | {
-            "dotransforms": Only((False,), "images are neither cropped nor mirrored at random"),
-            "shuffle_macro": Only((False,), "say `shuffle: true` in our format"),
+            "dotransforms": AllowedValues((False,), "random crops and mirroring are not supported"),
+            "shuffle_macro": AllowedValues((False,), "use `shuffle: true` in TorchMN's format"),
         },
-        _DATA_MEANINGLESS
+        _DATA_IGNORED
         | dict.fromkeys(("macro_size", "save_dir", "num_workers", "preprocess_done", "tdims"), _MACRO)
         | {
             "square_crop": "images are scaled to cropped_image_size, and not cropped: crop them before",
             "nclass": "the number of classes is that of the folders",
-            "sample_pct": "neon's Imageset does not look at it",
+            "sample_pct": "neon's Imageset ignores it",
         },
         dict.fromkeys(
             ("ntrain", "nval", "train_start", "val_start"),
-            "there are no macro batches to count: `sample` in our format takes a share",
+            "there are no macro batches to count: use `sample` in TorchMN's format for a part of the data",
         )
         | {"label_list": "images have one label each, that of their folder"},
     ),
@@ -183,30 +175,30 @@ DATASETS = {
 
 # Costs, metrics, activations, initial weights ---------------------------------------------------------------------
 
-_COST_MEANINGLESS = BACKEND | {
+_COST_IGNORED = BACKEND | {
     "batch_size": "neon gives a cost the batch size of the model",
     "olayer": "neon gives a cost the last layer",
 }
-SHORTCUT = Only(
+SHORTCUT = AllowedValues(
     (True,),
-    "the derivative of the cost and of the softmax or logistic before it is taken in one step, y - t, which does not "
+    "the gradient of the cost with the softmax or logistic before it is computed in one step, y - t, which does not "
     "vanish where outputs round to 0 or 1",
 )
 COSTS = {
     "CrossEntropy": Keys(
         ("scale",), (), dtypes("temp_dtype") | {"shortcut_deriv": SHORTCUT},
-        _COST_MEANINGLESS
+        _COST_IGNORED
         | {
             "epsilon": "it kept neon's logarithm finite",
-            "use_binary": "neon takes the binary form behind Logistic, and the other behind Softmax",
+            "use_binary": "neon uses the binary form after Logistic, and the other one after Softmax",
         },
     ),
-    "SumSquaredDiffs": Keys(("scale",), (), dtypes("temp_dtype"), _COST_MEANINGLESS),
-    "XCovariance": Keys(("scale", "blkidx"), (), dtypes("temp_dtype"), _COST_MEANINGLESS),
+    "SumSquaredDiffs": Keys(("scale",), (), dtypes("temp_dtype"), _COST_IGNORED),
+    "XCovariance": Keys(("scale", "blkidx"), (), dtypes("temp_dtype"), _COST_IGNORED),
 }  # fmt: skip
 METRICS = {
     **same("MisclassRate MisclassPercentage MisclassSum", Keys(("error_rank",))),
-    **same("LogLossMean LogLossSum", Keys(meaningless={"eps": "it kept neon's logarithm finite"})),
+    **same("LogLossMean LogLossSum", Keys(ignored={"eps": "it kept neon's logarithm finite"})),
     **same("AUC SSE MSE", Keys()),
 }
 SPLITS = {"metrics": Keys(("train", "test", "validation"))}
@@ -215,36 +207,36 @@ ACTIVATIONS = {
     "Softmax": Keys(only={"shortcut_deriv": SHORTCUT}),
     "RectLeaky": Keys(("slope",)),
 }
-_FILL = BACKEND | NAME | {"type": "the class says it"}
+_FILL = BACKEND | NAME | {"type": "it follows from the class"}
 _NOT_LOCAL = dict.fromkeys(("is_local", "islocal"), "it does not change these values")
-_NOT_SEEN = "neon's class does not look at it"
+_NOT_READ = "neon's class ignores it"
 
 
-def _initializer(*read: str, local: bool = False, **meaningless: str) -> Keys:
+def _initializer(*read: str, local: bool = False, **ignored: str) -> Keys:
     where = () if not local else ("is_local", "islocal")
     return Keys(
-        (*read, "bias_init", *where), meaningless=_FILL | ({} if local else _NOT_LOCAL) | meaningless
+        (*read, "bias_init", *where), ignored=_FILL | ({} if local else _NOT_LOCAL) | ignored
     )  # fmt: skip
 
 
 INITIALIZERS = {
-    "UniformValGen": _initializer("low", "high", relu=_NOT_SEEN),
-    "AutoUniformValGen": _initializer("relu", local=True, scale=_NOT_SEEN),
+    "UniformValGen": _initializer("low", "high", relu=_NOT_READ),
+    "AutoUniformValGen": _initializer("relu", local=True, scale=_NOT_READ),
     "GaussianValGen": _initializer("loc", "scale"),
     "NormalValGen": _initializer("loc", "scale"),
     "NodeNormalizedValGen": _initializer("scale"),
     "SparseEigenValGen": _initializer("sparseness", "eigenvalue"),
     "OrthoNormalizedValGen": _initializer("relu"),
 }
-# Before the release: {type: uniform, low: ..., high: ...}
+# Before neon's release: {type: uniform, low: ..., high: ...}
 PLAIN_INITIALIZERS = {"uniform": "UniformValGen", "gaussian": "GaussianValGen", "normal": "GaussianValGen",
                       "node_normalized": "NodeNormalizedValGen", "sparse_eigenval": "SparseEigenValGen"}  # fmt: skip
 _PLAIN = {
-    f"weight_init of {word}": Keys(
+    f"weight_init of {kind}": Keys(
         (*INITIALIZERS[name].read, "type"),
-        meaningless={key: why for key, why in INITIALIZERS[name].meaningless.items() if key != "type"},
+        ignored={key: reason for key, reason in INITIALIZERS[name].ignored.items() if key != "type"},
     )
-    for word, name in PLAIN_INITIALIZERS.items()
+    for kind, name in PLAIN_INITIALIZERS.items()
 }
 
 # Learning rules ---------------------------------------------------------------------------------------------------
@@ -259,7 +251,7 @@ RULES = {
     "adadelta": ("rho", "epsilon"),
     "rmsprop": ("learning_rate", "momentum_params", "schedule", "gamma", "epsilon"),
 }
-"""The parameters that neon's rules apply; they take the others, and do not look at them."""
+"""The parameters that neon's rules apply; they accept the others and ignore them."""
 MOMENTA = {
     "constant": ("coef", "initial_coef"),
     "nesterov": ("coef", "initial_coef"),
@@ -272,16 +264,18 @@ LEARNING = {
     **{
         f"lr_params of {rule}": Keys(
             params,
-            meaningless=BACKEND
-            | {key: f"neon's {rule} does not apply it" for key in _PARAMS if key not in params},
+            ignored=BACKEND
+            | {key: f"neon's {rule} ignores it" for key in _PARAMS if key not in params},
         )
         for rule, params in RULES.items()
     },
     **{
         f"momentum_params of {kind}": Keys(
             (*params, "type"),
-            meaningless={
-                key: f"a {kind} momentum does not change" for key in MOMENTA["linear_monotone"] if key not in params
+            ignored={
+                key: "only a linear_monotone momentum changes"
+                for key in MOMENTA["linear_monotone"]
+                if key not in params
             },
         )
         for kind, params in MOMENTA.items()
@@ -301,4 +295,4 @@ KEYS: dict[str, dict[str, Keys]] = {
     "initial weights": INITIALIZERS | _PLAIN,
     "learning rules": LEARNING,
 }
-"""Of each kind of thing, the decisions on the keys of its classes; names as the files have them, without `Dist`."""
+"""For each kind of class, the treatment of the keys of its classes; names as in files, without `Dist`."""

@@ -1,4 +1,4 @@
-"""A value of a file with its place, and for `!obj:` the class that it names."""
+"""TaggedValue: a value of a neon file with its position and, for `!obj:`, the class that it names."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ HYPEROPT = "!hyperopt"
 
 @dataclass(frozen=True)
 class Range:
-    """`!hyperopt lr FLOAT 0.01 0.1`: where neon's search tool put a value. Here the user does."""
+    """`!hyperopt lr FLOAT 0.01 0.1`: a range for neon's hyperparameter search, which the user must replace."""
 
     text: str
 
     @property
     def example(self) -> str:
-        """A value inside of it, as --set takes it."""
+        """A value within the range, as text for --set."""
         kind, *bounds = self.text.split()[1:] or [""]
         try:
             low, high = map(float, bounds)
@@ -33,16 +33,22 @@ class Range:
 
     @property
     def refusal(self) -> str:
-        """Why it can not stand where a number is computed with."""
-        return f"!hyperopt {self.text}: no search is there any more: write a number in its place"
+        """The error message where a number is needed."""
+        return f"!hyperopt {self.text}: hyperparameter search is not supported: write a number instead"
 
     def __float__(self) -> float:
         raise ExperimentError(self.refusal)
 
 
 @dataclass
-class Said:
-    """value: a plain value, a list of Said, or a dict of them; kind: the class of an object, without its modules."""
+class TaggedValue:
+    """A value of a neon file.
+
+    Attributes:
+        value: a plain value, or a list or dict of TaggedValue.
+        where: file, line and column.
+        kind: the class of an object, without its modules.
+    """
 
     value: Any
     where: str
@@ -50,21 +56,21 @@ class Said:
 
     @property
     def name(self) -> str:
-        """The class without `Dist`: distributed and ordinary ones mean the same today."""
+        """The class without `Dist`: distributed and ordinary classes are converted alike."""
         return (self.kind or "").removesuffix("Dist")
 
-    def get(self, key: str) -> Said | None:
-        """What stands under a key; None if nothing does, or `null`."""
+    def get(self, key: str) -> TaggedValue | None:
+        """Returns the value of a key; None if it is missing or `null`."""
         found = self.value.get(key) if isinstance(self.value, dict) else None
         return found if found is not None and found.value is not None else None
 
     def plain(self, key: str, default: Any = None) -> Any:
-        """The value under a key, with all places forgotten."""
+        """Returns the value of a key as plain Python values."""
         found = self.get(key)
         return default if found is None else plain(found)
 
     def number(self, key: str, default: float | None = None) -> float:
-        """The number under a key, or the default; an ExperimentError where there is neither."""
+        """Returns the number of a key, or the default; raises an ExperimentError if there is neither."""
         found = self.get(key)
         if found is None:
             if default is None:
@@ -76,67 +82,69 @@ class Said:
             raise ExperimentError(f"{found.where}: expected {key} to be a number, got {str(plain(found))[:60]!r}")
         return float(found.value)
 
-    def word(self, key: str, default: str | None = None) -> str | None:
-        """The word under a key, or the default; an ExperimentError where something else stands there."""
+    def string(self, key: str, default: str | None = None) -> str | None:
+        """Returns the string of a key, or the default; raises an ExperimentError if it is not a string."""
         found = self.get(key)
         if found is not None and not isinstance(found.value, str):
-            raise ExperimentError(f"{found.where}: expected {key} to be a word, got {str(plain(found))[:60]!r}")
+            raise ExperimentError(f"{found.where}: expected {key} to be a string, got {str(plain(found))[:60]!r}")
         return default if found is None else found.value
 
-    def items(self) -> Iterator[tuple[str, Said]]:
+    def items(self) -> Iterator[tuple[str, TaggedValue]]:
         if not isinstance(self.value, dict):
             raise ExperimentError(f"{self.where}: expected a mapping of keys to values, got {str(plain(self))[:60]!r}")
         yield from self.value.items()
 
 
-def plain(said: Said) -> Any:
-    """The value, with all places forgotten."""
-    if isinstance(said.value, dict):
-        return {key: plain(item) for key, item in said.value.items()}
-    if isinstance(said.value, list):
-        return [plain(item) for item in said.value]
-    return said.value
+def plain(tagged: TaggedValue) -> Any:
+    """Returns a value as plain Python values."""
+    if isinstance(tagged.value, dict):
+        return {key: plain(item) for key, item in tagged.value.items()}
+    if isinstance(tagged.value, list):
+        return [plain(item) for item in tagged.value]
+    return tagged.value
 
 
-def number_of(said: Said) -> Said:
-    """A whole number as the float that our options take; anything else as it is."""
-    whole = isinstance(said.value, int) and not isinstance(said.value, bool)
-    return Said(float(said.value), said.where) if whole else said
+def as_float(tagged: TaggedValue) -> TaggedValue:
+    """Returns an integer as a float, which options require; other values unchanged."""
+    is_integer = isinstance(tagged.value, int) and not isinstance(tagged.value, bool)
+    return TaggedValue(float(tagged.value), tagged.where) if is_integer else tagged
 
 
-def at(where: str, value: Any) -> Said:
-    """A value that we say, in the name of a place in the old file."""
-    if isinstance(value, Said):
+def at(where: str, value: Any) -> TaggedValue:
+    """Returns a new value with a position in the original file, to which errors will refer."""
+    if isinstance(value, TaggedValue):
         return value
     if isinstance(value, dict):
-        return Said({key: at(where, item) for key, item in value.items() if item is not None}, where)
+        return TaggedValue({key: at(where, item) for key, item in value.items() if item is not None}, where)
     if isinstance(value, list | tuple):
-        return Said([at(where, item) for item in value], where)
-    return Said(value, where)
+        return TaggedValue([at(where, item) for item in value], where)
+    return TaggedValue(value, where)
 
 
-def as_document(name: str, said: Said) -> Document:
-    """The values, and where each of them was said."""
+def as_document(name: str, tagged: TaggedValue) -> Document:
+    """Returns the plain values with the position of each."""
     places: dict[KeyPath, str] = {}
 
-    def walk(said: Said, path: KeyPath) -> Any:
-        places[path] = said.where
-        if isinstance(said.value, dict):
-            return {key: walk(item, (*path, key)) for key, item in said.value.items()}
-        if isinstance(said.value, list):
-            return [walk(item, (*path, number)) for number, item in enumerate(said.value)]
-        return said.value
+    def walk(tagged: TaggedValue, path: KeyPath) -> Any:
+        places[path] = tagged.where
+        if isinstance(tagged.value, dict):
+            return {key: walk(item, (*path, key)) for key, item in tagged.value.items()}
+        if isinstance(tagged.value, list):
+            return [walk(item, (*path, number)) for number, item in enumerate(tagged.value)]
+        return tagged.value
 
-    values = walk(said, ())
+    values = walk(tagged, ())
     return Document(name, values, places, dict(places))
 
 
-def read_nodes(name: str, root: Node) -> Said:
-    """The tree of a file. A key of the experiment itself may stand twice, which neon's files use to hold anchors: the
-    last one counts."""
-    read: dict[int, Said] = {}
+def read_nodes(name: str, root: Node) -> TaggedValue:
+    """Returns the values of a file's YAML tree.
 
-    def walk(node: Node) -> Said:
+    A key of the experiment itself may occur twice, as neon's files define anchors in such keys: the last one counts.
+    """
+    read: dict[int, TaggedValue] = {}
+
+    def walk(node: Node) -> TaggedValue:
         where = place(name, node)
         if id(node) in read:
             return read[id(node)]
@@ -159,7 +167,7 @@ def read_nodes(name: str, root: Node) -> Said:
                 value = scalar(name, node)
         if kind is None and node.tag.startswith("!") and not isinstance(node, ScalarNode):
             raise ExperimentError(f"{where}: {node.tag} is not supported here, only !obj: is")
-        read[id(node)] = Said(value, where, kind)
+        read[id(node)] = TaggedValue(value, where, kind)
         return read[id(node)]
 
     return walk(root)
@@ -170,7 +178,7 @@ def _refuse_twice(name: str, node: MappingNode) -> None:
     for key, item in node.value:
         text = _key(name, key)
         if text in seen:
-            raise ExperimentError(f"{place(name, item)}: the key {text!r} stands here twice: neon took the last one")
+            raise ExperimentError(f"{place(name, item)}: duplicate key {text!r}; neon used the last one")
         seen.add(text)
 
 

@@ -1,4 +1,4 @@
-"""neon's initial weights, activations, costs and metrics, in our words."""
+"""Converts neon's initial weights, activations, costs and metrics."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 from torchmn.errors import ExperimentError, nearest
 from torchmn.experiment.neon.tables import PLAIN_INITIALIZERS
-from torchmn.experiment.neon.tagged_value import Said, at, number_of
+from torchmn.experiment.neon.tagged_value import TaggedValue, as_float, at
 
 ACTIVATIONS = {
     "Logistic": "logistic", "RectLin": "relu", "RectLeaky": "leaky_relu", "Tanh": "tanh", "Softmax": "softmax",
@@ -19,7 +19,7 @@ METRICS = {
     "MisclassSum": "misclassified_sum", "LogLossMean": "log_loss", "LogLossSum": "log_loss_sum", "AUC": "auc",
     "SSE": "sse", "MSE": "mse",
 }  # fmt: skip
-# Our name, and the names of the options: theirs -> ours.
+# neon's class: TorchMN's name, and neon's options with TorchMN's names for them.
 INITIALIZERS: dict[str, tuple[str, dict[str, str]]] = {
     "UniformValGen": ("uniform", {"low": "low", "high": "high"}),
     "AutoUniformValGen": ("auto_uniform", {}),
@@ -30,93 +30,98 @@ INITIALIZERS: dict[str, tuple[str, dict[str, str]]] = {
     "OrthoNormalizedValGen": ("orthonormal", {}),
     "IdentityValGen": ("identity", {}),
 }
-# What neon took where a file says nothing.
+# neon's default values.
 DEFAULTS = {"uniform": {"low": 0.0, "high": 1.0}, "gaussian": {"std": 1.0}}
 DEFAULT_INITIALIZER = {"name": "gaussian", "std": 0.01}
-"""The initial weights of a layer without any, in neon 0.9."""
+"""neon 0.9's initial weights for a layer without `weight_init`."""
 
 
-def one_of(table: Any, said: Said, what: str) -> Any:
-    """What the class of an object means; an ExperimentError with the nearest name if it is not in the table."""
-    if said.name not in table:
+def one_of(table: Any, tagged: TaggedValue, what: str) -> Any:
+    """Returns the table's entry for the class of an object; raises an ExperimentError if there is none."""
+    if tagged.name not in table:
         raise ExperimentError(
-            f"{said.where}: {what} {said.kind or 'without !obj:'} is not supported. {nearest(said.name, table)}"
+            f"{tagged.where}: {what} {tagged.kind or 'without !obj:'} is not supported. {nearest(tagged.name, table)}"
         )
-    return table[said.name]
+    return table[tagged.name]
 
 
-def cost_of(said: Said, batch_size: Said | None) -> Said:
-    """Our cost, with its scale."""
-    name = one_of(COSTS, said, "the cost")
-    scale = said.number("scale", 1.0)
-    ours: dict[str, Any] = {"name": name}
+def cost_of(tagged: TaggedValue, batch_size: TaggedValue | None) -> TaggedValue:
+    """Returns the converted cost, with its scale."""
+    name = one_of(COSTS, tagged, "the cost")
+    scale = tagged.number("scale", 1.0)
+    options: dict[str, Any] = {"name": name}
     if name == "cross_covariance":
-        if said.get("blkidx") is None:
-            raise ExperimentError(f"{said.where}: {said.kind} needs the key 'blkidx'")
-        ours["split"] = said.get("blkidx")
-        # neon divided it by the batch, as it did a sum over samples.
+        if tagged.get("blkidx") is None:
+            raise ExperimentError(f"{tagged.where}: {tagged.kind} needs the key 'blkidx'")
+        options["split"] = tagged.get("blkidx")
+        # neon divided it by the batch size, as it did sums over samples.
         scale /= float(batch_size.value) if batch_size is not None else 1.0
     if scale != 1.0:
-        ours["scale"] = scale
-    return at(said.where, ours if len(ours) > 1 else name)
+        options["scale"] = scale
+    return at(tagged.where, options if len(options) > 1 else name)
 
 
-def activation(said: Said) -> Said | None:
-    """Our activation; None for a linear one."""
-    name = one_of(ACTIVATIONS, said, "the activation")
-    if name == "leaky_relu" and said.get("slope") is not None:
-        return at(said.where, {"name": name, "slope": said.number("slope")})
-    return None if name == "identity" else at(said.where, name)
+def activation(tagged: TaggedValue) -> TaggedValue | None:
+    """Returns the converted activation; None for a linear one."""
+    name = one_of(ACTIVATIONS, tagged, "the activation")
+    if name == "leaky_relu" and tagged.get("slope") is not None:
+        return at(tagged.where, {"name": name, "slope": tagged.number("slope")})
+    return None if name == "identity" else at(tagged.where, name)
 
 
-def initializer(said: Said, matrix: tuple[int, int] | None, fans: tuple[int, int] | None) -> tuple[Said, float | None]:
-    """Our initializer, and with what a bias begins: without it, neon's layers have none.
+def initializer(
+    tagged: TaggedValue, matrix: tuple[int, int] | None, fans: tuple[int, int] | None
+) -> tuple[TaggedValue, float | None]:
+    """Converts an initializer.
 
     Args:
-        said: neon's.
-        matrix: the shape that neon's weights have, which some initializers follow; None if it is not known.
-        fans: of how many values an output is made, and into how many each goes, as our initializers count.
+        tagged: neon's initializer.
+        matrix: shape of neon's weight matrix, on which some initializers depend; None if unknown.
+        fans: fan-in and fan-out of TorchMN's layer; None if unknown.
+
+    Returns:
+        The initializer, and the initial value of the bias; None if neon's layer has no bias.
     """
-    bias = said.number("bias_init") if said.get("bias_init") is not None else None
-    if said.kind is None:  # pre-release: {type: uniform, low: ..., high: ...}
-        kind = said.word("type", "uniform")
+    bias = tagged.number("bias_init") if tagged.get("bias_init") is not None else None
+    if tagged.kind is None:  # before neon's release: {type: uniform, low: ..., high: ...}
+        kind = tagged.string("type", "uniform")
         if kind not in PLAIN_INITIALIZERS:
             raise ExperimentError(
-                f"{said.where}: the initial weights {kind!r} are not supported. {nearest(kind, PLAIN_INITIALIZERS)}"
+                f"{tagged.where}: the initial weights {kind!r} are not supported. {nearest(kind, PLAIN_INITIALIZERS)}"
             )
-        ours, options = INITIALIZERS[PLAIN_INITIALIZERS[kind]]
+        name, renamed = INITIALIZERS[PLAIN_INITIALIZERS[kind]]
     else:
-        ours, options = one_of(INITIALIZERS, said, "the initial weights")
-    if ours == "identity":
-        raise ExperimentError(f"{said.where}: the initial weights {said.kind} are not supported")
-    chosen: dict[str, Any] = {"name": ours, **DEFAULTS.get(ours, {})}
-    if said.plain("relu") and ours == "orthonormal":
-        chosen["scale"] = math.sqrt(2)
-    for key, name in options.items():
-        if (value := said.get(key)) is not None:
-            chosen[name] = value if key == "sparseness" else number_of(value)
-    if ours == "auto_uniform":
-        chosen = _auto_uniform(said, matrix, fans)
-    elif ours == "glorot" and (matrix is None or fans is None or sum(fans) != sum(matrix)):
-        chosen = _uniform(said, matrix, said.number("scale", 1.0) * math.sqrt(6), sum(matrix or ()))
-    return at(said.where, chosen), bias
+        name, renamed = one_of(INITIALIZERS, tagged, "the initial weights")
+    if name == "identity":
+        raise ExperimentError(f"{tagged.where}: the initial weights {tagged.kind} are not supported")
+    options: dict[str, Any] = {"name": name, **DEFAULTS.get(name, {})}
+    if tagged.plain("relu") and name == "orthonormal":
+        options["scale"] = math.sqrt(2)
+    for key, new_key in renamed.items():
+        if (value := tagged.get(key)) is not None:
+            options[new_key] = value if key == "sparseness" else as_float(value)
+    if name == "auto_uniform":
+        options = _auto_uniform(tagged, matrix, fans)
+    elif name == "glorot" and (matrix is None or fans is None or sum(fans) != sum(matrix)):
+        options = _uniform(tagged, matrix, tagged.number("scale", 1.0) * math.sqrt(6), sum(matrix or ()))
+    return at(tagged.where, options), bias
 
 
-def _auto_uniform(said: Said, matrix: tuple[int, int] | None, fans: tuple[int, int] | None) -> dict[str, Any]:
-    """Within one over the root of the rows of neon's matrix if it is called local, otherwise of its columns."""
-    relu = said.plain("relu")
-    scale = 1.0 if not relu else 2 ** (1 / 2 if relu is True else said.number("relu") / 2)
-    local = any(said.plain(key) for key in ("is_local", "islocal"))
+def _auto_uniform(tagged: TaggedValue, matrix: tuple[int, int] | None, fans: tuple[int, int] | None) -> dict[str, Any]:
+    """Returns a uniform initializer within 1 / sqrt(rows of neon's matrix) if it is local, else 1 / sqrt(columns)."""
+    relu = tagged.plain("relu")
+    scale = 1.0 if not relu else 2 ** (1 / 2 if relu is True else tagged.number("relu") / 2)
+    local = any(tagged.plain(key) for key in ("is_local", "islocal"))
     if matrix is not None and fans is not None and matrix[0 if local else 1] == fans[0]:
         return {"name": "auto_uniform", **({"scale": scale} if scale != 1.0 else {})}
-    return _uniform(said, matrix, scale, 0 if matrix is None else matrix[0 if local else 1])
+    return _uniform(tagged, matrix, scale, 0 if matrix is None else matrix[0 if local else 1])
 
 
-def _uniform(said: Said, matrix: tuple[int, int] | None, scale: float, count: int) -> dict[str, Any]:
+def _uniform(tagged: TaggedValue, matrix: tuple[int, int] | None, scale: float, count: int) -> dict[str, Any]:
     if matrix is None:
         raise ExperimentError(
-            f"{said.where}: {said.kind or 'the initial weights'}: the shape of the weights, which they follow, is not "
-            "known here: use UniformValGen with low and high"
+            f"{tagged.where}: {tagged.kind or 'the initial weights'}: they depend on the shape of the weights, which "
+            "is unknown here: use UniformValGen with low and high"
         )
     bound = scale / math.sqrt(count)
     return {"name": "uniform", "low": -bound, "high": bound}

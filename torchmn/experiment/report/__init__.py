@@ -1,4 +1,4 @@
-"""report.html: a run on one page, in one file, without a network."""
+"""report.html: the results of a run in one self-contained HTML file."""
 
 from torchmn.experiment.report.page import write_report
 

@@ -1,4 +1,4 @@
-"""Where the lines of a chart go; templates/charts.html draws them, and the page's style colours them."""
+"""Coordinates of line charts, which templates/charts.html draws and templates/style.css colours."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from dataclasses import dataclass, field
 
 MOST_POINTS = 800
 COLOURS = 6
-"""As many as the page's style has."""
+"""Number of colours in templates/style.css."""
 
 
 @dataclass(frozen=True)
 class Curve:
-    """Points of one colour; `number` chooses it among COLOURS."""
+    """A named line; `number` selects its colour."""
 
     name: str
     xs: Sequence[float]
@@ -22,7 +22,7 @@ class Curve:
 
 
 @dataclass(frozen=True)
-class Drawn:
+class DrawnCurve:
     """A curve in the coordinates of its chart."""
 
     name: str
@@ -32,7 +32,7 @@ class Drawn:
 
 @dataclass
 class Chart:
-    """Curves over steps or epochs; without any, there is no finite number to draw. Ticks: their places and texts."""
+    """Curves over steps or epochs; ticks are coordinates with texts. Without finite values there are no curves."""
 
     x_name: str
     y_name: str
@@ -44,11 +44,11 @@ class Chart:
     bottom: int = 34
     x_ticks: list[tuple[float, str]] = field(default_factory=list)
     y_ticks: list[tuple[float, str]] = field(default_factory=list)
-    curves: list[Drawn] = field(default_factory=list)
+    curves: list[DrawnCurve] = field(default_factory=list)
 
 
 def line_chart(curves: Sequence[Curve], x_name: str, y_name: str) -> Chart:
-    """A chart of curves; points that are not finite are left out."""
+    """Returns the chart of some curves; points that are not finite are omitted."""
     chart = Chart(x_name, y_name)
     kept = [Curve(c.name, *_thinned(c), c.number % COLOURS) for c in curves]
     kept = [curve for curve in kept if curve.xs]
@@ -63,19 +63,19 @@ def line_chart(curves: Sequence[Curve], x_name: str, y_name: str) -> Chart:
         return chart.left + (x - x_low) / max(x_high - x_low, 1e-12) * (chart.width - chart.left - chart.right)
 
     def y_at(y: float) -> float:
-        share = (y - y_low) / max(y_high - y_low, 1e-12)
-        return chart.height - chart.bottom - share * (chart.height - chart.top - chart.bottom)
+        fraction = (y - y_low) / max(y_high - y_low, 1e-12)
+        return chart.height - chart.bottom - fraction * (chart.height - chart.top - chart.bottom)
 
     chart.x_ticks = [(x_at(x), f"{x:g}") for x in ticks(x_low, x_high, whole=True) if x_low <= x <= x_high]
     chart.y_ticks = [(y_at(y), f"{y:g}") for y in y_ticks]
     chart.curves = [
-        Drawn(c.name, c.number, [(x_at(x), y_at(y)) for x, y in zip(c.xs, c.ys, strict=True)]) for c in kept
+        DrawnCurve(c.name, c.number, [(x_at(x), y_at(y)) for x, y in zip(c.xs, c.ys, strict=True)]) for c in kept
     ]
     return chart
 
 
 def _thinned(curve: Curve) -> tuple[list[float], list[float]]:
-    """At most MOST_POINTS of the points: means of neighbours where there are more."""
+    """Returns at most MOST_POINTS finite points; if there are more, means of neighbours."""
     pairs = [(x, y) for x, y in zip(curve.xs, curve.ys, strict=True) if math.isfinite(x) and math.isfinite(y)]
     size = -(-len(pairs) // MOST_POINTS)
     groups = [pairs[start : start + size] for start in range(0, len(pairs), max(size, 1))]
@@ -83,7 +83,7 @@ def _thinned(curve: Curve) -> tuple[list[float], list[float]]:
 
 
 def ticks(low: float, high: float, count: int = 5, whole: bool = False) -> list[float]:
-    """Round numbers between two others, both ends covered; `whole` ones for what can be counted."""
+    """Returns about `count` round numbers that cover `low` to `high`; integers if `whole`."""
     span = high - low
     if span <= 0:
         return [low]

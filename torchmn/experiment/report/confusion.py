@@ -1,4 +1,4 @@
-"""Which classes are taken for which, and the surest mistakes."""
+"""Confusion matrix of a classifier, and its most confident wrong predictions with their images."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from torchmn.datasets import Arrays
 
 
 def png(pixels: np.ndarray) -> bytes:
-    """A PNG of bytes (height, width) or (height, width, 3)."""
+    """Returns a PNG file of pixels of shape (height, width) or (height, width, 3)."""
     height, width = pixels.shape[:2]
     colour = 0 if pixels.ndim == 2 else 2
     rows = np.ascontiguousarray(pixels, dtype=np.uint8).reshape(height, -1)
@@ -25,7 +25,7 @@ def png(pixels: np.ndarray) -> bytes:
 
 
 def data_uri(image: np.ndarray) -> str:
-    """A picture of an image (maps, height, width) with values of any range: grey, or colours where it has 3 maps."""
+    """Returns a PNG as a data URI of an image (channel, height, width) of any range: RGB if it has 3 channels."""
     low, high = float(image.min()), float(image.max())
     if low >= 0 and high <= 1:
         low, high = 0.0, 1.0
@@ -34,64 +34,72 @@ def data_uri(image: np.ndarray) -> str:
     return "data:image/png;base64," + base64.b64encode(png(pixels)).decode()
 
 
-MOST_CLASSES, MOST_MISTAKES = 30, 18
+MOST_CLASSES, MOST_EXAMPLES = 30, 18
 
 
 @dataclass(frozen=True)
-class Mistake:
-    """A sample that was taken for another class; `picture` is a data URI, or empty."""
+class WrongPrediction:
+    """A misclassified sample; `image` is a data URI, or empty."""
 
     label: str
-    taken_for: str
-    picture: str
+    predicted: str
+    image: str
 
 
 @dataclass
-class Mistakes:
-    """What templates/mistakes.html shows. `counts` is the confusion matrix, or None where classes are too many."""
+class Confusion:
+    """The values that templates/confusion.html shows."""
 
-    without_class: int
-    """How many samples have outputs that are NaN."""
+    nan_samples: int
+    """Number of samples with NaN among their outputs, which are not counted."""
     counted: int
     labels: list[str]
-    counts: list[list[int]] | None = None
+    matrix: list[list[int]] | None = None
+    """None if there are more than MOST_CLASSES classes."""
     wrong: int = 0
-    surest: list[Mistake] = field(default_factory=list)
+    examples: list[WrongPrediction] = field(default_factory=list)
+    """The wrong predictions with the largest margin."""
 
 
-def mistakes(data: Arrays, outputs: np.ndarray, targets: np.ndarray) -> Mistakes | None:
-    """The mistakes of outputs (sample, class); None where the targets are no classes."""
+def confusion_of(data: Arrays, outputs: np.ndarray, targets: np.ndarray) -> Confusion | None:
+    """Returns the confusion of a classifier, or None if the targets are not classes.
+
+    Args:
+        data: the samples.
+        outputs: (sample, class).
+        targets: (sample,), the labels.
+    """
     if targets.dtype.kind == "f" or outputs.ndim != 2 or outputs.shape[1] < 2:
         return None
-    known = ~np.isnan(outputs).any(axis=1)
+    finite = ~np.isnan(outputs).any(axis=1)
     labels = [data.classes[k] if k < len(data.classes) else str(k) for k in range(outputs.shape[1])]
-    found = Mistakes(int((~known).sum()), int(known.sum()), labels)
+    found = Confusion(int((~finite).sum()), int(finite.sum()), labels)
     if found.counted:
-        if not known.all():
-            data, outputs, targets = data.only(np.flatnonzero(known)), outputs[known], targets[known]
+        if not finite.all():
+            data, outputs, targets = data.only(np.flatnonzero(finite)), outputs[finite], targets[finite]
         if len(labels) <= MOST_CLASSES:
-            found.counts = confusion(outputs, targets).tolist()
+            found.matrix = confusion_matrix(outputs, targets).tolist()
         predicted = outputs.argmax(axis=1)
         wrong = np.flatnonzero(predicted != targets)
-        lead = outputs[wrong, predicted[wrong]] - outputs[wrong, targets[wrong]]
+        margin = outputs[wrong, predicted[wrong]] - outputs[wrong, targets[wrong]]
         found.wrong = len(wrong)
-        found.surest = [
-            Mistake(labels[targets[row]], labels[predicted[row]], _picture(data, row))
-            for row in wrong[np.argsort(-lead)][:MOST_MISTAKES]
+        found.examples = [
+            WrongPrediction(labels[targets[row]], labels[predicted[row]], _image(data, row))
+            for row in wrong[np.argsort(-margin)][:MOST_EXAMPLES]
         ]
     return found
 
 
-def confusion(outputs: np.ndarray, targets: np.ndarray) -> np.ndarray:
-    """How many samples of each class (row) were taken for each class (column)."""
+def confusion_matrix(outputs: np.ndarray, targets: np.ndarray) -> np.ndarray:
+    """Returns the number of samples of each class (row) that were predicted as each class (column)."""
     classes = outputs.shape[1]
     counts = np.zeros((classes, classes), dtype=np.int64)
     np.add.at(counts, (targets, outputs.argmax(axis=1)), 1)
     return counts
 
 
-def _picture(data: Arrays, row: int) -> str:
-    """The sample at `row` as a data URI, or nothing where it is no image."""
+def _image(data: Arrays, row: int) -> str:
+    """Returns the sample at `row` as a data URI, or "" if it is not an image."""
     if len(data.shape) != 3 or data.shape[0] not in (1, 3):
         return ""
     return data_uri(data.take(np.array([row]))[0][0].numpy())

@@ -1,4 +1,4 @@
-"""write_report: a run on one page, from the templates in templates/."""
+"""write_report: renders report.html from the templates in templates/."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ import torchmn
 from torchmn.communicators.communicator import Communicator
 from torchmn.experiment.file.writing import as_yaml
 from torchmn.experiment.report.charts import Chart, Curve, line_chart
-from torchmn.experiment.report.confusion import mistakes
-from torchmn.experiment.report.parts import LayerRow, model_rows
+from torchmn.experiment.report.confusion import confusion_of
+from torchmn.experiment.report.layer_table import LayerRow, layer_rows
 from torchmn.experiment.run.clock import RankTime
 from torchmn.experiment.run.evaluation import predict
 from torchmn.experiment.run.model import build_model
-from torchmn.experiment.run.objective import chosen
+from torchmn.experiment.run.objective import select_units
 from torchmn.experiment.run.run_directory import RunDirectory
 from torchmn.experiment.run.session import Session
 from torchmn.experiment.vocabulary.load import plain
@@ -34,7 +34,7 @@ from torchmn.modes import mode_of
 
 
 def environment(comm: Communicator) -> dict[str, str]:
-    """Names and values; every rank must call it."""
+    """Returns names and values of the section "Environment". Every rank must call it."""
     hosts = comm.allgather_obj(platform.node())
     return {
         "finished": datetime.now(timezone.utc).strftime("%Y-%m-%d %H:%M UTC"),
@@ -53,13 +53,13 @@ def environment(comm: Communicator) -> dict[str, str]:
 
 
 def _program(path: str) -> str:
-    """What a user would type: ranks that `torchmn train -n` started run the command's module."""
-    return "torchmn" if path.endswith(os.path.join("torchmn", "cli", "main.py")) else Path(path).name
+    """Returns the program as a user would type it; ranks of `torchmn train -n` run a script of torchmn.cli."""
+    return "torchmn" if Path(path).parent == Path(torchmn.__file__).with_name("cli") else Path(path).name
 
 
 TEMPLATES = Environment(
     loader=PackageLoader("torchmn.experiment.report"),
-    autoescape=True,  # names of files, classes and modules are the user's
+    autoescape=True,  # names of files, classes and modules come from the user
     undefined=StrictUndefined,
     trim_blocks=True,
     lstrip_blocks=True,
@@ -69,13 +69,21 @@ TEMPLATES = Environment(
 def write_report(
     session: Session, directory: RunDirectory, file: str, history: Sequence[Mapping[str, float]], times: list[RankTime]
 ) -> str:
-    """Write report.html; every rank must call it, and rank 0 writes.
+    """Writes report.html on rank 0. Every rank must call it.
 
-    Returns nothing, or why it could not be written: a training that is finished does not fail of a full disk.
+    Args:
+        session: the trained model and its data.
+        directory: of the run.
+        file: name of the experiment file, for the title.
+        history: loss and metrics of each epoch.
+        times: of each rank.
+
+    Returns:
+        "" or the reason why the file could not be written; a full disk does not make a finished training fail.
     """
-    split = session.shown_split
+    split = session.report_split
     outputs, targets = predict(session, split)
-    surroundings = environment(session.comm)
+    variables = environment(session.comm)
     if session.comm.rank != 0:
         return ""
     page = TEMPLATES.get_template("report.html").render(
@@ -84,17 +92,17 @@ def write_report(
         curves=_curves(directory.log, history),
         columns=_columns(history),
         epochs=_epochs(session, history),
-        mistakes=mistakes(session.splits[split], chosen(outputs, session.objective.class_units), targets),
-        ranks=_shared(session),
+        confusion=confusion_of(session.splits[split], select_units(outputs, session.objective.class_units), targets),
+        ranks=_division(session),
         layers=_layers(session),
         times=[(f"rank {rank}", (time.compute, time.exchange, time.waiting)) for rank, time in enumerate(times)],
         experiment=as_yaml(plain(session.experiment)),
-        environment=surroundings,
+        environment=variables,
     )
     try:
         directory.report.write_text(page, encoding="utf-8")
     except OSError as error:
-        return f" can not be written ({error.strerror})"
+        return f" cannot be written ({error.strerror})"
     return ""
 
 
@@ -111,18 +119,18 @@ def _number(session: Session, name: str, value: float) -> str:
 
 def _curves(log: Path, history: Sequence[Mapping[str, float]]) -> list[Chart]:
     steps = [line for line in _lines(log) if "loss" in line and "epoch" not in line]
-    # A loss that is not finite stands in the log as text, which JSON has no number for.
+    # JSON has no NaN or infinity: the log has them as strings.
     losses = Curve("loss of each step", [step["step"] for step in steps], [float(step["loss"]) for step in steps])
     charts = [line_chart([losses], "step", "loss")]
     epochs = [row["epoch"] for row in history]
-    for names in _alike(history).values():
+    for names in _names_by_measure(history).values():
         curves = [Curve(n, epochs, [row.get(n, nan) for row in history], k) for k, n in enumerate(names)]
         charts.append(line_chart(curves, "epoch", ", ".join(names)))
     return charts
 
 
-def _alike(history: Sequence[Mapping[str, float]]) -> dict[str, list[str]]:
-    """The columns of each measure, as `train accuracy` and `test accuracy`: those that can share an axis."""
+def _names_by_measure(history: Sequence[Mapping[str, float]]) -> dict[str, list[str]]:
+    """Groups columns that share a chart: `train accuracy` and `test accuracy`."""
     found: dict[str, list[str]] = {}
     for name in _columns(history):
         if name != "epoch":
@@ -131,7 +139,7 @@ def _alike(history: Sequence[Mapping[str, float]]) -> dict[str, list[str]]:
 
 
 def _columns(history: Sequence[Mapping[str, float]]) -> list[str]:
-    """The names of all epochs' numbers: a run may have gone on with other metrics."""
+    """Returns the names in all epochs, as metrics may change when a run is resumed."""
     return list(dict.fromkeys(name for row in history for name in row))
 
 
@@ -144,19 +152,19 @@ def _lines(log: Path) -> list[dict[str, Any]]:
 
 
 def _epochs(session: Session, history: Sequence[Mapping[str, float]]) -> list[list[str]]:
-    """The numbers of each epoch, in the order of `_columns`; nothing for those that it does not have."""
+    """Returns the numbers of each epoch, in the order of `_columns`; "" for missing ones."""
     return [[_number(session, n, row[n]) if n in row else "" for n in _columns(history)] for row in history]
 
 
 def _layers(session: Session) -> list[LayerRow]:
-    """Rebuilt as on one rank, so that every layer can be seen with its global shapes."""
+    # Built again as on one rank, for the global shapes.
     data = session.splits["train"]
-    return model_rows(build_model(session.experiment, data), session.placed, data.shape)
+    return layer_rows(build_model(session.experiment, data), session.placed, data.shape)
 
 
-def _shared(session: Session) -> str:
+def _division(session: Session) -> str:
     placed, size = session.placed, session.experiment.batch_size
     if placed.comm.size == 1:
-        return "All of it on one rank."
-    shares = f" A batch of {size} is divided into {placed.replicas.size}." if placed.replicas.size > 1 else ""
-    return f"{placed.description}: {mode_of(placed.mode).description}.{shares}"
+        return "The whole model on one rank."
+    batch = f" A batch of {size} is divided among {placed.replicas.size} ranks." if placed.replicas.size > 1 else ""
+    return f"{placed.description}: {mode_of(placed.mode).description}.{batch}"

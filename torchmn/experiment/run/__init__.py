@@ -1,1 +1,1 @@
-"""An experiment on the ranks of a communicator: session, trainer, evaluation."""
+"""Runs an experiment on the ranks of a communicator: model, session, trainer, evaluation, run directory."""

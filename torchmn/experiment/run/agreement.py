@@ -1,4 +1,4 @@
-"""What all ranks must find alike: each reads the file and the data by itself, maybe on a disk of its own."""
+"""Checks that all ranks get the same results: each rank reads file and data itself, possibly from a local disk."""
 
 from __future__ import annotations
 
@@ -16,43 +16,59 @@ from torchmn.experiment.run.run_directory import difference
 
 Result = TypeVar("Result")
 MOST_ROWS = 64
-"""How many samples of a data set are compared: all of it would have to be read."""
+"""Number of samples of a data set whose inputs are compared, as reading all of them would be slow."""
 
 
 def on_rank_0(comm: Communicator, what: str, work: Callable[[], Result]) -> Result:
-    """What `work()` returns on rank 0, on every rank; what it raises there is an ExperimentError on every rank."""
+    """Calls `work()` on rank 0 and returns its result on every rank; an error there is raised on every rank.
+
+    Args:
+        comm: the ranks, all of which must call.
+        what: name of the work in messages.
+        work: called without arguments.
+
+    Raises:
+        ExperimentError: on every rank, if `work()` fails.
+    """
     return comm.attempt(what, work, root=0, raises=ExperimentError)[0]
 
 
 def on_every_rank(
-    comm: Communicator, what: str, work: Callable[[], Result], looks_like: Callable[[Result], Any]
+    comm: Communicator, what: str, work: Callable[[], Result], fingerprint: Callable[[Result], Any]
 ) -> Result:
-    """What `work()` returns here; an ExperimentError on all ranks, if it fails on one or they do not get the same.
+    """Calls `work()` on every rank, and returns this rank's result if all ranks have the same.
 
-    what: its name for messages. looks_like: plain values that tell one result from another.
+    Args:
+        comm: the ranks, all of which must call.
+        what: name of the result in messages.
+        work: called without arguments.
+        fingerprint: returns plain values by which results are compared.
+
+    Raises:
+        ExperimentError: on every rank, if `work()` fails on one, or the fingerprints differ.
     """
     if comm.size == 1:
         return work()
     results = []
 
-    def looks() -> tuple[Any, str]:
+    def attempt() -> tuple[Any, str]:
         results.append(work())
-        return looks_like(results[0]), socket.gethostname()
+        return fingerprint(results[0]), socket.gethostname()
 
-    told = comm.attempt(what, looks, raises=ExperimentError)
-    first, first_host = told[0]
-    for rank, (look, host) in enumerate(told):
-        apart = difference(first, look, what)
-        if apart is not None:
+    fingerprints = comm.attempt(what, attempt, raises=ExperimentError)
+    first, first_host = fingerprints[0]
+    for rank, (other, host) in enumerate(fingerprints):
+        found = difference(first, other, what)
+        if found is not None:
             raise ExperimentError(
-                f"{apart.key} is {apart.before} on rank 0 of {comm.size}, on {first_host}, and {apart.now} on rank "
-                f"{rank}, on {host}: all ranks must find the same {what}"
+                f"{found.key} is {found.before} on rank 0 of {comm.size}, on {first_host}, and {found.now} on rank "
+                f"{rank}, on {host}: all ranks must have the same {what}"
             )
     return results[0]
 
 
-def look_of(splits: dict[str, Arrays]) -> dict[str, Any]:
-    """How many samples of which shape a data set has, and checksums of all targets and some of the inputs."""
+def dataset_fingerprint(splits: dict[str, Arrays]) -> dict[str, Any]:
+    """Returns number and shape of the samples of each split, and checksums of all targets and some of the inputs."""
     return {
         split: {
             "samples": len(data),

@@ -1,4 +1,4 @@
-"""How long the steps of a training take on this rank, and how much of that it spends on communication."""
+"""Clock: measures the time of training steps on each rank, divided into computation and communication."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torchmn.communicators.communicator import Communicator, seconds_waited
 
 @dataclass(frozen=True)
 class RankTime:
-    """Seconds of one rank: computing, exchanging data, and waiting for slower ranks."""
+    """Seconds that one rank spent on computation, on exchanging data, and on waiting for slower ranks."""
 
     compute: float
     exchange: float
@@ -18,7 +18,7 @@ class RankTime:
 
 
 class Clock:
-    """Adds up the time of steps: `with clock: ...` around each."""
+    """Accumulates the time of training steps: `with clock: ...` around each."""
 
     def __init__(self, comm: Communicator):
         self.comm = comm
@@ -33,10 +33,10 @@ class Clock:
         self.communication += seconds_waited(self.comm) - self._before
 
     def of_all_ranks(self) -> list[RankTime]:
-        """The times of each rank; every rank must call it.
+        """Returns the times of each rank. Every rank must call it.
 
-        The rank that spends least on communication waits least: what others spend more than it counts as waiting.
+        The shortest communication time of all ranks counts as exchange; the excess of other ranks, as waiting.
         """
-        told = self.comm.allgather_obj((self.total, self.communication))
-        least = min(communication for _, communication in told)
-        return [RankTime(total - communication, least, communication - least) for total, communication in told]
+        times = self.comm.allgather_obj((self.total, self.communication))
+        least = min(communication for _, communication in times)
+        return [RankTime(total - communication, least, communication - least) for total, communication in times]

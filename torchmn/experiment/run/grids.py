@@ -1,4 +1,4 @@
-"""Which grid of ranks each mode takes: integers only, so that it can be said before any rank is started."""
+"""Chooses the process grid of a mode. Pure integer arithmetic, so that errors are found before ranks are started."""
 
 from __future__ import annotations
 
@@ -13,63 +13,69 @@ Sizes = dict[str, int]
 Shape = tuple[int, ...]
 
 
-class Unfit(ValueError):
-    """A mode that does not work on so many ranks, or with such samples."""
+class GridError(ValueError):
+    """A mode has no grid for this number of ranks, or for samples of this shape."""
 
 
 def grid_for(mode: str, size: int, shape: Shape, given: Sizes) -> Sizes:
-    """How many ranks stand along each axis (data, depth, height, width): as `given`, or as squarely as can be.
+    """Returns the number of ranks along each axis (data, depth, height, width).
 
-    shape: of one sample. Raises Unfit where the mode has no grid of `size` ranks.
+    Args:
+        mode: name of the mode.
+        size: number of ranks.
+        shape: of one sample, without the batch dim.
+        given: sizes of axes that the user has chosen; if empty, the grid is as square as possible.
+
+    Raises:
+        GridError: if the mode has no such grid of `size` ranks.
     """
     if mode_of(mode).cuts_images and not _is_image(shape):
-        raise Unfit(f"{mode} cuts images, and a sample of shape {shape} is none")
+        raise GridError(f"{mode} needs images, got samples of shape {shape}")
     unused = [axis for axis in given if given[axis] > 1 and axis not in _axes(mode, shape)]
     if unused:
-        others = [known.flag for other, known in MODES.items() if unused[0] in _axes(other, shape)]
-        raise Unfit(
-            f"{mode} has no axis {unused[0]} here, only {' and '.join(_axes(mode, shape))}; with it go {_or(others)}"
+        suitable = [other.flag for name, other in MODES.items() if unused[0] in _axes(name, shape)]
+        raise GridError(
+            f"{mode} has no axis {unused[0]} here, only {' and '.join(_axes(mode, shape))}; use {_or(suitable)}"
         )
     sizes = {axis: given.get(axis, 1) for axis in ("data", *TILE_AXES)}
     if given:
         if len(mode_of(mode).divides) > 1 and "data" not in given and size % prod(sizes.values()) == 0:
             sizes["data"] = size // prod(sizes.values())
         if prod(sizes.values()) != size:
-            said = " x ".join(f"{axis} {count}" for axis, count in sizes.items() if count > 1) or "1"
+            axes = " x ".join(f"{axis} {count}" for axis, count in sizes.items() if count > 1) or "1"
             needed = prod(sizes.values())
-            raise Unfit(
-                f"a grid of {said} has {needed} ranks, and there are {size}: take {needed} ranks (-n {needed}), or "
+            raise GridError(
+                f"a grid of {axes} has {needed} ranks, and there are {size}: use {needed} ranks (-n {needed}), or "
                 f"{_or(grids_of(mode, size, shape))}"
             )
     elif mode == "datapar":
         sizes["data"] = size
     else:
-        sizes.update(_chosen(mode, size, shape))
+        sizes.update(_default_grid(mode, size, shape))
     _check_extents(mode, sizes, shape)
     return sizes
 
 
 def _is_image(shape: Shape) -> bool:
-    return 2 <= len(shape) <= 4  # maps, and one to three dims
+    return 2 <= len(shape) <= 4  # channels, and one to three spatial dims
 
 
 def _axes(mode: str, shape: Shape) -> tuple[str, ...]:
-    known = mode_of(mode)
     if mode == "datapar":
         return ("data",)
-    if known.cuts_images and not _is_image(shape):
+    definition = mode_of(mode)
+    if definition.cuts_images and not _is_image(shape):
         return ()
-    tiles = TILE_AXES[4 - len(shape) :] if known.cuts_images else TILE_AXES
-    return ("data", *tiles) if "samples" in known.divides else tiles
+    tiles = TILE_AXES[4 - len(shape) :] if definition.cuts_images else TILE_AXES
+    return ("data", *tiles) if "samples" in definition.divides else tiles
 
 
-def _chosen(mode: str, size: int, shape: Shape) -> Sizes:
-    """The grid of a mode where none is given."""
+def _default_grid(mode: str, size: int, shape: Shape) -> Sizes:
     sizes = {}
     if len(mode_of(mode).divides) > 1:
         data = next((n for n in range(2, size) if size % n == 0), None)
         if data is None:
-            raise Unfit(f"{mode} needs a number of ranks that is a product, as 4 = 2 x 2, and there are {size}")
+            raise GridError(f"{mode} needs a number of ranks that is a product, such as 4 = 2 x 2, got {size}")
         sizes["data"] = data
         size //= data
     if mode_of(mode).cuts_images and len(shape) == 2:
@@ -82,22 +88,22 @@ def _check_extents(mode: str, sizes: Sizes, shape: Shape) -> None:
     if mode_of(mode).cuts_images:
         for axis, extent in zip(TILE_AXES[4 - len(shape) :], shape[1:], strict=True):
             if sizes[axis] > extent:
-                raise Unfit(f"{sizes[axis]} ranks along {axis} can not share {extent} rows of an image")
+                raise GridError(f"{sizes[axis]} ranks along {axis} cannot share {extent} rows of an image")
 
 
 def grids_of(mode: str, size: int, shape: Shape) -> list[str]:
-    """Every grid of `size` ranks for a mode, as --grid takes them."""
+    """Returns every grid of `size` ranks for a mode, as options `--grid ...`."""
     axes = _axes(mode, shape)
     found: list[Sizes] = [{}]
     for axis in axes:
         found = [{**sizes, axis: n} for sizes in found for n in range(1, size + 1) if size % n == 0]
     fit = []
     for sizes in [sizes for sizes in found if prod(sizes.values()) == size]:
-        both = "data" in sizes and mode != "datapar"
-        if not both or 1 < sizes["data"] < size:  # groups of one rank, or one group, are another mode
+        is_hybrid = "data" in sizes and mode != "datapar"
+        if not is_hybrid or 1 < sizes["data"] < size:  # with 1 or all ranks along data it is another mode
             try:
                 _check_extents(mode, {**dict.fromkeys(("data", *TILE_AXES), 1), **sizes}, shape)
-            except Unfit:
+            except GridError:
                 continue
             fit.append(_as_flag(sizes))
     return list(dict.fromkeys(fit))
@@ -115,10 +121,10 @@ def _or(words: list[str], most: int = 6) -> str:
     return " or ".join([*words[:most], *(["..."] if len(words) > most else [])])
 
 
-def described(sizes: Sizes, mode: str) -> str:
-    """`2 x 2 (height x width)`, for people."""
+def description(sizes: Sizes, mode: str) -> str:
+    """Returns a grid as text: `2 x 2 (height x width)`."""
     used = {axis: count for axis, count in sizes.items() if count > 1}
-    if "vectors" in mode_of(mode).divides:  # the ranks that share an image share its vectors instead
+    if "vectors" in mode_of(mode).divides:  # the image axes of the grid then divide vectors
         vectors = prod(count for axis, count in used.items() if axis != "data")
         used = {axis: count for axis, count in {"data": used.get("data", 1), "vectors": vectors}.items() if count > 1}
     if not used:
@@ -127,34 +133,37 @@ def described(sizes: Sizes, mode: str) -> str:
 
 
 def sizes_for(parallel: Parallel, size: int, shape: Shape) -> tuple[str, Sizes]:
-    """The mode, and how many ranks stand along each axis; raises Unfit."""
+    """Returns the mode of the section `parallel` and its grid; raises a GridError if there is none."""
     mode = parallel.mode or "datapar"
     return mode, grid_for(mode, size, shape, parallel.grid.sizes() if parallel.grid else {})
 
 
 def check(experiment: Experiment, size: int, shape: Shape | None) -> None:
-    """Raise an ExperimentError where the experiment's mode has no place for `size` ranks.
+    """Raises an ExperimentError if the experiment's mode is not possible on `size` ranks.
 
-    shape: of one sample; None where it is not known yet: then only what does not depend on it is checked.
+    Args:
+        experiment: with a mode and perhaps a grid.
+        size: number of ranks.
+        shape: of one sample, or None if it is not known yet; then only the rest is checked.
     """
-    mode = experiment.the_parallel().mode or "datapar"
-    if size > 1 and mode != "datapar" and any(layer.kind == "rbm" for layer in experiment.the_model().layers or []):
-        raise ExperimentError(f"{mode} is not possible: rbm layers are pretrained whole. This mode would: --datapar.")
+    mode = experiment.parallel_section().mode or "datapar"
+    if size > 1 and mode != "datapar" and any(layer.kind == "rbm" for layer in experiment.model.layers or []):
+        raise ExperimentError(f"{mode} is not possible: rbm layers cannot be sharded. Use --datapar.")
     if shape is None:
         return
     try:
-        sizes_for(experiment.the_parallel(), size, shape)
-    except Unfit as error:
-        if experiment.the_parallel().grid and fits(mode, size, shape):
-            raise ExperimentError(f"{error}.") from None  # which says the grids that fit
-        fit = [known.flag for name, known in MODES.items() if fits(name, size, shape)]
-        raise ExperimentError(f"{str(error).rstrip('.')}. With {size} ranks these would: {', '.join(fit)}") from None
+        sizes_for(experiment.parallel_section(), size, shape)
+    except GridError as error:
+        if experiment.parallel_section().grid and fits(mode, size, shape):
+            raise ExperimentError(f"{error}.") from None  # the message lists the grids that fit
+        fit = [other.flag for name, other in MODES.items() if fits(name, size, shape)]
+        raise ExperimentError(f"{str(error).rstrip('.')}. Possible modes with {size} ranks: {', '.join(fit)}") from None
 
 
 def fits(mode: str, size: int, shape: Shape) -> bool:
-    """Whether a mode has a grid of `size` ranks for samples of this shape."""
+    """Returns whether a mode has a grid of `size` ranks for samples of this shape."""
     try:
         grid_for(mode, size, shape, {})
-    except Unfit:
+    except GridError:
         return False
     return True

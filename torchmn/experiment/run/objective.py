@@ -1,43 +1,58 @@
-"""What a training makes smaller: one cost, or several, each of some of the outputs, weighted and summed."""
+"""Objective: the loss that training minimises, a weighted sum of costs, each of some of the outputs."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TypeVar
 
+import numpy as np
 from torch import Tensor
 
 from torchmn.communicators.communicator import Communicator
 from torchmn.experiment.file.registry import Options
 from torchmn.experiment.vocabulary.costs import check_per_sample
-from torchmn.experiment.vocabulary.scores import Outputs, Probabilities, Source
+from torchmn.experiment.vocabulary.scores import Outputs, Probabilities, ProbabilitySource
 from torchmn.functions import allreduce
 
+Values = TypeVar("Values", Tensor, np.ndarray)
 
-def chosen(outputs: Any, units: tuple[int, int] | None) -> Any:
-    """The outputs of these units, or all. outputs: (batch, units, ...), a tensor or an array"""
+
+def select_units(outputs: Values, units: tuple[int, int] | None) -> Values:
+    """Returns the outputs of some units; None selects all.
+
+    Args:
+        outputs: (batch, units, ...).
+        units: first unit, and the one after the last.
+    """
     return outputs if units is None else outputs[:, units[0] : units[1]]
 
 
 @dataclass(frozen=True)
 class Term:
-    """One cost: `function` of some units and of a target, by its name.
+    """One cost.
 
-    source: where the probabilities of its units come from, if it is computed from these
+    Attributes:
+        name: for messages.
+        function: called with outputs and targets; with the sum over replicas too if `of_batch`.
+        target: "labels" or "inputs".
+        units: the outputs that it reads; None for all.
+        scale: its weight.
+        of_batch: whether it depends on the whole batch, not on each sample alone.
+        source: the layer that computes the probabilities of its units, if it is computed from these.
     """
 
-    name: str  # for messages
+    name: str
     function: Callable[..., Tensor]
     target: str
     units: tuple[int, int] | None
     scale: float
     of_batch: bool
-    source: Source | None = None
+    source: ProbabilitySource | None = None
 
     @staticmethod
-    def of(cost: Options, activation: str, target: str, source: Source | None = None) -> Term:
-        """A user's own cost may have none of the options that ours have."""
+    def of(cost: Options, activation: str, target: str, source: ProbabilitySource | None = None) -> Term:
+        """Returns the term of a cost. A user's cost may lack the options of built-in ones."""
         return Term(
             f"{cost.where}: {cost.kind}",
             cost.build(activation),
@@ -48,35 +63,40 @@ class Term:
             source,
         )
 
-    def seen(self, outputs: Outputs) -> Tensor | Probabilities:
-        """What `function` is given of the outputs."""
+    def select(self, outputs: Outputs) -> Tensor | Probabilities:
+        """Returns the part of the outputs that `function` takes."""
         if self.source is not None:
             return self.source.probabilities(outputs.scores)
-        return chosen(outputs.values, self.units)
+        return select_units(outputs.values, self.units)
 
 
 @dataclass(frozen=True)
 class Objective:
-    """The sum of its terms. `replicas` are the ranks that share a batch."""
+    """A sum of costs. `replicas` are the ranks among which a batch is divided."""
 
     terms: Sequence[Term]
     replicas: Communicator
 
     def needs(self, target: str) -> bool:
-        """Whether a term is compared with this target."""
+        """Returns whether a term uses this target."""
         return any(term.target == target for term in self.terms)
 
     @property
     def class_units(self) -> tuple[int, int] | None:
-        """The outputs that stand for classes: those that the first term with labels is of."""
+        """The units of the first term with labels, which are the outputs for classes; None for all units."""
         return next((term.units for term in self.terms if term.target == "labels" and not term.of_batch), None)
 
     def losses(self, outputs: Outputs, targets: Mapping[str, Tensor]) -> Tensor:
-        """One loss per sample of this rank; every rank that shares the batch must call it."""
+        """Returns the loss of each of this rank's samples. All replicas must call it.
+
+        Args:
+            outputs: of the model, for this rank's samples.
+            targets: by their names, "labels" and "inputs", as far as terms need them.
+        """
         total: Tensor | None = None
         for term in self.terms:
-            more = (self._sum,) if term.of_batch else ()
-            values = term.function(term.seen(outputs), targets[term.target], *more)
+            extra = (self._sum,) if term.of_batch else ()
+            values = term.function(term.select(outputs), targets[term.target], *extra)
             check_per_sample(values, outputs.values, term.name)
             values = values if term.scale == 1.0 else values * term.scale
             total = values if total is None else total + values

@@ -1,6 +1,7 @@
-"""How an experiment's model is put on ranks.
+"""Parallelizes the model of an experiment.
 
-A mode decides which samples of a batch this rank takes and which region of each. The trainer knows nothing else of it.
+A mode determines which samples of a batch, and which region of each, this rank takes. The trainer depends on nothing
+else of it.
 """
 
 from __future__ import annotations
@@ -12,10 +13,10 @@ from torch import Tensor, nn
 
 from torchmn.communicators.communicator import Communicator
 from torchmn.communicators.process_grid import ProcessGrid
-from torchmn.datasets.arrays import Region
+from torchmn.datasets.arrays import TileSlices
 from torchmn.errors import ExperimentError, MismatchError, PeerError, TorchMNError, WaitTimeout
 from torchmn.experiment.run import grids
-from torchmn.experiment.run.grids import Shape, Sizes, Unfit
+from torchmn.experiment.run.grids import GridError, Shape, Sizes
 from torchmn.experiment.vocabulary.schema import Experiment
 from torchmn.experiment.vocabulary.scores import Outputs
 from torchmn.geometry import owned
@@ -23,16 +24,22 @@ from torchmn.modes import MODES, mode_of
 from torchmn.optim import create_multi_node_optimizer
 from torchmn.parallel import parallelize
 
-LOST = (PeerError, MismatchError, WaitTimeout)
-"""Errors of ranks that do not find each other any more: they say nothing about a mode."""
+FATAL_ERRORS = (PeerError, MismatchError, WaitTimeout)
+"""Errors of communication between ranks; they do not mean that a mode is impossible."""
 
 
 @dataclass
-class Placed:
-    """A model on this rank's place.
+class PlacedModel:
+    """A model on the ranks of a communicator.
 
-    replicas: the ranks among which each batch is divided; this rank's place there says which samples are its own
-    region: which part of each sample this rank takes, or None for all of it
+    Attributes:
+        model: this rank's model.
+        comm: all ranks.
+        replicas: the ranks among which each batch is divided.
+        mode: name of the mode, or "one rank".
+        sizes: number of ranks along each axis of the grid.
+        region: slices of each sample that this rank takes; None for the whole sample.
+        grid: the process grid; None on one rank.
     """
 
     model: nn.Module
@@ -40,78 +47,89 @@ class Placed:
     replicas: Communicator
     mode: str
     sizes: Sizes = field(default_factory=dict)
-    region: Region | None = None
+    region: TileSlices | None = None
     grid: ProcessGrid | None = None
 
     @property
-    def is_cut(self) -> bool:
-        """Whether this rank may hold only a part of some weights."""
+    def is_sharded(self) -> bool:
+        """Whether this rank may hold only shards of some weights."""
         return self.replicas.size != self.comm.size
 
     @property
     def description(self) -> str:
+        """Number of ranks, mode and grid as text."""
         return (
-            "1" if self.comm.size == 1 else f"{self.comm.size}, {self.mode}, {grids.described(self.sizes, self.mode)}"
+            "1" if self.comm.size == 1 else f"{self.comm.size}, {self.mode}, {grids.description(self.sizes, self.mode)}"
         )
 
     def optimizer(self, optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
-        """`optimizer`, stepping with the gradients of all ranks."""
+        """Returns an optimizer that reduces the gradients of all ranks before each step."""
         if self.comm.size == 1:
             return optimizer
         return create_multi_node_optimizer(optimizer, self.comm, model=self.model)
 
     def forward(self, inputs: Tensor) -> Outputs:
-        """The model's outputs for this rank's part of a batch."""
-        made = self.model(inputs)
-        return Outputs(made) if isinstance(made, Tensor) else Outputs(made[0], tuple(made[1:]))
+        """Returns the model's outputs for this rank's part of a batch."""
+        outputs = self.model(inputs)
+        return Outputs(outputs) if isinstance(outputs, Tensor) else Outputs(outputs[0], tuple(outputs[1:]))
 
     def backward(self, loss: Tensor) -> None:
-        """Gradients of the mean loss of the whole batch, of which `loss` is the part of this rank's samples."""
-        # The optimizer takes the mean over ranks of gradients that should be summed over replicas.
+        """Computes the gradients of the mean loss of the whole batch, of which `loss` is this rank's part."""
+        # The optimizer averages gradients over replicas, where the parts of the loss are to be summed.
         (loss * self.replicas.size).backward()
 
-    def joined(self, loss: float, stop: bool) -> tuple[float, bool]:
-        """The loss of the whole batch, from each rank's part of it, and whether any rank wants to stop."""
-        told = torch.tensor([loss / (self.comm.size // self.replicas.size), float(stop)], dtype=torch.float64)
-        total, stops = self.comm.allreduce(told).tolist()
+    def reduce_loss(self, loss: float, stop: bool) -> tuple[float, bool]:
+        """Returns the loss of the whole batch, and whether `stop` is True on any rank."""
+        local = torch.tensor([loss / (self.comm.size // self.replicas.size), float(stop)], dtype=torch.float64)
+        total, stops = self.comm.allreduce(local).tolist()
         return total, stops > 0
 
 
-def place(model: nn.Module, comm: Communicator, experiment: Experiment, shape: Shape) -> Placed:
-    """`model` on the ranks of `comm` as the experiment says; an ExperimentError on all ranks where that can not be."""
+def place(model: nn.Module, comm: Communicator, experiment: Experiment, shape: Shape) -> PlacedModel:
+    """Parallelizes `model` over the ranks of `comm` in the experiment's mode. Every rank must call it.
+
+    Args:
+        model: the same on every rank.
+        comm: the ranks.
+        experiment: with mode and grid.
+        shape: of one sample.
+
+    Raises:
+        ExperimentError: on every rank, if the mode is not possible; the message lists modes that are.
+    """
     if comm.size == 1:
-        return Placed(model, comm, comm, "one rank")
+        return PlacedModel(model, comm, comm, "one rank")
     grids.check(experiment, comm.size, shape)
-    mode, sizes = grids.sizes_for(experiment.the_parallel(), comm.size, shape)
+    mode, sizes = grids.sizes_for(experiment.parallel_section(), comm.size, shape)
     try:
-        return place_in(model, comm, mode, sizes, shape)
-    except LOST:
+        return place_on_grid(model, comm, mode, sizes, shape)
+    except FATAL_ERRORS:
         raise
     except TorchMNError as error:
-        others = [known.flag for name, known in MODES.items() if name != mode and _works(model, comm, name, shape)]
-        would = f" These modes would: {', '.join(others)}." if others else ""
-        raise ExperimentError(f"{mode} is not possible: {str(error).rstrip('.')}.{would}") from error
+        possible = [other.flag for name, other in MODES.items() if name != mode and _works(model, comm, name, shape)]
+        advice = f" Possible modes: {', '.join(possible)}." if possible else ""
+        raise ExperimentError(f"{mode} is not possible: {str(error).rstrip('.')}.{advice}") from error
 
 
-def place_in(model: nn.Module, comm: Communicator, mode: str, sizes: Sizes, shape: Shape) -> Placed:
-    """`model` on a grid of all ranks of `comm`."""
+def place_on_grid(model: nn.Module, comm: Communicator, mode: str, sizes: Sizes, shape: Shape) -> PlacedModel:
+    """Parallelizes `model` over a grid of all ranks of `comm`."""
     grid = ProcessGrid(comm, sizes["data"], sizes["depth"], sizes["height"], sizes["width"])
     parallel = parallelize(model, grid, "modelpar" if mode == "hybrid" else mode, input_shape=shape)
     region = None
     if mode_of(mode).cuts_images:
         dims = len(shape) - 1
-        places = zip(shape[1:], grid.parts_of(dims), grid.place_of(dims), strict=True)
-        intervals = [owned(extent, parts, at) for extent, parts, at in places]
+        positions = zip(shape[1:], grid.parts_of(dims), grid.place_of(dims), strict=True)
+        intervals = [owned(extent, parts, index) for extent, parts, index in positions]
         region = tuple(slice(interval.start, interval.stop) for interval in intervals)
-    return Placed(parallel, comm, grid.replicas, mode, sizes, region, grid)
+    return PlacedModel(parallel, comm, grid.replicas, mode, sizes, region, grid)
 
 
 def _works(model: nn.Module, comm: Communicator, mode: str, shape: Shape) -> bool:
-    """Whether another mode is possible; all ranks find the same."""
+    """Returns whether another mode is possible; the same on all ranks."""
     try:
-        place_in(model, comm, mode, grids.grid_for(mode, comm.size, shape, {}), shape)
-    except LOST:
+        place_on_grid(model, comm, mode, grids.grid_for(mode, comm.size, shape, {}), shape)
+    except FATAL_ERRORS:
         raise
-    except (Unfit, TorchMNError):
+    except (GridError, TorchMNError):
         return False
     return True

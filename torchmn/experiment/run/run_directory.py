@@ -1,4 +1,4 @@
-"""The directory of a run: what --out names, or the next free place under runs/."""
+"""RunDirectory: log, checkpoints, experiment and report of a run, in --out or a new directory under runs/."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from typing import Any, NamedTuple
 
 from torchmn.errors import ExperimentError
 from torchmn.experiment.file.document import Document, compose, document, read_text
-from torchmn.experiment.vocabulary.load import dump, model_in, plain
+from torchmn.experiment.vocabulary.load import dump, plain, read_model
 from torchmn.experiment.vocabulary.schema import Experiment
 
 EXPERIMENT, LOG, CHECKPOINTS, REPORT = "experiment.yaml", "log.jsonl", "checkpoints", "report.html"
 PRETRAINING = "pretraining step"
 MAY_CHANGE = ("epochs", "parallel", "metrics", "predictions", "keep", "imports")
-"""What a run may go on with other values of."""
+"""Keys of an experiment that may change when a run is resumed."""
 
 
 @dataclass(frozen=True)
 class RunDirectory:
-    """Where a run keeps its log, its checkpoints, its experiment and its report."""
+    """The directory of a run."""
 
     path: Path
 
@@ -42,93 +42,87 @@ class RunDirectory:
         return self.path / REPORT
 
     @property
-    def holds_a_run(self) -> bool:
-        """Whether something would be lost: a run that ended before its first step is none."""
+    def has_run(self) -> bool:
+        """Whether the directory has checkpoints or a log; a run that ended before its first step does not count."""
         return any(self.checkpoints.glob("*")) or (self.log.exists() and self.log.stat().st_size > 0)
 
     @contextmanager
-    def held(self) -> Iterator[None]:
-        """Inside, no other run can write here; an ExperimentError if one does."""
-        descriptor = None
+    def lock(self) -> Iterator[None]:
+        """Creates the directory and locks it against other runs; raises an ExperimentError if one has it locked."""
         try:
             self.path.mkdir(parents=True, exist_ok=True)
             descriptor = os.open(self.path, os.O_RDONLY)
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            os.close(descriptor)  # type: ignore[arg-type]
-            raise ExperimentError(
-                f"--out {self.path}: another run is at work there. Wait for its end, or name another directory."
-            ) from None
         except OSError as error:
-            if descriptor is None:
-                raise ExperimentError(f"--out {self.path}: can not be written to ({error.strerror})") from error
-            # Some disks of clusters have no locks: there it is up to the user.
+            raise ExperimentError(f"--out {self.path}: cannot be written ({error.strerror})") from error
         try:
+            # File systems without locks, as on some clusters, raise other errors: there nothing is checked.
+            with suppress(OSError):
+                _lock(descriptor, self.path)
             yield
         finally:
             os.close(descriptor)
 
     def begin(self, experiment: Experiment) -> None:
-        """Write down what this run is; an ExperimentError if there is a run already."""
-        if self.holds_a_run:
+        """Records the experiment of a new run; raises an ExperimentError if the directory already has one."""
+        if self.has_run:
             raise ExperimentError(
-                f"--out {self.path}: there is a run already. Say --resume to go on with it, or name another directory."
+                f"--out {self.path}: already contains a run. Use --resume to continue it, or choose another directory."
             )
         self.record(experiment)
 
-    def go_on(self, experiment: Experiment) -> None:
-        """Check that this is the run to go on with; an ExperimentError if it is another experiment's."""
+    def check_resumable(self, experiment: Experiment) -> None:
+        """Raises an ExperimentError if there is no run, or one of an experiment that differs beyond MAY_CHANGE."""
         if not (self.path / EXPERIMENT).is_file():
             raise ExperimentError(f"--resume: there is no run in {self.path}")
         before = self._recorded("--resume").values
         now = plain(experiment)
         for key in [key for key in now if key not in MAY_CHANGE]:
-            other = difference(_plainer(before.get(key)), _plainer(now[key]), key)
-            if other is not None:
+            changed = difference(_as_json(before.get(key)), _as_json(now[key]), key)
+            if changed is not None:
                 raise ExperimentError(
-                    f"--resume: the run in {self.path} began with another {other}. Only {', '.join(MAY_CHANGE)} may "
-                    "change; start anew with another --out."
+                    f"--resume: the run in {self.path} was started with another {changed}. Only "
+                    f"{', '.join(MAY_CHANGE)} may change; use another --out for a new run."
                 )
 
-    def check_trained(self, experiment: Experiment) -> None:
-        """An ExperimentError if another model than the experiment's was trained here: of the same shapes, maybe.
+    def check_model(self, experiment: Experiment) -> None:
+        """Raises an ExperimentError if the run trained another model, even one with the same shapes.
 
-        The imports of the file that lies here are not run: it may be somebody else's, and nobody named it.
+        The imports of the run's file are not executed, as the user has not named that file and may not trust it.
         """
         file = self.path / EXPERIMENT
-        if not file.is_file():  # checkpoints that were taken elsewhere
+        if not file.is_file():  # checkpoints copied from elsewhere
             return
         recorded = self._recorded(f"--checkpoint {self.path}")
         try:
-            model = model_in(recorded)
+            model = read_model(recorded)
         except ExperimentError as error:
             imports = recorded.values.get("imports")
-            unrun = (
-                f"\nThe `imports: {imports}` of {file} are not run: only those of the file on the command line are. If "
-                f"you trust it, name it there: torchmn evaluate {file} --checkpoint {self.path}"
+            hint = (
+                f"\nThe `imports: {imports}` of {file} are not executed, only those of the file on the command line. "
+                f"If you trust it, run: torchmn evaluate {file} --checkpoint {self.path}"
             )
-            raise ExperimentError(f"--checkpoint {self.path}: {error}{unrun if imports else ''}") from error
-        trained, asked = (_layers_of(plain(each)) for each in (model, experiment.the_model()))
-        other = difference(trained, asked, "model")
-        if other is not None:
+            raise ExperimentError(f"--checkpoint {self.path}: {error}{hint if imports else ''}") from error
+        trained, requested = (_computation(plain(each)) for each in (model, experiment.model))
+        changed = difference(trained, requested, "model")
+        if changed is not None:
             raise ExperimentError(
-                f"--checkpoint {self.path}: what was trained there had another {other}. The weights belong to "
-                f"{file}: name that file, or change yours back."
+                f"--checkpoint {self.path}: the trained model had another {changed}. The weights belong to "
+                f"{file}: use that file, or undo the change."
             )
 
     def _recorded(self, flag: str) -> Document:
-        """What the run wrote down about itself, as values alone; `flag` begins what is said if it is damaged."""
+        """Returns the recorded experiment as plain values; errors begin with `flag`."""
         file = self.path / EXPERIMENT
         try:
             found = document(EXPERIMENT, compose(EXPERIMENT, read_text(file)))
         except ExperimentError as error:
-            raise ExperimentError(f"{flag}: {file} can not be read ({error})") from error
+            raise ExperimentError(f"{flag}: {file} cannot be read ({error})") from error
         if not isinstance(found.values, dict):
-            raise ExperimentError(f"{flag}: {file} holds no experiment: was it cut off?")
+            raise ExperimentError(f"{flag}: {file} contains no experiment; it may be truncated")
         return found
 
-    def cut_log(self, step: int, pretraining_step: int = 0) -> None:
-        """Remove from the log what happened after these steps: it will happen again."""
+    def truncate_log(self, step: int, pretraining_step: int = 0) -> None:
+        """Removes lines of later steps from the log, because these steps will be repeated."""
         with suppress(FileNotFoundError):
             lines = self.log.read_text(encoding="utf-8", errors="replace").splitlines()
             kept = [
@@ -137,24 +131,39 @@ class RunDirectory:
             _replace(self.log, "".join(f"{line}\n" for line in kept))
 
     def record(self, experiment: Experiment) -> None:
-        """Write down what this run is from now on."""
+        """Writes the experiment to the directory, and removes an old report."""
         try:
             self.path.mkdir(parents=True, exist_ok=True)
             _replace(self.path / EXPERIMENT, dump(experiment))
-            self.report.unlink(missing_ok=True)  # of a run that goes on it would tell the half
+            self.report.unlink(missing_ok=True)
         except OSError as error:
-            raise ExperimentError(f"--out {self.path}: can not be written to ({error.strerror})") from error
+            raise ExperimentError(f"--out {self.path}: cannot be written ({error.strerror})") from error
+
+
+def _lock(descriptor: int, path: Path) -> None:
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        raise ExperimentError(
+            f"--out {path}: in use by another run. Wait until it has ended, or choose another directory."
+        ) from None
 
 
 def _replace(path: Path, text: str) -> None:
-    """Write a file that is there whole or as it was before, also where we are killed in the middle."""
-    other = path.with_name(f".{path.name}.new")
-    other.write_text(text, encoding="utf-8")
-    other.replace(path)
+    """Writes a file atomically: if the process is killed, the old content remains."""
+    temporary = path.with_name(f".{path.name}.new")
+    temporary.write_text(text, encoding="utf-8")
+    temporary.replace(path)
 
 
-def choose(out: str | None, file: str, resume: bool) -> RunDirectory:
-    """The directory of a run of `file`: `out`, or the newest (to go on) or next free one under runs/."""
+def choose_directory(out: str | None, file: str, resume: bool) -> RunDirectory:
+    """Returns the directory for a run of `file`.
+
+    Args:
+        out: the user's choice; if None, the next free directory under runs/, or to resume the newest.
+        file: path of the experiment file.
+        resume: whether a run is continued.
+    """
     if out is not None:
         return RunDirectory(Path(os.path.abspath(Path(out).expanduser())))
     runs, stem = Path.cwd() / "runs", Path(file).stem
@@ -163,46 +172,46 @@ def choose(out: str | None, file: str, resume: bool) -> RunDirectory:
     numbers = sorted(int(match[1] or 1) for name in present if (match := pattern.fullmatch(name)))
     if resume:
         if not numbers:
-            raise ExperimentError(f"--resume: there is no run of {stem} in {runs}. Name its directory with --out.")
+            raise ExperimentError(f"--resume: there is no run of {stem} in {runs}. Give its directory with --out.")
         number = numbers[-1]
     else:
         number = numbers[-1] + 1 if numbers else 1
     return RunDirectory(runs / (stem if number == 1 else f"{stem}-{number}"))
 
 
-def run_of(checkpoint: str) -> RunDirectory:
-    """The run that a user means by its directory, or by that of its checkpoints."""
+def run_directory_of(checkpoint: str) -> RunDirectory:
+    """Returns the run whose directory, or directory of checkpoints, is given."""
     path = Path(os.path.abspath(Path(checkpoint).expanduser()))
     return RunDirectory(path.parent if path.name == CHECKPOINTS else path)
 
 
 class Difference(NamedTuple):
-    """Where two plain values are not the same, and what stands there in each."""
+    """The key at which two plain values differ, and its value in each."""
 
     key: str
     before: str
     now: str
 
     def __str__(self) -> str:
-        return f"{self.key}: {self.before}, and now it is {self.now}"
+        return f"{self.key}: {self.before}, now {self.now}"
 
 
 def difference(before: Any, now: Any, key: str) -> Difference | None:
-    """The first thing that is not the same in two plain values under `key`; None if all is."""
+    """Returns the first difference of two plain values, whose key is `key`; None if they are equal."""
     if before == now:
         return None
     inner: list[tuple[Any, Any, str]] = []
     if isinstance(before, dict) and isinstance(now, dict):
         inner = [(before.get(name), now.get(name), f"{key}.{name}") for name in {**before, **now}]
     elif isinstance(before, list) and isinstance(now, list) and len(before) == len(now):
-        inner = [(one, other, f"{key}.{place}") for place, (one, other) in enumerate(zip(before, now, strict=True))]
+        inner = [(old, new, f"{key}.{index}") for index, (old, new) in enumerate(zip(before, now, strict=True))]
     found = next(filter(None, (difference(*values) for values in inner)), None)
     return found or Difference(key, _short(before), _short(now))
 
 
-def _layers_of(model: dict[str, Any]) -> Any:
-    """What a model computes: not what it is to learn."""
-    return _plainer({name: value for name, value in model.items() if name not in ("cost", "target")})
+def _computation(model: dict[str, Any]) -> Any:
+    """Returns the options of a model that determine its outputs, without cost and target."""
+    return _as_json({name: value for name, value in model.items() if name not in ("cost", "target")})
 
 
 def _step_of(line: str, counter: str = "step") -> int:
@@ -210,10 +219,10 @@ def _step_of(line: str, counter: str = "step") -> int:
         values = json.loads(line)
         return int(values.get(counter, 0) if counter == PRETRAINING else values[counter])
     except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError):
-        return 1 << 62  # a line that was cut off, or that no run has written
+        return 1 << 62  # a truncated or foreign line
 
 
-def _plainer(value: Any) -> Any:
+def _as_json(value: Any) -> Any:
     return json.loads(json.dumps(value))
 
 

@@ -1,4 +1,4 @@
-"""Everything that a training needs, built from an experiment on each rank."""
+"""Session: data, model, optimizer, cost and metrics of an experiment on this rank."""
 
 from __future__ import annotations
 
@@ -11,96 +11,116 @@ from torch import Tensor, nn
 
 from torchmn.communicators.communicator import Communicator
 from torchmn.communicators.messages.digest import number_of
-from torchmn.data.batches import Batches, share
+from torchmn.data.batches import BatchSchedule, rank_slice
 from torchmn.datasets import Arrays
 from torchmn.errors import ExperimentError
-from torchmn.experiment.run.agreement import look_of, on_every_rank
+from torchmn.experiment.run.agreement import dataset_fingerprint, on_every_rank
 from torchmn.experiment.run.model import build_model, load_data
 from torchmn.experiment.run.objective import Objective, Term
-from torchmn.experiment.run.parallel import Placed, place
+from torchmn.experiment.run.parallel import PlacedModel, place
 from torchmn.experiment.vocabulary.datasets import Splits
-from torchmn.experiment.vocabulary.layers.build import naming
-from torchmn.experiment.vocabulary.layers.options import text
-from torchmn.experiment.vocabulary.metrics import Measure, labelled, measure_of
-from torchmn.experiment.vocabulary.optimizers import own_rules, parameter_groups
+from torchmn.experiment.vocabulary.layers.build import errors_at
+from torchmn.experiment.vocabulary.layers.options import format_shape
+from torchmn.experiment.vocabulary.metrics import Measure, build_measure, by_label
+from torchmn.experiment.vocabulary.optimizers import layer_optimizer_options, parameter_groups
 from torchmn.experiment.vocabulary.schema import Experiment
-from torchmn.experiment.vocabulary.scores import Outputs, Source, with_scores
+from torchmn.experiment.vocabulary.scores import Outputs, ProbabilitySource, with_scores
 
 
 def begin_step(comm: Communicator, seed: int, step: int) -> None:
-    """Let torch's generator begin where it begins in this step on every number of ranks.
+    """Seeds torch's generator for a step, the same at any number of ranks.
 
-    A parallel model draws the numbers of the whole batch on every rank, and takes its part. Ranks that are threads
-    share one generator: there rank 0 alone draws, and so rank 0 alone sets it.
+    A parallel model draws the random numbers of the whole batch on every rank, and uses its part. Ranks that are
+    threads share one generator, from which only rank 0 draws: so only rank 0 seeds it.
     """
     if comm.rank == 0 or not comm.traits.shares_process:
         torch.manual_seed(seed_of(seed, step))
 
 
-def seed_of(seed: int, what: object) -> int:
-    """Where the random numbers of `what` begin, in an experiment with this seed."""
-    return number_of(f"{seed}/{what}")
+def seed_of(seed: int, purpose: object) -> int:
+    """Returns the seed for the random numbers of one purpose, in an experiment with this seed."""
+    return number_of(f"{seed}/{purpose}")
 
 
 @dataclass
 class Session:
-    """An experiment on this rank: data, model in its place, optimizer, cost and metrics."""
+    """An experiment on this rank: data, parallel model, optimizer, cost and metrics."""
 
     experiment: Experiment
     comm: Communicator
     splits: Splits
-    placed: Placed
+    placed: PlacedModel
     optimizer: torch.optim.Optimizer
     objective: Objective
-    measured: dict[str, dict[str, Measure]]
-    """What is measured after each epoch: for each split, measures by their names."""
-    batches: Batches
+    split_measures: dict[str, dict[str, Measure]]
+    """The metrics computed after each epoch: for each split, measures by name."""
+    batches: BatchSchedule
     after_steps: dict[str, str]
-    """Which method of which module brings its weights back into bounds after a step."""
+    """Module name: name of its method that is called after each step, to bring weights back into bounds."""
     frozen: list[nn.Parameter] = field(default_factory=list)
-    """What does not learn in this epoch."""
+    """The parameters that are not updated in this epoch."""
 
     @property
     def measures(self) -> dict[str, Measure]:
-        """All measures, by their names."""
-        return {name: measure for some in self.measured.values() for name, measure in some.items()}
+        """The measures of all splits, by name."""
+        return {name: measure for by_name in self.split_measures.values() for name, measure in by_name.items()}
 
     @property
-    def shown_split(self) -> str:
-        """The split whose outputs are looked at in the end."""
+    def report_split(self) -> str:
+        """The split whose predictions the report shows."""
         return next(split for split in ("test", "validation", "train") if split in self.splits)
 
     def begin_epoch(self, epoch: int) -> None:
-        """Set what depends on the epoch, the first being 0: learning rates, and which weights learn."""
-        self.experiment.the_optimizer().set_epoch(self.optimizer, epoch, self.experiment.epochs)
-        spec, model = self.experiment.the_model().autoencoder, self.placed.model
-        alone = spec is not None and epoch < spec.classifier_epochs
-        self.frozen = [p for n, p in model.named_parameters() if not n.startswith("classifier.")] if alone else []
+        """Sets learning rates and frozen parameters of an epoch, counted from 0."""
+        self.experiment.optimizer.set_epoch(self.optimizer, epoch, self.experiment.epochs)
+        spec, model = self.experiment.model.autoencoder, self.placed.model
+        only_classifier = spec is not None and epoch < spec.classifier_epochs
+        self.frozen = (
+            [p for n, p in model.named_parameters() if not n.startswith("classifier.")] if only_classifier else []
+        )
 
     def batch(self, data: Arrays, rows: np.ndarray) -> tuple[Tensor, Tensor]:
-        """This rank's part of the samples at `rows`, and their targets."""
-        replicas = self.placed.replicas
-        mine = share(len(rows), replicas.size, replicas.rank)
+        """Returns inputs and targets of this rank's part of a batch.
+
+        Args:
+            data: the split.
+            rows: indices of the samples of the whole batch.
+        """
+        rows = self._local_rows(rows)
         dtype, device = self.experiment.torch_dtype(), self.comm.device
-        inputs, targets = data.take(rows[mine], dtype, self.placed.region)
-        if self.experiment.the_model().target == "inputs":
-            targets = data.take(rows[mine], dtype)[0]  # whole, as outputs are
+        inputs, targets = data.take(rows, dtype, self.placed.region)
+        if self.experiment.model.target == "inputs":
+            targets = data.take(rows, dtype)[0]  # whole images, as the outputs are
         return inputs.to(device), targets.to(device)
 
     def losses(self, outputs: Outputs, targets: Tensor, data: Arrays, rows: np.ndarray) -> Tensor:
-        """The loss of each of this rank's samples at `rows`; `targets` are those that `batch` gave."""
-        own = self.experiment.the_model().target
-        other = "inputs" if own == "labels" else "labels"
-        wanted = {own: targets}
+        """Returns the loss of each of this rank's samples of a batch.
+
+        Args:
+            outputs: of the model, for this rank's samples.
+            targets: as returned by `batch`.
+            data: the split.
+            rows: indices of the samples of the whole batch.
+        """
+        main = self.experiment.model.target
+        other = "inputs" if main == "labels" else "labels"
+        all_targets = {main: targets}
         if self.objective.needs(other):
-            replicas = self.placed.replicas
-            mine = rows[share(len(rows), replicas.size, replicas.rank)]
-            taken = data.take(mine, self.experiment.torch_dtype())
-            wanted[other] = taken[0 if other == "inputs" else 1].to(self.comm.device)
-        return self.objective.losses(outputs, wanted)
+            taken = data.take(self._local_rows(rows), self.experiment.torch_dtype())
+            all_targets[other] = taken[0 if other == "inputs" else 1].to(self.comm.device)
+        return self.objective.losses(outputs, all_targets)
+
+    def _local_rows(self, rows: np.ndarray) -> np.ndarray:
+        """Returns the rows of this rank's samples among those of a batch."""
+        replicas = self.placed.replicas
+        return rows[rank_slice(len(rows), replicas.size, replicas.rank)]
 
     def train_on(self, rows: np.ndarray, number: int) -> Tensor:
-        """Step `number`, on the samples at `rows`; returns this rank's part of their mean loss, in float64."""
+        """Runs training step `number` on the samples at `rows`.
+
+        Returns:
+            This rank's part of their mean loss, a 0-d float64 tensor.
+        """
         data = self.splits["train"]
         inputs, targets = self.batch(data, rows)
         self.optimizer.zero_grad(set_to_none=True)
@@ -108,7 +128,7 @@ class Session:
         loss = self.losses(self.placed.forward(inputs), targets, data, rows).sum() / len(rows)
         self.placed.backward(loss)
         for parameter in self.frozen:
-            parameter.grad = None  # which an optimizer leaves as it is
+            parameter.grad = None  # optimizers skip parameters without a gradient
         self.optimizer.step()
         for module, method in self.after_steps.items():
             getattr(self.placed.model.get_submodule(module), method)()
@@ -116,22 +136,33 @@ class Session:
 
 
 def open_session(experiment: Experiment, comm: Communicator, data_folder: str | None = None) -> Session:
-    """The experiment on this rank; every rank must call it, with the same experiment."""
-    splits = on_every_rank(comm, experiment.the_dataset().kind, lambda: load_data(experiment, data_folder), look_of)
+    """Loads the data, builds the model and parallelizes it. Every rank must call it, with the same experiment.
+
+    Args:
+        experiment: the experiment.
+        comm: the ranks.
+        data_folder: directory of the data set.
+
+    Raises:
+        ExperimentError: on every rank, if data or model are not usable or differ between ranks.
+    """
+    splits = on_every_rank(
+        comm, experiment.dataset.kind, lambda: load_data(experiment, data_folder), dataset_fingerprint
+    )
     train = splits["train"]
 
-    def build() -> tuple[nn.Module, dict[int, Source]]:
-        return with_scores(build_model(experiment, train), train.shape, experiment.readers())
+    def build() -> tuple[nn.Module, dict[int, ProbabilitySource]]:
+        return with_scores(build_model(experiment, train), train.shape, experiment.costs_and_metrics())
 
     model, sources = on_every_rank(comm, "model", build, lambda built: _shapes_of(built[0]))
     model = model.to(comm.device)
-    rules, after_steps = own_rules(model), after_steps_of(model)
+    rules, after_steps = layer_optimizer_options(model), after_steps_of(model)
     placed = place(model, comm, experiment, train.shape)
-    optimizer, spec, terms = experiment.the_optimizer(), experiment.the_model(), []
-    with naming(optimizer.where, optimizer.kind):
+    optimizer, spec, terms = experiment.optimizer, experiment.model, []
+    with errors_at(optimizer.where, optimizer.kind):
         built = optimizer.build(parameter_groups(placed.model, rules))
     for cost in spec.costs:
-        with naming(cost.where, cost.kind):
+        with errors_at(cost.where, cost.kind):
             terms.append(Term.of(cost, spec.activation_of(cost), spec.target, sources.get(id(cost))))
     return Session(
         experiment,
@@ -141,35 +172,37 @@ def open_session(experiment: Experiment, comm: Communicator, data_folder: str | 
         placed.optimizer(built),
         Objective(terms, placed.replicas),
         measures_of(experiment, splits, sources),
-        Batches(len(train), experiment.batch_size, experiment.seed, experiment.shuffle, experiment.drop_last),
+        BatchSchedule(len(train), experiment.batch_size, experiment.seed, experiment.shuffle, experiment.drop_last),
         after_steps,
     )
 
 
-def measures_of(experiment: Experiment, splits: Splits, sources: Mapping[int, Source]) -> dict[str, dict[str, Measure]]:
-    """The measures of each split that is looked at after an epoch; `sources` of `with_scores`."""
+def measures_of(
+    experiment: Experiment, splits: Splits, sources: Mapping[int, ProbabilitySource]
+) -> dict[str, dict[str, Measure]]:
+    """Returns the measures of each split that is evaluated after an epoch; `sources` are those of `with_scores`."""
     found = {}
-    for split, metrics in experiment.the_metrics().items():
+    for split, metrics in experiment.metrics_by_split().items():
         split = split or next(name for name in ("test", "train") if name in splits)
         if split not in splits:
-            way_out = " Say `validation: 10%` in dataset to hold some of them out." if split == "validation" else ""
+            advice = " Set `validation: 10%` in dataset to hold out some of them." if split == "validation" else ""
             raise ExperimentError(
-                f"{experiment.the_dataset().where}: metrics are asked for of {split} samples, and there are only "
-                f"{', '.join(splits)}.{way_out}"
+                f"{experiment.dataset.where}: metrics need {split} samples, and there are only "
+                f"{', '.join(splits)}.{advice}"
             )
-        activation = experiment.the_model().activation_of
+        activation = experiment.model.activation_of
         found[split] = {}
-        for name, metric in labelled(metrics).items():
-            with naming(metric.where, metric.kind):
-                found[split][name] = measure_of(metric, activation(metric), sources.get(id(metric)))
+        for name, metric in by_label(metrics).items():
+            with errors_at(metric.where, metric.kind):
+                found[split][name] = build_measure(metric, activation(metric), sources.get(id(metric)))
     return found
 
 
 def _shapes_of(model: nn.Module) -> dict[str, str]:
-    """What tells one model from another: the names of its weights, and their shapes."""
-    return {name: text(tuple(x.shape)) for name, x in (*model.named_parameters(), *model.named_buffers())}
+    """Returns the shapes of parameters and buffers by name, to compare models between ranks."""
+    return {name: format_shape(tuple(x.shape)) for name, x in (*model.named_parameters(), *model.named_buffers())}
 
 
 def after_steps_of(model: nn.Module) -> dict[str, str]:
-    """The methods that layers ask for after each step, by the names of their modules."""
-    return {name: module.after_step for name, module in model.named_modules() if hasattr(module, "after_step")}  # type: ignore[misc]
+    """Returns for each module with an attribute `after_step` the name of the method to call after each step."""
+    return {name: str(module.after_step) for name, module in model.named_modules() if hasattr(module, "after_step")}

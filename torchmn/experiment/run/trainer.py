@@ -1,4 +1,4 @@
-"""The training loop: batches, epochs, checkpoints, and an end that can be gone on from."""
+"""Trainer: the training loop over pretraining, epochs and batches, with checkpoints from which it resumes."""
 
 from __future__ import annotations
 
@@ -7,19 +7,21 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+import numpy as np
+
 from torchmn.experiment.run.clock import Clock
 from torchmn.experiment.run.evaluation import evaluate
-from torchmn.experiment.run.pretraining import Position, pretrain, pretrainer_of
+from torchmn.experiment.run.pretraining import PretrainingPosition, pretrain, pretrainer_of
 from torchmn.experiment.run.session import Session
 from torchmn.experiment.run.state import NamedOptimizer
-from torchmn.parallel.global_state import WholeModel
+from torchmn.parallel.global_state import GlobalModelState
 from torchmn.training import Logger
 from torchmn.training.checkpoint import MultiNodeCheckpointer
 
 
 @dataclass
 class Progress:
-    """How far a training is. `loss` is the sum over the samples of this epoch so far."""
+    """Position in training. `loss` is the sum over the `samples` of this epoch so far."""
 
     epoch: int = 0
     batch: int = 0
@@ -27,15 +29,20 @@ class Progress:
     loss: float = 0.0
     samples: int = 0
     pretrained: bool = False
-    pretraining: Position = field(default_factory=Position)
+    pretraining: PretrainingPosition = field(default_factory=PretrainingPosition)
     history: list[dict[str, float]] = field(default_factory=list)
 
 
 @dataclass
 class Trainer:
-    """Trains a session, from where its progress is.
+    """Trains a session, beginning at `progress`.
 
-    stop: asked after each step on every rank; True on one of them ends the training on all
+    Attributes:
+        session: model, data and optimizer.
+        log: receives loss and metrics.
+        checkpointer: saves after each epoch, if given.
+        stop: called after each step on every rank; True on one of them stops training on all.
+        progress: current position.
     """
 
     session: Session
@@ -48,15 +55,15 @@ class Trainer:
         self.clock = Clock(self.session.comm)
 
     def resume(self) -> bool:
-        """Go on from the newest checkpoint; False if there is none."""
+        """Loads the newest checkpoint; returns False if there is none."""
         if self.checkpointer is None or self.checkpointer.maybe_load(**self._state()) is None:
             return False
         saved = dict(self.checkpointer.extra)
-        self.progress = Progress(**{**saved, "pretraining": Position(**saved.get("pretraining", {}))})
+        self.progress = Progress(**{**saved, "pretraining": PretrainingPosition(**saved.get("pretraining", {}))})
         return True
 
     def run(self) -> bool:
-        """Train to the end; False if it was stopped before, in which case a checkpoint was saved."""
+        """Trains to the end; returns False if it was stopped before, after saving a checkpoint."""
         experiment, batches = self.session.experiment, self.session.batches
         model, here = self.session.placed.model, self.progress
         if not here.pretrained and not self._pretrain():
@@ -75,11 +82,11 @@ class Trainer:
         return True
 
     def _pretrain(self) -> bool:
-        """Pretrain what is to be pretrained; False if it was stopped: then it goes on from there."""
+        """Runs the remaining pretraining, if any; returns False if it was stopped."""
         pretrainer, here = pretrainer_of(self.session), self.progress.pretraining
         if pretrainer is not None:
-            gone = f", {here.step} of them done" if here.step else ""
-            self.log.print(f"pretraining, {pretrainer.steps} steps{gone}")
+            done = f" ({here.step} done)" if here.step else ""
+            self.log.print(f"pretraining: {pretrainer.steps} steps{done}")
             if not pretrain(pretrainer, here, self.log, self.stop, self.save):
                 return False
         self.progress.pretrained = True
@@ -87,11 +94,11 @@ class Trainer:
             self.save()
         return True
 
-    def _train_on(self, rows: Any, began: float, first_step: int) -> bool:
-        """One step; whether to stop after it."""
+    def _train_on(self, rows: np.ndarray, began: float, first_step: int) -> bool:
+        """Runs one step; returns whether to stop after it."""
         here, session = self.progress, self.session
         with self.clock:
-            total, stops = session.placed.joined(float(session.train_on(rows, here.step)), self.stop())
+            total, stops = session.placed.reduce_loss(float(session.train_on(rows, here.step)), self.stop())
         here.step += 1
         here.batch += 1
         here.loss += total * len(rows)
@@ -103,7 +110,7 @@ class Trainer:
     def _finish_epoch(self, seconds: float) -> None:
         here, session = self.progress, self.session
         values: dict[str, float] = {"epoch": here.epoch + 1, "loss": here.loss / max(here.samples, 1)}
-        for split in session.measured:
+        for split in session.split_measures:
             values.update({f"{split} {name}": value for name, value in evaluate(session, split).items()})
         rate = here.samples / max(seconds, 1e-9)
         self.log.epoch(**values, step=here.step, seconds=seconds, **{"samples/s": rate})
@@ -113,10 +120,10 @@ class Trainer:
         self.save()
 
     def save(self) -> None:
-        """Save a checkpoint, if there is where to."""
+        """Saves a checkpoint, if there is a checkpointer."""
         if self.checkpointer is not None:
             self.checkpointer.save(self.progress.step, extra=asdict(self.progress), **self._state())
 
     def _state(self) -> dict[str, Any]:
         model, optimizer = self.session.placed.model, self.session.optimizer
-        return {"model": WholeModel(model), "optimizer": NamedOptimizer(optimizer, model)}
+        return {"model": GlobalModelState(model), "optimizer": NamedOptimizer(optimizer, model)}

@@ -1,4 +1,4 @@
-"""Asking a Python process of its own what would be dangerous, or too slow, to find out in ours."""
+"""Runs Python code in a subprocess: for imports that are slow, or that may crash the process."""
 
 from __future__ import annotations
 
@@ -8,12 +8,16 @@ from collections.abc import Mapping
 
 from torchmn.errors import LaunchError
 
-WITHOUT_WORKING_DIRECTORY = "import sys; sys.path = [place for place in sys.path if place]"
-"""What `python -c` runs first: a file in the working directory must not replace a module of Python."""
+WITHOUT_WORKING_DIRECTORY = "import sys; sys.path = [directory for directory in sys.path if directory]"
+"""First statement of `python -c` programs: files in the working directory must not shadow standard modules."""
 
 
-def lines_printed_by(program: str, environ: Mapping[str, str], seconds: float) -> list[str]:
-    """The lines that `program`, Python code, prints; LaunchError with its last words where it fails."""
+def output_lines(program: str, environ: Mapping[str, str], seconds: float) -> list[str]:
+    """Returns the lines that the Python code `program` prints.
+
+    Raises:
+        LaunchError: if it fails, with the last line of its standard error, or does not end within `seconds`.
+    """
     try:
         result = subprocess.run(
             [sys.executable, "-c", f"{WITHOUT_WORKING_DIRECTORY}\n{program}"],
