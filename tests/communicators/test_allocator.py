@@ -1,4 +1,4 @@
-"""malloc is told to keep freed memory, unless somebody else decides about it."""
+"""malloc keeps freed memory, unless the user or another allocator decides otherwise."""
 
 from __future__ import annotations
 

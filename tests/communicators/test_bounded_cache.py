@@ -1,4 +1,4 @@
-"""What a long training remembers: bounded by bytes, whatever changes from step to step."""
+"""Caches and mailboxes stay bounded in a long training, whatever changes from step to step."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def test_equal_and_only_equal_keys_have_equal_fingerprints() -> None:
     assert len({arguments.fingerprint(key) for key in keys}) == len(keys)
     before = [arguments.fingerprint(key) for key in keys]
     for cache in (arguments._fingerprints, arguments._digests):
-        cache.put("forget", 0, cache.limit)  # type: ignore[arg-type]
+        cache.put("forget", 0, cache.limit)
     assert [arguments.fingerprint(key) for key in keys] == before
 
 
@@ -79,7 +79,7 @@ def test_a_cache_forgets_all_before_it_holds_too_much_and_keeps_one_large_entry(
     assert (len(cache), cache.get("large")) == (1, 1)
 
 
-def test_tensors_are_remembered_up_to_so_many_bytes() -> None:
+def test_tensors_are_cached_up_to_a_number_of_bytes() -> None:
     calls = []
 
     @cached_tensors(100_000)
@@ -93,7 +93,7 @@ def test_tensors_are_remembered_up_to_so_many_bytes() -> None:
     assert calls == [5, *range(1_000, 2_000)]
 
 
-def test_layouts_of_messages_of_many_tensors_are_not_remembered() -> None:
+def test_layouts_of_messages_of_many_tensors_are_not_cached() -> None:
     for length in range(3):
         specs = tuple(wire.TensorSpec(torch.float32, (length, n)) for n in range(100))
         before = wire._layout_of_few.cache_info().currsize, wire._read_few.cache_info().currsize

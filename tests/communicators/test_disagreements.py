@@ -1,4 +1,4 @@
-"""What ranks are told when long arguments differ: what differs, and not everything."""
+"""Errors about long arguments that differ between ranks show the difference, and not the whole arguments."""
 
 import pytest
 import torch
@@ -23,7 +23,7 @@ def test_of_many_items_those_that_differ_are_shown(comm):
 
 
 @ranks(2, on="threads")
-def test_items_in_another_order_or_number_are_said_to_be_so(comm):
+def test_items_in_another_order_or_number_are_reported_as_such(comm):
     names = [f"layer{n}.weight" for n in range(100)]
     swapped = [*names[:50], names[51], names[50], *names[52:]]
     assert "differ from index 50 on" in refusal(comm, tuple(names if comm.rank else swapped))
@@ -71,6 +71,6 @@ def test_lists_and_dicts_are_compared_and_tensors_are_refused(comm):
 
 
 @ranks(2, on="threads")
-def test_a_number_and_its_text_are_told_apart(comm):
+def test_a_number_and_its_text_are_distinguished(comm):
     text = refusal(comm, "1" if comm.rank else 1)
     assert "value 0 '1'" in text and "value 0 1)" in text

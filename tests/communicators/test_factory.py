@@ -1,4 +1,4 @@
-"""create_communicator: names, keywords, and refusals that say what would work."""
+"""create_communicator: names, keywords, and errors that name a remedy."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def test_an_unknown_keyword_is_refused_with_the_nearest_one() -> None:
     "name", ["nccl", "pure_nccl", "hierarchical", "two_dimensional", "single_node", "non_cuda_aware"]
 )
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU here")
-def test_nccl_without_a_gpu_says_what_would_work(name: str) -> None:
+def test_the_error_of_nccl_without_a_gpu_names_what_works(name: str) -> None:
     with pytest.raises(torchmn.ArgumentError, match=r"needs a GPU.*'mpi' under mpiexec or 'gloo' under torchrun"):
         torchmn.create_communicator(name)
 
@@ -59,7 +59,7 @@ def test_threads_are_started_by_run_threads() -> None:
         torchmn.create_communicator("threads")
 
 
-def test_gloo_without_a_launcher_says_how_to_start_one() -> None:
+def test_the_error_of_gloo_without_a_launcher_names_launchers() -> None:
     with pytest.raises(torchmn.ArgumentError, match="torchrun"):
         torchmn.create_communicator("gloo")
 

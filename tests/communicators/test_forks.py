@@ -1,4 +1,4 @@
-"""A process that a rank forks is no rank: it neither speaks for it nor ends the job."""
+"""A process that a rank forks is no rank: it can neither communicate nor end the job."""
 
 import os
 from collections.abc import Callable
@@ -26,7 +26,7 @@ def status_of_child(does: Callable[[], object]) -> int:
 
 
 @ranks(2, on=("mpi", "gloo"))
-def test_a_forked_process_can_not_communicate_and_the_rank_can(comm):
+def test_a_forked_process_cannot_communicate_and_the_rank_can(comm):
     group, x = comm.split(0), torch.ones(3)
     peer = 1 - comm.rank
     for each in (comm, group):

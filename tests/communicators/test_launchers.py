@@ -1,4 +1,4 @@
-"""The launcher's table: what each launcher sets, which one is the innermost, what is refused."""
+"""The table of launchers: variables of each launcher, nested launchers, and errors."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What MPI is told before it is loaded, and what the process is told afterwards."""
+"""Environment variables for UCX are set while MPICH is loaded, and removed afterwards."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ import pytest
 from torchmn.communicators.transports.mpi_library import small_unused_buffers
 
 
-def test_ucx_is_told_only_while_mpich_is_loaded() -> None:
+def test_ucx_variables_are_set_only_while_mpich_is_loaded() -> None:
     environ = {"PATH": "/bin"}
     with small_unused_buffers("mpich", environ):
         assert {name for name in environ if name != "PATH"} == {"UCX_MM_FIFO_SIZE", "UCX_MM_RX_BUFS_GROW"}
     assert environ == {"PATH": "/bin"}
 
 
-def test_ucx_is_told_nothing_more_if_loading_fails() -> None:
+def test_ucx_variables_are_removed_if_loading_fails() -> None:
     environ: dict[str, str] = {}
     with pytest.raises(ImportError), small_unused_buffers("mpich", environ):
         raise ImportError

@@ -1,5 +1,4 @@
-"""What other users of the host can reach of a job over gloo: no store, no listening port but on the loopback interface,
-and nothing that is unpickled."""
+"""Other users of the host reach neither the store of a gloo job, nor its ports, and nothing of theirs is unpickled."""
 
 from __future__ import annotations
 
@@ -53,7 +52,7 @@ comm.barrier()
 
 
 @pytest.mark.parametrize("status", [0, 3])
-def test_ranks_of_torchmn_run_meet_where_no_other_user_can_go(status: int, tmp_path: Path) -> None:
+def test_ranks_of_torchmn_run_use_a_store_that_no_other_user_can_read(status: int, tmp_path: Path) -> None:
     result = run("gloo", 2, script(tmp_path, MEETS + f"sys.exit({status})\n"))
     assert result.status == status, result.err
     assert "[0] listens ['127.0.0.1'] mode 0o700 refused True sum 1" in result.out, result.out
@@ -62,7 +61,7 @@ def test_ranks_of_torchmn_run_meet_where_no_other_user_can_go(status: int, tmp_p
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can act as another user")
-def test_another_user_can_not_read_the_store(tmp_path: Path) -> None:
+def test_another_user_cannot_read_the_store(tmp_path: Path) -> None:
     attempt = """
 import subprocess
 done = subprocess.run(["cat", store], user=65534, group=65534, extra_groups=[], capture_output=True, text=True)
@@ -70,12 +69,12 @@ if rank == 0:
     print("denied", done.returncode != 0 and "denied" in done.stderr, done)
 comm.barrier()
 """
-    everybody = Path(tempfile.mkdtemp(prefix="torchmn-test-"))  # pytest's own directories are closed to others, too
-    everybody.chmod(0o755)
+    shared = Path(tempfile.mkdtemp(prefix="torchmn-test-"))  # pytest's own directories are closed to others, too
+    shared.chmod(0o755)
     try:
-        result = run("gloo", 2, script(tmp_path, MEETS + attempt), env={"TMPDIR": str(everybody), "LC_ALL": "C"})
+        result = run("gloo", 2, script(tmp_path, MEETS + attempt), env={"TMPDIR": str(shared), "LC_ALL": "C"})
     finally:
-        shutil.rmtree(everybody)
+        shutil.rmtree(shared)
     assert result.status == 0 and "[0] denied True" in result.out, result.out + result.err
 
 
@@ -119,7 +118,7 @@ def connected(secrets: list[bytes]) -> list[object]:
     return results
 
 
-def test_who_does_not_have_the_secret_is_not_taken_for_a_rank() -> None:
+def test_a_process_without_the_secret_is_not_accepted_as_a_rank() -> None:
     results = connected([b"the job's", b"the job's", b"guessed"])
     for rank, result in enumerate(results):
         assert isinstance(result, LaunchError) and f"rank {rank} of 3" in str(result), result

@@ -1,4 +1,4 @@
-"""Which ranks share a host: by its name, and where several machines have that, by when they were started."""
+"""Ranks share a host if its name is equal and, where several machines have that name, its boot id."""
 
 from __future__ import annotations
 

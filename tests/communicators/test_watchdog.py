@@ -1,4 +1,4 @@
-"""What the watchdog says of ranks that wait, and where it says they are: without ranks."""
+"""The watchdog's report, and the thread world's timeout and errors."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 
 import torchmn
 from torchmn.communicators.watchdog import report, source_lines
-from torchmn.communicators.watchdog.report import RankState
+from torchmn.communicators.watchdog.waits import RankState
 
 WORLD = (0, 1, 2)
 
@@ -108,7 +108,7 @@ def test_run_threads_returns_the_results_in_rank_order() -> None:
 
 
 @pytest.mark.parametrize(("size", "hosts"), [(0, None), (2, ["a"]), (-1, None)])
-def test_run_threads_refuses_a_size_that_can_not_be(size: int, hosts: list[str] | None) -> None:
+def test_run_threads_refuses_a_size_that_cannot_be(size: int, hosts: list[str] | None) -> None:
     with pytest.raises(torchmn.ArgumentError, match="run_threads"):
         torchmn.run_threads(lambda comm: None, size, hosts)
 

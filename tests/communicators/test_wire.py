@@ -1,4 +1,4 @@
-"""A header survives its encoding, and buffers are cut where they should be."""
+"""Headers are decoded as they were encoded, and buffers are split at the limit."""
 
 from __future__ import annotations
 

@@ -62,7 +62,7 @@ class Communicator:
         group: rank, hosts, counters and settings, which the transport and the watchdog share.
         buffers: moves whole tensors when ranks have agreed; for this package.
         replies: messages from one rank to another that request a reply; for the other packages.
-        piggyback: adds a small number of another layer to the comparisons of ranks; for the other packages.
+        noting: piggybacks a number of another layer on the comparisons of ranks; for the other packages.
     """
 
     def __init__(self, transport: Transport):
@@ -74,7 +74,7 @@ class Communicator:
         self.buffers = Buffers(transport)
         self.replies = Replies(self.buffers)
         self._agreements = Agreements(self.buffers, self.replies)
-        self.piggyback = Piggyback(self._agreements)
+        self.noting = Piggyback(self._agreements)
         self._topology = Topology.of(group.hosts, group.rank)
         group.watch.communicators.add(self)
 
@@ -387,7 +387,7 @@ class Communicator:
             in_place: whether the result overwrites `x`, which is returned.
         """
         problem = arguments.tensor_problem(x, in_place) or reductions.problem(x.dtype, op)
-        same = () if problem else (x.dtype, x.shape, op)
+        same = problem or (x.dtype, x.shape, op)
         with Agreement(self._agreements, ALLREDUCE, problem, same, payload=x) as ranks:
             if ranks.payloads is not None:
                 return reductions.combine(ranks.payloads, x, op, in_place)

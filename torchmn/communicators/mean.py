@@ -18,14 +18,16 @@ LARGE_BYTES = 1 << 20
 BUCKET_BYTES = 64 << 20
 
 
-class _Communicator(Protocol):
+class BufferCommunicator(Protocol):
+    """The members of a `Communicator` that `means` uses."""
+
     size: int
     rank: int
     buffers: Buffers
 
 
 def mean_in_place(
-    comm: _Communicator, tensors: Sequence[Tensor], share: float | None, wire_dtype: torch.dtype | None
+    comm: BufferCommunicator, tensors: Sequence[Tensor], share: float | None, wire_dtype: torch.dtype | None
 ) -> None:
     """Replaces tensors, of which all ranks have the same, by their means; see `means`."""
     for x, mean in zip(tensors, means(comm, tensors, share, wire_dtype), strict=True):
@@ -34,7 +36,7 @@ def mean_in_place(
 
 
 def means(
-    comm: _Communicator, tensors: Sequence[Tensor], share: float | None, wire_dtype: torch.dtype | None
+    comm: BufferCommunicator, tensors: Sequence[Tensor], share: float | None, wire_dtype: torch.dtype | None
 ) -> list[Tensor]:
     """Returns the weighted means over ranks of tensors, of which all ranks have the same shapes and dtypes.
 
@@ -75,7 +77,7 @@ def _written_into(x: Tensor, mean: Tensor) -> Tensor:
     return x
 
 
-def _mean_flat(comm: _Communicator, flat: Tensor, share: float | None, wire_dtype: torch.dtype | None) -> None:
+def _mean_flat(comm: BufferCommunicator, flat: Tensor, share: float | None, wire_dtype: torch.dtype | None) -> None:
     compressible = comm.size > 1 and flat.is_floating_point()
     if wire_dtype is not None and compressible and wire_dtype.itemsize < flat.dtype.itemsize:
         _mean_compressed(comm, flat, share, wire_dtype)
@@ -88,7 +90,7 @@ def _mean_flat(comm: _Communicator, flat: Tensor, share: float | None, wire_dtyp
         comm.buffers.reduce(flat.mul_(share), "sum", in_place=True)
 
 
-def _mean_compressed(comm: _Communicator, flat: Tensor, share: float | None, wire_dtype: torch.dtype) -> None:
+def _mean_compressed(comm: BufferCommunicator, flat: Tensor, share: float | None, wire_dtype: torch.dtype) -> None:
     """Computes the mean with values sent in `wire_dtype`: a reduce-scatter in float32, then an all-gather.
 
     Transports that sum 16-bit floats round at every addition; this rounds once before and once after.

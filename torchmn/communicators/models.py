@@ -3,29 +3,38 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from torchmn.communicators import arguments
-from torchmn.communicators.mean import LARGE_BYTES, buckets, mean_in_place, unpack
+from torchmn.communicators.agreement import Agreement
+from torchmn.communicators.mean import LARGE_BYTES, BufferCommunicator, buckets, mean_in_place, unpack
+from torchmn.communicators.transports.group import Settings
 from torchmn.communicators.watchdog.report import ranks_text
 from torchmn.errors import MismatchError
 
-if TYPE_CHECKING:
-    from torchmn.communicators.communicator import Communicator
-
 Signature = tuple[tuple[str, torch.dtype, tuple[int, ...]], ...]
+"""Name, dtype and shape of each tensor."""
 
 
-def bcast_data(comm: Communicator, model: nn.Module) -> None:
+class ModelCommunicator(BufferCommunicator, Protocol):
+    """The members of a `Communicator` that this module uses."""
+
+    @property
+    def settings(self) -> Settings: ...
+
+    def agreed(self, operation: str, problem: str | None = None, *, differ: Any = None, **same: Any) -> Agreement: ...
+
+
+def bcast_data(comm: ModelCommunicator, model: nn.Module) -> None:
     """Overwrites every parameter and buffer of `model` with rank 0's; see `Communicator.bcast_data`."""
     bcast_tensors(comm, [*model.named_parameters(), *model.named_buffers()], "bcast_data")
 
 
-def bcast_tensors(comm: Communicator, named: Sequence[tuple[str, Tensor]], operation: str) -> None:
+def bcast_tensors(comm: ModelCommunicator, named: Sequence[tuple[str, Tensor]], operation: str) -> None:
     """Overwrites named tensors with rank 0's. Names, dtypes and shapes must be the same on all ranks."""
     lazy = [name for name, x in named if is_lazy(x)]
     problem = f"expected initialised parameters, got lazy {', '.join(lazy)}: run a forward pass first" if lazy else None
@@ -48,7 +57,7 @@ def bcast_tensors(comm: Communicator, named: Sequence[tuple[str, Tensor]], opera
                 unpack(received.to(bucket[0].device), bucket)
 
 
-def multi_node_mean_grad(comm: Communicator, model: nn.Module, zero_fill: bool) -> None:
+def multi_node_mean_grad(comm: ModelCommunicator, model: nn.Module, zero_fill: bool) -> None:
     """Replaces each gradient of `model` by its mean over ranks; see `Communicator.multi_node_mean_grad`."""
     named = [(name, p) for name, p in model.named_parameters() if p.requires_grad or p.grad is not None]
     if not zero_fill:
@@ -74,7 +83,7 @@ def _first_problem(named: Sequence[tuple[str, Tensor]], written: bool) -> str | 
     return next((f"{name}: {problem}" for name, problem in problems if problem), None)
 
 
-def raise_difference(comm: Communicator, operation: str, what: str, signatures: Sequence[Signature]) -> None:
+def raise_difference(comm: ModelCommunicator, operation: str, what: str, signatures: Sequence[Signature]) -> None:
     """Raises a MismatchError that names each tensor which not all ranks have, and the ranks that have it.
 
     Args:

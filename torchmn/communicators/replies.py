@@ -156,7 +156,7 @@ class Replies:
         Args:
             peer: the rank that replies.
             operation, tag: for the watchdog.
-            about: more data on this wait for the watchdog's report; see `watchdog.report.sections`.
+            about: more data on this wait for the watchdog's report; see `waits.sections`.
         """
         with Wait(self._group, operation, peer, tag, about):
             message = self._transport.take(peer, self._tag_limit)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any, TypeVar
 
 import torch
@@ -53,55 +54,76 @@ def run_threads(
         raise ArgumentError(
             f"run_threads: expected size >= 1 and one host per rank, got size {size}, {len(hosts)} hosts"
         )
-    world = ThreadWorld(hosts)
-    shared = ThreadGroup(world, range(size))
-    results: list[Any] = [None] * size
-    errors: list[tuple[int, BaseException]] = []
+    settings = Settings(grad_dtype=grad_dtype)
+    if timeout is not None:
+        settings.timeout = timeout
+    run = _ThreadRun(fn, hosts, settings)
+    run.run()
+    if run.errors:
+        _raise_first(run.errors, size)
+    if run.world.timed_out:
+        raise WaitTimeout(run.world.failure)
+    return run.results
 
-    def record(rank: int, error: BaseException) -> None:
-        errors.append((rank, error))
-        world.fail(f"rank {rank} of {size} raised {type(error).__name__}: {error}")
 
-    def rank_main(rank: int) -> None:
-        world.watches[rank].main_thread = threading.get_ident()
-        settings = Settings(grad_dtype=grad_dtype)
-        if timeout is not None:
-            settings.timeout = timeout
-        group = Group.of_world("world", hosts, world.watches[rank], settings)
-        comm = Communicator(ThreadTransport(group, shared))
+class _ThreadRun:
+    """The threads of one `run_threads`, their results, and their exceptions in the order in which they were raised."""
+
+    def __init__(self, fn: Callable[[Communicator], Any], hosts: Sequence[str], settings: Settings):
+        self.world = ThreadWorld(hosts)
+        self.results: list[Any] = [None] * len(hosts)
+        self.errors: list[tuple[int, BaseException]] = []
+        self._fn = fn
+        self._hosts = hosts
+        self._settings = settings
+        self._shared = ThreadGroup(self.world, range(len(hosts)))
+
+    def run(self) -> None:
+        """Runs all ranks, and returns when they have ended or a wait has exceeded its timeout."""
+        ranks = [
+            threading.Thread(target=self._run_rank, args=(rank,), name=f"rank {rank}", daemon=True)
+            for rank in range(len(self._hosts))
+        ]
+        done = threading.Event()
+        watchdog = threading.Thread(target=self.world.watch, args=(done,), name="torchmn-watchdog", daemon=True)
+        try:
+            with _recorded_thread_exceptions(self.world, self.record):
+                for thread in (*ranks, watchdog):
+                    thread.start()
+                for thread in ranks:
+                    self._join(thread)
+        except KeyboardInterrupt:
+            self.world.fail("interrupted while ranks were running")  # or they would continue, in a notebook for hours
+            raise
+        finally:
+            done.set()
+            if watchdog.is_alive():  # a thread that runs while Python ends may abort the process
+                watchdog.join()
+
+    def record(self, rank: int, error: BaseException) -> None:
+        """Records the exception of a rank, and makes all other ranks raise."""
+        self.errors.append((rank, error))
+        self.world.fail(f"rank {rank} of {len(self._hosts)} raised {type(error).__name__}: {error}")
+
+    def _run_rank(self, rank: int) -> None:
+        watch = self.world.watches[rank]
+        watch.main_thread = threading.get_ident()
+        group = Group.of_world("world", self._hosts, watch, replace(self._settings))
+        comm = Communicator(ThreadTransport(group, self._shared))
         here.communicator = comm
         try:
-            results[rank] = fn(comm)
-            _drain([each for each in world.watches[rank].communicators if not each.group.closed])
-            world.leave(rank)
+            self.results[rank] = self._fn(comm)
+            _drain([each for each in watch.communicators if not each.group.closed])
+            self.world.leave(rank)
         except BaseException as error:
-            record(rank, error)
+            self.record(rank, error)
 
-    ranks = [threading.Thread(target=rank_main, args=(rank,), name=f"rank {rank}", daemon=True) for rank in range(size)]
-    done = threading.Event()
-    watchdog = threading.Thread(target=world.watch, args=(done,), name="torchmn-watchdog", daemon=True)
-    try:
-        with _recorded_thread_exceptions(world, record):
-            for thread in (*ranks, watchdog):
-                thread.start()
-            for thread in ranks:
-                while thread.is_alive():
-                    thread.join(0.5)
-                    if world.timed_out:
-                        thread.join(5.0)  # a rank that blocks in user code cannot be interrupted; its thread remains
-                        break
-    except KeyboardInterrupt:
-        world.fail("interrupted while ranks were running")  # or they would continue, in a notebook for hours
-        raise
-    finally:
-        done.set()
-        if watchdog.is_alive():  # a thread that runs while Python ends may abort the process
-            watchdog.join()
-    if errors:
-        _raise_first(errors, size)
-    if world.timed_out:
-        raise WaitTimeout(world.failure)
-    return results
+    def _join(self, thread: threading.Thread) -> None:
+        while thread.is_alive():
+            thread.join(0.5)
+            if self.world.timed_out:
+                thread.join(5.0)  # a rank that blocks in user code cannot be interrupted; its thread remains
+                return
 
 
 @contextmanager

@@ -55,8 +55,8 @@ class Call(NamedTuple):
                 f"got {describe(comm)}"
             )
         if not recomputation.replaying():
-            comm.piggyback.calls += 1
-        return Call(comm, comm.piggyback.calls)
+            comm.noting.calls += 1
+        return Call(comm, comm.noting.calls)
 
     def backward(self) -> Call:
         """Returns the backward of this call."""
@@ -69,7 +69,7 @@ class Call(NamedTuple):
         comm = self.comm
         need = NO_GRAD if not torch.is_grad_enabled() else NEEDS_GRADIENT if needs_gradient else NEEDS_NONE
         call = "backward of " * self.order + f"torchmn.functions call {self.number}"
-        with comm.piggyback(need, self.number << 8 | self.order, call, optional=need == NO_GRAD) as piggyback:
+        with comm.noting(need, self.number << 8 | self.order, call, optional=need == NO_GRAD) as piggyback:
             result = operation()
         needs = piggyback.notes
         in_graph = NEEDS_GRADIENT in needs

@@ -27,8 +27,8 @@ from torchmn.communicators import arguments
 from torchmn.communicators.communicator import Communicator
 from torchmn.communicators.messages import wire
 from torchmn.communicators.messages.wire import Kind, Message
-from torchmn.communicators.watchdog import report, source_lines
-from torchmn.communicators.watchdog.waits import Watch
+from torchmn.communicators.watchdog import source_lines
+from torchmn.communicators.watchdog.waits import ReportSection, Watch, sections
 from torchmn.errors import DelegateError, PeerError
 
 Key = tuple[int, int]  # (peer, number)
@@ -363,4 +363,4 @@ def _lines(facts: dict[int, dict[str, Any]]) -> list[str]:
     return lines
 
 
-report.sections["gradients"] = report.ReportSection(_facts, _lines)
+sections["gradients"] = ReportSection(_facts, _lines)

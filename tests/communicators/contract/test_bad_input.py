@@ -1,4 +1,4 @@
-"""A wrong argument on one rank is an error on every rank, and the communicator works on."""
+"""A wrong argument on one rank is an error on every rank, and the communicator still works."""
 
 import pytest
 import torch
@@ -164,7 +164,7 @@ def test_a_wrong_argument_on_one_rank_is_refused_on_every_rank(comm):
 
 @every_world_of_several
 @ranks(2, on="openmpi")
-def test_ranks_that_disagree_are_told_who_said_what(comm):
+def test_an_error_on_ranks_that_disagree_names_the_values_of_each(comm):
     last = comm.size - 1
     for operation, other, usual, words in disagreements(comm):
         call = other if comm.rank == last else usual
@@ -172,7 +172,7 @@ def test_ranks_that_disagree_are_told_who_said_what(comm):
 
 
 @ranks(2, 3)
-def test_an_error_says_where_the_culprit_called(comm):
+def test_an_error_names_the_line_of_the_wrong_call(comm):
     assert_refused(comm, lambda: comm.allreduce("x" if comm.rank == 0 else ONES), "test_bad_input.py")
 
 
@@ -183,7 +183,7 @@ def test_a_single_rank_refuses_what_many_refuse(comm):
 
 
 @ranks(1)
-def test_who_sends_without_a_launcher_is_told_how_ranks_are_started(comm):
+def test_the_error_of_a_send_without_a_launcher_names_how_to_start_ranks(comm):
     for call in (lambda: comm.send(ONES, 1), lambda: comm.recv(1), lambda: comm.bcast(ONES, root=1)):
         assert_refused(comm, call, "there is only one rank; `torchmn run -n N script.py` or mpiexec starts more")
 

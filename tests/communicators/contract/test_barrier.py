@@ -1,4 +1,4 @@
-"""barrier: nobody leaves before everybody has come."""
+"""barrier: no rank returns before all ranks have called it."""
 
 from tests._worlds import every_world, ranks
 

@@ -1,4 +1,4 @@
-"""create_communicator: the name decides, a typo is refused with the nearest right word."""
+"""create_communicator: names select the transport, and errors about wrong ones suggest the nearest."""
 
 import pickle
 from copy import copy, deepcopy
@@ -71,7 +71,7 @@ def test_an_unknown_name_is_refused_with_the_nearest():
         torchmn.create_communicator("something else")
     for wrong in (None, 3, ["mpi"]):
         with pytest.raises(torchmn.ArgumentError):
-            torchmn.create_communicator(wrong)  # type: ignore[arg-type]
+            torchmn.create_communicator(wrong)
 
 
 def test_an_unknown_keyword_is_refused_with_the_nearest():
@@ -83,14 +83,14 @@ def test_an_unknown_keyword_is_refused_with_the_nearest():
 
 
 @pytest.mark.parametrize("name", NCCL_NAMES)
-def test_nccl_without_a_gpu_says_what_would_work(name):
+def test_the_error_of_nccl_without_a_gpu_names_what_works(name):
     if torch.cuda.is_available():
         pytest.skip("this machine has a GPU")
     with pytest.raises(torchmn.TorchMNError, match=r"GPU.*mpi"):
         torchmn.create_communicator(name)
 
 
-def test_options_that_can_not_be_right_are_refused():
+def test_options_that_cannot_be_right_are_refused():
     for wrong in (0, -1, "5", True, float("nan")):
         with pytest.raises(torchmn.ArgumentError, match="timeout"):
             torchmn.create_communicator("solo", timeout=wrong)
@@ -114,13 +114,13 @@ def test_run_threads_returns_results_in_rank_order_and_raises_what_a_rank_raised
         torchmn.run_threads(one_fails, 4)
     for size in (0, -1, 1.5, "2"):
         with pytest.raises(torchmn.ArgumentError):
-            torchmn.run_threads(one_fails, size)  # type: ignore[arg-type]
+            torchmn.run_threads(one_fails, size)
 
 
 @ranks(2, on="threads")
 @ranks(2, on="mpi")
 @ranks(2, on="gloo")
-def test_a_copy_of_what_holds_a_communicator_talks_to_the_same_ranks_and_none_is_pickled(comm):
+def test_a_copy_of_what_holds_a_communicator_communicates_with_the_same_ranks_and_none_is_pickled(comm):
     holder = nn.Linear(1, 1)
     holder.comm = comm  # type: ignore[assignment]  as layers of users do
     assert deepcopy(holder).comm is comm

@@ -1,4 +1,4 @@
-"""Every dtype travels bit by bit, and is reduced as NumPy reduces it."""
+"""Every dtype is sent bit by bit, and is reduced as NumPy reduces it."""
 
 import numpy as np
 import pytest

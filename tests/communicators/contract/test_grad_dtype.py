@@ -1,4 +1,4 @@
-"""grad_dtype: gradients travel in 16 bits, are summed in float32, and are rounded no more than that."""
+"""grad_dtype: gradients are sent in 16 bits and summed in float32, with no further rounding."""
 
 import numpy as np
 import pytest
@@ -82,7 +82,7 @@ def test_gradients_are_compressed_between_threads(size):
 
 
 @ranks(2, 3)
-def test_ranks_that_would_send_other_dtypes_are_told_before(comm):
+def test_ranks_that_would_send_other_dtypes_get_an_error_before(comm):
     comm.settings.grad_dtype = torch.bfloat16 if comm.rank == 0 else None
     with pytest.raises(torchmn.TorchMNError, match="grad_dtype"):
         comm.multi_node_mean_grad(model_with({"w": np.ones(3)}))

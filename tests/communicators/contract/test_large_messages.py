@@ -1,4 +1,4 @@
-"""Buffers above the largest single message travel in pieces (2 GiB in MPI; here the limit is made small)."""
+"""Buffers above the largest single message are sent in pieces (2 GiB in MPI; here the limit is made small)."""
 
 import numpy as np
 import torch

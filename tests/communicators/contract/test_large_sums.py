@@ -1,4 +1,4 @@
-"""Sums that are large enough for another way through the transport: the same values, and the same bits on all ranks."""
+"""Sums large enough for another algorithm of the transport: the same values, and the same bits on all ranks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Messages of every size that a transport treats in its own way, more of them at once than it has room for."""
+"""Messages of all sizes that transports treat differently, more at once than fit their buffers."""
 
 from __future__ import annotations
 

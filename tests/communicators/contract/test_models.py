@@ -38,7 +38,7 @@ class Assorted(nn.Module):
 
 
 def set_gradients(model: nn.Module, rank: int) -> dict[str, np.ndarray]:
-    """Gives every parameter that wants one a gradient that is exact in its dtype; returns them."""
+    """Gives every parameter that requires one a gradient that is exact in its dtype; returns them."""
     values = {}
     for place, (name, parameter) in enumerate(model.named_parameters()):
         if parameter.requires_grad:
@@ -137,7 +137,7 @@ def test_zero_fill_counts_a_gradient_that_is_missing_as_zeros(comm):
 
 @ranks(2, 3, 4)
 @ranks(2, on="openmpi")
-def test_ranks_that_disagree_about_gradients_are_told_which(comm):
+def test_ranks_that_disagree_about_gradients_get_an_error_that_names_them(comm):
     model = nn.Sequential(nn.Linear(3, 2), nn.Linear(2, 1))
     model[0].weight.grad = torch.full((2, 3), float(comm.rank))
     if comm.rank == comm.size - 1:

@@ -1,4 +1,4 @@
-"""The `_obj` operations: anything that pickles, None too."""
+"""The `_obj` operations: anything that pickles, including None."""
 
 import operator
 from dataclasses import dataclass
@@ -34,7 +34,7 @@ def assorted(rank: int) -> list:
 
 
 @ranks(2, on=("threads", "mpi"))
-def test_tensors_of_dtypes_that_torch_can_not_unpickle_arrive_in_objects(comm):
+def test_tensors_of_dtypes_that_torch_cannot_unpickle_arrive_in_objects(comm):
     for dtype in (torch.uint16, torch.uint32, torch.uint64, torch.float8_e4m3fn, torch.float8_e5m2):
         for mine in (
             torch.arange(6.0).reshape(2, 3).t().to(dtype),
@@ -129,7 +129,7 @@ def test_what_does_not_pickle_on_one_rank_is_refused_on_every_rank(comm):
         "gather_obj": lambda: comm.gather_obj(obj),
         "bcast_obj": lambda: comm.bcast_obj(obj, culprit),
         "scatter_obj": lambda: comm.scatter_obj(objs if comm.rank == culprit else None, culprit),
-        # It is told as what the user called, though it gathers first.
+        # Named as the user called it, though it gathers first.
         "allreduce_obj": lambda: comm.allreduce_obj(obj),
     }
     for operation, call in wrong.items():

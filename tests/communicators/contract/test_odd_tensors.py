@@ -95,7 +95,7 @@ def test_a_forward_mode_tangent_is_not_lost_in_silence(comm):
 
 
 @ranks(2)
-def test_a_tensor_that_can_not_be_overwritten_is_refused_on_every_rank(comm):
+def test_a_tensor_that_cannot_be_overwritten_is_refused_on_every_rank(comm):
     shared = torch.arange(4.0).as_strided((2, 3), (1, 1))
     for odd in (torch.ones(3).expand(2, 3), shared, torch._efficientzerotensor(2, 3), made_under_inference_mode()):
         comm.allreduce(VALUES)
@@ -113,7 +113,7 @@ def test_slices_and_transposed_tensors_do_not_overlap():
 
 
 @ranks(2)
-def test_models_with_a_buffer_that_can_not_be_received_are_refused_on_every_rank(comm):
+def test_models_with_a_buffer_that_cannot_be_received_are_refused_on_every_rank(comm):
     for odd in (VALUES.to_sparse(), VALUES.to("meta"), torch.ones(3).expand(2, 3)):
         model = nn.Linear(1, 1)
         model.register_buffer("mask", odd if comm.rank == 1 else VALUES)
@@ -121,7 +121,7 @@ def test_models_with_a_buffer_that_can_not_be_received_are_refused_on_every_rank
 
 
 @ranks(2)
-def test_gradients_that_can_not_be_overwritten_are_refused_on_every_rank(comm):
+def test_gradients_that_cannot_be_overwritten_are_refused_on_every_rank(comm):
     model = nn.Linear(3, 2, bias=False)
     model.weight.grad = torch.ones(3).expand(2, 3) if comm.rank == 1 else VALUES
     assert_refused(comm, lambda: comm.multi_node_mean_grad(model), "rank 1", "weight", "overwrite")

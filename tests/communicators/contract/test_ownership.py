@@ -1,4 +1,4 @@
-"""Whose memory it is: the caller may change what it passed as soon as a call has returned."""
+"""Ownership of memory: the caller may change its arguments as soon as a call has returned."""
 
 import torch
 

@@ -10,7 +10,7 @@ NUMPY = {"sum": np.sum, "mean": np.mean, "max": np.max, "min": np.min, "prod": n
 
 
 def column(comm, shape, op):
-    """What NumPy says this rank gets, where rank r passed numbers(shape, r, j) for rank j."""
+    """NumPy's result for this rank, where rank r passed numbers(shape, r, j) for rank j."""
     return NUMPY[op](np.stack([numbers(shape, r, comm.rank) for r in range(comm.size)]), axis=0)
 
 

@@ -1,4 +1,4 @@
-"""scatter: each rank its element of what the root has."""
+"""scatter: each rank gets its element of the root's tensors."""
 
 import torch
 

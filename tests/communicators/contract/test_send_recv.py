@@ -1,4 +1,4 @@
-"""send and recv: what arrives, in which order, and that nobody waits for a receiver."""
+"""send and recv: values and order of messages, and senders that do not wait for receivers."""
 
 import gc
 from concurrent.futures import ThreadPoolExecutor
@@ -153,7 +153,7 @@ def test_receiving_with_the_wrong_method_names_the_right_one(comm):
 
 
 @ranks(2, 3)
-def test_a_send_that_is_refused_is_told_to_its_receiver(comm):
+def test_a_send_that_is_refused_raises_at_its_receiver(comm):
     import torchmn
 
     wrong = {

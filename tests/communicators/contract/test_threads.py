@@ -135,7 +135,7 @@ def test_a_thread_of_one_rank_may_step_an_optimizer_only_if_its_communicator_is_
 
 
 @ranks(2)
-def test_a_thread_goes_on_where_another_has_ended(comm):
+def test_a_thread_continues_after_another_has_ended(comm):
     for n in range(5):
         total = Worker(comm.allreduce, torch.full((3,), float(n))).result()
         assert total.tolist() == [float(n) * comm.size] * 3
@@ -175,7 +175,7 @@ def test_a_thread_that_only_finalizes_is_no_second_thread(comm):
 
 
 class Deep(torch.autograd.Function):
-    """Runs backward in backward, so often that autograd goes on in a thread of its own, as it does for GPUs."""
+    """Runs backward in backward, so often that autograd continues in another thread, as it does for GPUs."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, depth: int, work: Callable[[], None]) -> Tensor:
@@ -183,14 +183,14 @@ class Deep(torch.autograd.Function):
         return x.clone()
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:  # type: ignore[override]
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
         if ctx.depth == 0:
             ctx.work()
             return gradient, None, None
         with torch.enable_grad():
             x = gradient.detach().requires_grad_()
             y = Deep.apply(x, ctx.depth - 1, ctx.work)
-            (y * 1).sum().backward()  # type: ignore[operator]
+            (y * 1).sum().backward()
         return gradient, None, None
 
 
@@ -205,7 +205,7 @@ def test_a_thread_of_autograd_acts_for_the_thread_that_called_backward(comm):
     comm.barrier()
     for _ in range(2):
         x = torch.ones(2, requires_grad=True)
-        Deep.apply(x, 70, work).sum().backward()  # type: ignore[union-attr]
+        Deep.apply(x, 70, work).sum().backward()
     assert seen[1] == seen[3] == [3.0] * 3
     assert seen[0] is not threading.current_thread()
     comm.barrier()  # and the owner has not changed

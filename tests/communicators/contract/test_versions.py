@@ -1,4 +1,4 @@
-"""What an operation overwrites has a new version: a graph that still needs the old values raises in backward."""
+"""Operations increment the version of tensors that they overwrite: a graph that needs the old values raises."""
 
 import pytest
 import torch

@@ -20,8 +20,7 @@ from torchmn.communicators.messages.wire import Message
 from torchmn.communicators.transports.group import Group
 from torchmn.communicators.transports.transport import Buffers, Carrier, Exchange, Pending, Traits
 from torchmn.communicators.watchdog import report
-from torchmn.communicators.watchdog.report import RankState
-from torchmn.communicators.watchdog.waits import Watch
+from torchmn.communicators.watchdog.waits import RankState, Watch
 from torchmn.errors import PeerError, ThreadError, WaitTimeout
 
 

@@ -17,8 +17,7 @@ from typing import Any
 
 from torchmn.communicators.watchdog import report
 from torchmn.communicators.watchdog.control_channel import ControlClient
-from torchmn.communicators.watchdog.report import RankState
-from torchmn.communicators.watchdog.waits import Wait, Watch
+from torchmn.communicators.watchdog.waits import RankState, Wait, Watch
 
 STUCK_STATUS = 124  # as the command `timeout`
 _POLL_SECONDS = 0.5

@@ -1,59 +1,14 @@
 """The text of the watchdog's report: why a job is ended, a table of what each rank does, and which ranks are missing.
 
-`table` formats `RankState`s, one per rank, which `Watch.state` collects. Other layers add lines below the table by an
-entry in `sections`.
+`table` formats the `RankState` of each rank. Other layers add lines below the table by an entry in `waits.sections`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import asdict, dataclass, field
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Iterable, Sequence
+from typing import Any
 
-if TYPE_CHECKING:
-    from torchmn.communicators.watchdog.waits import Watch
-
-
-@dataclass(frozen=True)
-class RankState:
-    """What one rank is doing, in world ranks: a row of the table."""
-
-    rank: int
-    host: str
-    operation: str  # "" in user code
-    communicator: str = ""
-    sequence: int = 0  # number of collective operations of that communicator that this rank has entered
-    peer: int | None = None
-    tag: int | None = None
-    members: tuple[int, ...] = ()
-    seconds: float = 0.0
-    where: str = ""
-    left: bool = False
-    reports: dict[str, Any] = field(default_factory=dict)  # the facts of each of `sections`, by name
-
-    def as_dict(self) -> dict[str, Any]:
-        return asdict(self)
-
-    @staticmethod
-    def from_dict(values: dict[str, Any]) -> RankState:
-        return RankState(**{**values, "members": tuple(values["members"])})
-
-
-class ReportSection(NamedTuple):
-    """Lines of another layer below the table.
-
-    Attributes:
-        facts: returns those of one rank, as a value that JSON can represent.
-        lines: returns the lines, given the facts of each rank.
-    """
-
-    facts: Callable[[Watch], Any]
-    lines: Callable[[dict[int, Any]], list[str]]
-
-
-sections: dict[str, ReportSection] = {}
-"""Sections by name. A layer registers its section when it is imported."""
-
+from torchmn.communicators.watchdog.waits import RankState, sections
 
 # -- why the job is ended --------------------------------------------------------------------------------------
 

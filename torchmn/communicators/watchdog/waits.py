@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from dataclasses import asdict, dataclass, field
 from time import monotonic
 from typing import Any, NamedTuple, Protocol
 from weakref import WeakSet, WeakValueDictionary
 
-from torchmn.communicators.watchdog.report import RankState, sections
 from torchmn.communicators.watchdog.source_lines import line_of_thread
 from torchmn.context import here, process
 
@@ -70,6 +70,47 @@ class Wait:
             watch.waited += monotonic() - self.since
         else:
             watch.waits[self.thread] = self.previous
+
+
+@dataclass(frozen=True)
+class RankState:
+    """What one rank is doing, in world ranks: a row of the watchdog's table."""
+
+    rank: int
+    host: str
+    operation: str  # "" in user code
+    communicator: str = ""
+    sequence: int = 0  # number of collective operations of that communicator that this rank has entered
+    peer: int | None = None
+    tag: int | None = None
+    members: tuple[int, ...] = ()
+    seconds: float = 0.0
+    where: str = ""
+    left: bool = False
+    reports: dict[str, Any] = field(default_factory=dict)  # the facts of each of `sections`, by name
+
+    def as_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @staticmethod
+    def from_dict(values: dict[str, Any]) -> RankState:
+        return RankState(**{**values, "members": tuple(values["members"])})
+
+
+class ReportSection(NamedTuple):
+    """Lines of another layer below the watchdog's table.
+
+    Attributes:
+        facts: returns those of one rank, as a value that JSON can represent.
+        lines: returns the lines, given the facts of each rank.
+    """
+
+    facts: Callable[[Watch], Any]
+    lines: Callable[[dict[int, Any]], list[str]]
+
+
+sections: dict[str, ReportSection] = {}
+"""Sections by name. A layer registers its section when it is imported."""
 
 
 class Broken(NamedTuple):

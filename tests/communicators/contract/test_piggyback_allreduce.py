@@ -1,4 +1,4 @@
-"""Sums that travel together with the comparison of arguments: right values, and nothing left over from refused ones."""
+"""Small sums piggyback on the comparison of arguments: right values, and no trace of operations that failed."""
 
 from __future__ import annotations
 
@@ -69,11 +69,11 @@ def test_a_sum_that_comes_again_is_compared_again(comm) -> None:
     plain, parameter = part(comm.rank, 100, 0), torch.nn.Parameter(part(comm.rank, 100, 0))
     summed(plain)
     summed(plain)
-    summed(plain if comm.rank else parameter)  # one rank knows it from before, another looks anew
+    summed(plain if comm.rank else parameter)  # cached on one rank, new on the other
     with pytest.raises(torchmn.MismatchError, match="disagree in allreduce"):
         comm.allreduce(plain, "sum" if comm.rank else "max", in_place=True)
     with pytest.raises(torchmn.ArgumentError, match="op"):
-        comm.allreduce(plain, ["sum"] if comm.rank else "sum")  # type: ignore[arg-type]
+        comm.allreduce(plain, ["sum"] if comm.rank else "sum")
     assert torch.equal(plain, part(comm.rank, 100, 0))
     summed(plain)
     limit, comm.max_message_bytes = comm.max_message_bytes, 128
