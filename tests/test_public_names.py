@@ -22,16 +22,16 @@ def test_every_public_name_can_be_imported(name: str) -> None:
 
 def test_the_error_for_a_wrong_name_contains_the_nearest() -> None:
     with pytest.raises(AttributeError, match=r"Did you mean 'create_communicator'\?"):
-        torchmn.create_comunicator  # type: ignore[attr-defined]  # noqa: B018
+        torchmn.create_comunicator  # noqa: B018
 
 
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda comm: torchmn.create_mnbn_model(comm, nn.Linear(1, 1)), "create_mnbn_model: .* of type Linear"),  # type: ignore[type-var]
-        (lambda comm: torchmn.scatter_dataset(comm, [1, 2]), "scatter_dataset: .* a list of 2"),  # type: ignore[arg-type]
-        (lambda comm: torchmn.ProcessGrid(2, height=1), "ProcessGrid: .* 2$"),  # type: ignore[arg-type]
-        (lambda comm: torchmn.training.Logger("log.jsonl"), "Logger: .* 'log.jsonl'$"),  # type: ignore[arg-type]
+        (lambda comm: torchmn.create_mnbn_model(comm, nn.Linear(1, 1)), "create_mnbn_model: .* of type Linear"),
+        (lambda comm: torchmn.scatter_dataset(comm, [1, 2]), "scatter_dataset: .* a list of 2"),
+        (lambda comm: torchmn.ProcessGrid(2, height=1), "ProcessGrid: .* 2$"),
+        (lambda comm: torchmn.training.Logger("log.jsonl"), "Logger: .* 'log.jsonl'$"),
     ],
 )
 def test_arguments_in_the_wrong_order_are_recognised(call: Callable[[Any], Any], message: str) -> None:
@@ -45,7 +45,7 @@ def test_the_error_of_a_collective_function_with_the_tensor_first_contains_the_r
     comm = torchmn.create_communicator("solo")
     for function in (functions.allreduce, functions.allgather, functions.bcast, functions.gather):
         with pytest.raises(torchmn.ArgumentError, match=r"F\.allreduce\(comm, x\), got a torch\.float32 tensor"):
-            function(torch.ones(2), comm)  # type: ignore[arg-type]
+            function(torch.ones(2), comm)
 
 
 def test_the_command_line_does_not_wait_for_torch() -> None:

@@ -426,7 +426,7 @@ def test_leaves_of_nested_arguments() -> None:
 
 
 def test_a_copied_loader_has_other_attributes_and_no_running_workers() -> None:
-    loader = DataLoader(range(4))  # type: ignore[arg-type]
+    loader = DataLoader(range(4))
     other = compat.copied_loader(loader, sampler=[3, 1])
     assert list(other.sampler) == [3, 1] and list(loader.sampler) == [0, 1, 2, 3]
 

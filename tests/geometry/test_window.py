@@ -102,8 +102,8 @@ def test_an_image_smaller_than_the_window_is_an_error_that_names_the_module_and_
 
 
 def test_padding_may_be_one_number():
-    assert Window(3, padding=1) == Window(3, padding=(1, 1))  # type: ignore[arg-type]
-    assert Window(3, padding=-1).needed(Interval(0, 2), 8) == Interval(1, 5)  # type: ignore[arg-type]
+    assert Window(3, padding=1) == Window(3, padding=(1, 1))
+    assert Window(3, padding=-1).needed(Interval(0, 2), 8) == Interval(1, 5)
 
 
 @pytest.mark.parametrize(

@@ -99,7 +99,7 @@ def test_short_dtypes_and_users_hooks_use_the_plain_update(fused_calls: list[str
     image.grad = torch.arange(96.0).view(2, 3, 4, 4)
 
     def reorder(optimizer: Optimizer, *_: object) -> None:
-        image.grad = image.grad.contiguous(memory_format=torch.channels_last)  # type: ignore[union-attr]
+        image.grad = image.grad.contiguous(memory_format=torch.channels_last)
 
     optimizer = SGD([image], lr=1.0)
     optimizer.register_step_pre_hook(reorder)

@@ -282,7 +282,7 @@ def test_a_loss_is_weighed_by_a_number_of_samples_only(comm) -> None:
     loss = torch.ones(())
     for wrong in (-1, None, "many"):
         with pytest.raises(torchmn.ArgumentError, match="number of samples"):
-            optimizer.weigh(loss, wrong if comm.rank == 0 else 1)  # type: ignore[arg-type]
+            optimizer.weigh(loss, wrong if comm.rank == 0 else 1)
     with pytest.raises(torchmn.MismatchError, match="weights of all ranks are 0"):
         optimizer.weigh(loss, 0)
     assert comm.allreduce(optimizer.weigh(loss, 5 * comm.rank + 3), "mean") == 1
@@ -305,9 +305,9 @@ def test_misuse_is_refused(comm) -> None:
     with pytest.raises(torchmn.TorchMNError, match="already"):
         create_multi_node_optimizer(optimizer, comm)
     with pytest.raises(torchmn.ArgumentError, match=r"expected a torch.optim.Optimizer, got Sequential"):
-        create_multi_node_optimizer(model, comm)  # type: ignore[arg-type]
+        create_multi_node_optimizer(model, comm)
     with pytest.raises(torchmn.ArgumentError, match="expected a communicator"):
-        create_multi_node_optimizer(plain, None)  # type: ignore[arg-type]
+        create_multi_node_optimizer(plain, None)
     with optimizer.no_sync():
         with optimizer.no_sync():
             pass

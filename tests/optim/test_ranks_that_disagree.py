@@ -52,7 +52,7 @@ def test_an_optimizer_that_one_rank_cannot_wrap_is_an_error_on_all(comm) -> None
     with pytest.raises(torchmn.ArgumentError, match=r"rank 1 of 2: .*holds none of the parameters of `model`"):
         create_multi_node_optimizer(plain, comm, model=other)
     with pytest.raises(torchmn.ArgumentError, match=r"rank 0 of 2: .*expected model to be a torch.nn.Module"):
-        create_multi_node_optimizer(plain, comm, model=model if comm.rank == 1 else "model")  # type: ignore[arg-type]
+        create_multi_node_optimizer(plain, comm, model=model if comm.rank == 1 else "model")
 
 
 @ranks(2, on="threads")
@@ -160,7 +160,7 @@ def use_every_method(comm, options: dict[str, bool]) -> None:
 @ranks(2, 3, on="threads")
 def test_a_gradient_of_another_dtype_than_its_parameter_counts_as_zeros_of_that_dtype_where_it_is_missing(comm) -> None:
     wide, plain = nn.Parameter(torch.zeros(5, dtype=torch.bfloat16)), nn.Parameter(torch.zeros(5))
-    wide.grad_dtype = torch.float32  # type: ignore[attr-defined]
+    wide.grad_dtype = torch.float32
     optimizer = create_multi_node_optimizer(torch.optim.SGD([wide, plain], lr=1.0, foreach=False), comm)
     if comm.rank == 0:
         wide.grad = torch.full((5,), float(comm.size))
@@ -174,7 +174,7 @@ def test_a_gradient_of_another_dtype_than_its_parameter_counts_as_zeros_of_that_
 def test_gradients_of_other_dtypes_on_other_ranks_are_an_error_on_all(comm) -> None:
     parameter = nn.Parameter(torch.zeros(5, dtype=torch.bfloat16))
     dtype = torch.float32 if comm.rank == 1 else torch.bfloat16
-    parameter.grad_dtype = dtype  # type: ignore[attr-defined]
+    parameter.grad_dtype = dtype
     optimizer = create_multi_node_optimizer(torch.optim.SGD([parameter], lr=1.0, foreach=False), comm)
     parameter.grad = torch.ones(5, dtype=dtype)
     with pytest.raises(torchmn.MismatchError, match=r"of torch.bfloat16 and torch.float32 on different ranks"):
