@@ -32,7 +32,7 @@ def test_a_shuffling_loader_works_too():
 
 def test_a_dataset_without_a_length_is_refused():
     with pytest.raises(torchmn.ArgumentError, match="length"):
-        create_empty_dataset(iter([1]))  # type: ignore[arg-type]
+        create_empty_dataset(iter([1]))
 
 
 @ranks(1, 3, on="threads")

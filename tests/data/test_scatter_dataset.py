@@ -214,7 +214,7 @@ def test_a_loader_over_the_part_gives_its_items_in_batches(comm):
 def test_an_item_that_does_not_pickle_is_named_on_every_rank(comm):
     for bad in range(9):
         items = [(index, "fine") for index in range(9)]
-        items[bad] = (bad, lambda: None)  # type: ignore[assignment]
+        items[bad] = (bad, lambda: None)
         given = items if comm.rank == 0 else None
         call = lambda given=given: scatter_dataset(given, comm)  # noqa: E731
         assert_refused(

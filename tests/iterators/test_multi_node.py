@@ -163,7 +163,7 @@ def test_a_batch_that_does_not_pickle_is_an_error_on_every_rank(comm):
 @small_worlds
 def test_wrong_arguments_are_refused_on_every_rank(comm):
     kind = torchmn.ArgumentError
-    assert_refused(comm, lambda: create_multi_node_iterator(5, comm), "rank 0", "iterable", "5", kind=kind)  # type: ignore[arg-type]
+    assert_refused(comm, lambda: create_multi_node_iterator(5, comm), "rank 0", "iterable", "5", kind=kind)
     assert_refused(comm, lambda: create_multi_node_iterator(None, comm), "rank 0", "None", kind=kind)
     assert_refused(comm, lambda: create_multi_node_iterator([1], comm, comm.size), "rank_master", kind=kind)
     if comm.size > 1:

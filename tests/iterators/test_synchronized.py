@@ -61,7 +61,7 @@ def shuffling_loaders(seed=None) -> dict[str, DataLoader]:
     items = range(17)
 
     def loader(**options):
-        return DataLoader(items, generator=generator, **options)  # type: ignore[arg-type]
+        return DataLoader(items, generator=generator, **options)
 
     weights = torch.arange(17) + 1.0
     return {
@@ -99,12 +99,12 @@ def test_without_generators_the_order_is_shared_too(comm):
 def test_with_a_generator_the_order_is_that_of_rank_0s_own_loader(comm):
     plain = shuffling_loaders(seed=0)
     for name, loader in shuffling_loaders(seed=comm.rank).items():
-        before = loader.generator.get_state()  # type: ignore[union-attr]
+        before = loader.generator.get_state()
         iterator = create_synchronized_iterator(loader, comm)
-        plain[name].generator.manual_seed(0)  # type: ignore[union-attr]
+        plain[name].generator.manual_seed(0)
         for _epoch in range(3):
             assert epoch_of(iterator) == epoch_of(plain[name]), name
-        assert torch.equal(loader.generator.get_state(), before), "the user's generator is not changed"  # type: ignore[union-attr]
+        assert torch.equal(loader.generator.get_state(), before), "the user's generator is not changed"
 
 
 @small_worlds
@@ -112,12 +112,12 @@ def test_what_was_not_shuffled_stays_unshuffled(comm):
     in_order = [[0, 1, 2], [3, 4, 5], [6]]
     own = [[5, 0], [2]]
     for loader, expected in (
-        (DataLoader(range(7), batch_size=3), in_order),  # type: ignore[arg-type]
-        (DataLoader(range(7), batch_size=3, drop_last=True), in_order[:2]),  # type: ignore[arg-type]
-        (DataLoader(range(7), batch_size=2, sampler=[5, 0, 2]), own),  # type: ignore[arg-type]
-        (DataLoader(range(7), batch_sampler=own), own),  # type: ignore[arg-type]
-        (DataLoader(range(7), batch_sampler=BatchSampler(SequentialSampler(range(7)), 3, False)), in_order),  # type: ignore[arg-type]
-        (DataLoader([], batch_size=2), []),  # type: ignore[arg-type]
+        (DataLoader(range(7), batch_size=3), in_order),
+        (DataLoader(range(7), batch_size=3, drop_last=True), in_order[:2]),
+        (DataLoader(range(7), batch_size=2, sampler=[5, 0, 2]), own),
+        (DataLoader(range(7), batch_sampler=own), own),
+        (DataLoader(range(7), batch_sampler=BatchSampler(SequentialSampler(range(7)), 3, False)), in_order),
+        (DataLoader([], batch_size=2), []),
     ):
         iterator = create_synchronized_iterator(loader, comm)
         assert [epoch_of(iterator), epoch_of(iterator)] == [expected, expected]
@@ -129,11 +129,11 @@ def test_rank_0s_random_state_decides_and_each_iterator_draws_an_order(comm):
     def drawn(seed):
         with torch.random.fork_rng():
             torch.manual_seed(seed + comm.rank)
-            iterator = create_synchronized_iterator(DataLoader(range(30), batch_size=4, shuffle=True), comm)  # type: ignore[arg-type]
+            iterator = create_synchronized_iterator(DataLoader(range(30), batch_size=4, shuffle=True), comm)
             following = torch.get_rng_state()
             epochs = [epoch_of(iterator), epoch_of(iterator)]
             assert torch.equal(torch.get_rng_state(), following), "an epoch draws from a private generator"
-            another = create_synchronized_iterator(DataLoader(range(30), batch_size=4, shuffle=True), comm)  # type: ignore[arg-type]
+            another = create_synchronized_iterator(DataLoader(range(30), batch_size=4, shuffle=True), comm)
             assert epoch_of(another) not in epochs
         assert comm.allgather_obj(epochs) == [epochs] * comm.size
         return epochs
@@ -165,7 +165,7 @@ def test_a_resumed_iterator_gives_exactly_the_rest_and_the_same_next_epochs(comm
 
 @ranks(2, on="threads")
 def test_a_state_saved_after_the_last_batch_leaves_nothing_of_its_epoch(comm):
-    iterator = create_synchronized_iterator(DataLoader(range(5), batch_size=2, shuffle=True), comm)  # type: ignore[arg-type]
+    iterator = create_synchronized_iterator(DataLoader(range(5), batch_size=2, shuffle=True), comm)
     states = [iterator.state_dict() for _ in iterator]
     after = iterator.state_dict()
     following = epoch_of(iterator)
@@ -178,7 +178,7 @@ def test_a_state_saved_after_the_last_batch_leaves_nothing_of_its_epoch(comm):
 
 @ranks(2, on="threads")
 def test_a_state_can_be_loaded_twice_and_into_a_used_iterator(comm):
-    iterator = create_synchronized_iterator(DataLoader(range(9), batch_size=2, shuffle=True), comm)  # type: ignore[arg-type]
+    iterator = create_synchronized_iterator(DataLoader(range(9), batch_size=2, shuffle=True), comm)
     epoch = iter(iterator)
     next(epoch)
     state = iterator.state_dict()
@@ -191,8 +191,8 @@ def test_a_state_can_be_loaded_twice_and_into_a_used_iterator(comm):
 
 @ranks(2, on="threads")
 def test_an_epoch_that_is_left_early_is_over_and_the_next_is_as_if_it_had_ended(comm):
-    whole = create_synchronized_iterator(DataLoader(range(9), batch_size=2, shuffle=True, generator=seeded(4)), comm)  # type: ignore[arg-type]
-    left = create_synchronized_iterator(DataLoader(range(9), batch_size=2, shuffle=True, generator=seeded(4)), comm)  # type: ignore[arg-type]
+    whole = create_synchronized_iterator(DataLoader(range(9), batch_size=2, shuffle=True, generator=seeded(4)), comm)
+    left = create_synchronized_iterator(DataLoader(range(9), batch_size=2, shuffle=True, generator=seeded(4)), comm)
     epoch_of(whole)
     for _ in left:
         break
@@ -202,7 +202,7 @@ def test_an_epoch_that_is_left_early_is_over_and_the_next_is_as_if_it_had_ended(
 
 @ranks(1, on="threads")
 def test_an_old_epoch_cannot_continue_after_a_new_one_began(comm):
-    iterator = create_synchronized_iterator(DataLoader(range(9)), comm)  # type: ignore[arg-type]
+    iterator = create_synchronized_iterator(DataLoader(range(9)), comm)
     old = iter(iterator)
     next(old)
     next(iter(iterator))
@@ -214,11 +214,11 @@ def test_an_old_epoch_cannot_continue_after_a_new_one_began(comm):
 def test_loaders_that_differ_raise_on_every_rank(comm):
     last = int(comm.rank == comm.size - 1)
     for loader in (
-        DataLoader(range(9 + last)),  # type: ignore[arg-type]
-        DataLoader(range(9), batch_size=2 + last),  # type: ignore[arg-type]
-        DataLoader(range(9), shuffle=bool(last)),  # type: ignore[arg-type]
-        DataLoader(range(9), sampler=[1, 2, 3 + last]),  # type: ignore[arg-type]
-        DataLoader(range(9), sampler=SubsetRandomSampler([1, 2, 3 + last])),  # type: ignore[arg-type]
+        DataLoader(range(9 + last)),
+        DataLoader(range(9), batch_size=2 + last),
+        DataLoader(range(9), shuffle=bool(last)),
+        DataLoader(range(9), sampler=[1, 2, 3 + last]),
+        DataLoader(range(9), sampler=SubsetRandomSampler([1, 2, 3 + last])),
     ):
         call = lambda loader=loader: create_synchronized_iterator(loader, comm)  # noqa: E731
         assert_refused(comm, call, "create_synchronized_iterator", "order", kind=torchmn.MismatchError)
@@ -241,30 +241,30 @@ def test_loaders_whose_order_cannot_be_drawn_are_refused_on_every_rank(comm):
         __len__ = None  # type: ignore[assignment]
 
     items = range(9)
-    parts = DistributedSampler(items, num_replicas=2, rank=0)  # type: ignore[arg-type]
+    parts = DistributedSampler(items, num_replicas=2, rank=0)
     for loader, word in (
         ([1, 2], "list"),
         (DataLoader(Stream()), "Stream"),
-        (DataLoader(items, sampler=Unordered()), "Unordered"),  # type: ignore[arg-type]
-        (DataLoader(items, sampler=parts), "DistributedSampler"),  # type: ignore[arg-type]
-        (DataLoader(items, batch_size=None, sampler=Endless(4)), "length"),  # type: ignore[arg-type]
-        (DataLoader(items, batch_size=2, sampler=Endless(4)), "length"),  # type: ignore[arg-type]
-        (DataLoader(items, num_workers=1, in_order=False), "in_order"),  # type: ignore[arg-type]
+        (DataLoader(items, sampler=Unordered()), "Unordered"),
+        (DataLoader(items, sampler=parts), "DistributedSampler"),
+        (DataLoader(items, batch_size=None, sampler=Endless(4)), "length"),
+        (DataLoader(items, batch_size=2, sampler=Endless(4)), "length"),
+        (DataLoader(items, num_workers=1, in_order=False), "in_order"),
     ):
-        bad = loader if comm.rank == comm.size - 1 else DataLoader(items)  # type: ignore[arg-type]
+        bad = loader if comm.rank == comm.size - 1 else DataLoader(items)
         call = lambda bad=bad: create_synchronized_iterator(bad, comm)  # noqa: E731
         assert_refused(comm, call, f"rank {comm.size - 1}", word, kind=torchmn.ArgumentError)
 
 
 @small_worlds
 def test_states_that_do_not_fit_are_refused_on_every_rank(comm):
-    iterator = create_synchronized_iterator(DataLoader(range(9), batch_size=2, shuffle=True), comm)  # type: ignore[arg-type]
+    iterator = create_synchronized_iterator(DataLoader(range(9), batch_size=2, shuffle=True), comm)
     epoch = iter(iterator)
     next(epoch)
     inside = iterator.state_dict()
     epoch_of(epoch)
     between = iterator.state_dict()
-    other = create_synchronized_iterator(DataLoader(range(9), batch_size=3, shuffle=True), comm)  # type: ignore[arg-type]
+    other = create_synchronized_iterator(DataLoader(range(9), batch_size=3, shuffle=True), comm)
     call = lambda: other.load_state_dict(inside)  # noqa: E731
     assert_refused(comm, call, "5 batches", "3 batches", kind=torchmn.ArgumentError)
     other.load_state_dict(between)

@@ -229,4 +229,4 @@ def test_a_deep_copy_talks_to_the_same_ranks_and_a_pickle_to_none(comm):
 
 def test_a_layer_without_a_communicator_is_refused():
     with pytest.raises(torchmn.ArgumentError, match="communicator"):
-        MultiNodeBatchNorm2d(3, 1e-5)  # type: ignore[arg-type]
+        MultiNodeBatchNorm2d(3, 1e-5)

@@ -211,8 +211,8 @@ def test_torch_clips_slices_by_value_and_is_refused_where_it_would_take_their_no
 
 def _put_in_later(model: nn.Module) -> nn.Module:
     later = nn.Conv2d(3, 4, 3, padding=1).double()
-    later.load_state_dict(model[0].state_dict())  # type: ignore[index]
-    model[0] = later  # type: ignore[index]
+    later.load_state_dict(model[0].state_dict())
+    model[0] = later
     return model
 
 
@@ -240,7 +240,7 @@ def test_parameters_that_come_later_are_combined_over_ranks_like_all_others(chan
 
     def train(model: nn.Module, optimizer: torch.optim.Optimizer, x: torch.Tensor) -> dict[str, torch.Tensor]:
         for step in range(3):
-            for p in model[0].parameters():  # type: ignore[index]
+            for p in model[0].parameters():
                 p.requires_grad_(not frozen or step > 0)
             optimizer.zero_grad()
             model(x).square().sum().backward()

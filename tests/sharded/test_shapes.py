@@ -84,7 +84,7 @@ BORDERS: dict[str, Callable[[Tensor], Any]] = {
 JOINTS: dict[str, Callable[[Tensor], Any]] = {
     "cat": lambda x: torch.cat([x, x * 2], 1),
     "cat, counted from the end": lambda x: torch.cat(tensors=(x, x * 2, x), dim=-3),
-    "cat along an axis": lambda x: torch.cat([x, x], axis=1),  # type: ignore[call-overload]
+    "cat along an axis": lambda x: torch.cat([x, x], axis=1),
     "cat of batches": lambda x: torch.concat([x, x * 3]),
     "cat with a whole tensor": lambda x: torch.cat([x, torch.ones(2, 1, 7, 5, dtype=x.dtype, device=x.device)], 1),
     "stack": lambda x: torch.stack([x, x * 2], 1) * torch.stack([x, x], dim=-4),

@@ -106,4 +106,4 @@ def test_models_that_differ_and_wrong_weights_are_refused_on_every_rank(comm):
     assert_refused(comm, lambda: call(weight=-1 if comm.rank else 1), "rank 1", "-1", kind=torchmn.ArgumentError)
     assert_refused(comm, lambda: call(weight=None if comm.rank else 1), "weighted", kind=torchmn.MismatchError)
     with pytest.raises(torchmn.ArgumentError, match="module"):
-        AllreducePersistent("net", comm)  # type: ignore[arg-type]
+        AllreducePersistent("net", comm)

@@ -257,7 +257,7 @@ def test_an_object_is_not_changed_and_its_attributes_are_those_of_the_wrapper(co
 def test_wrong_arguments_are_refused(comm):
     for call, words in (
         (lambda: create_multi_node_evaluator(evaluate, comm, weights="equla"), "Did you mean 'equal'"),
-        (lambda: create_multi_node_evaluator(evaluate, "comm"), "communicator"),  # type: ignore[arg-type]
+        (lambda: create_multi_node_evaluator(evaluate, "comm"), "communicator"),
         (lambda: create_multi_node_evaluator(3, comm), "a method 'evaluate'"),
     ):
         with pytest.raises(torchmn.ArgumentError, match=words):

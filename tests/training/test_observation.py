@@ -145,6 +145,6 @@ def test_early_stopping_needs_one_real_number(comm):
 def test_a_grid_is_not_a_communicator(comm):
     grid = torchmn.ProcessGrid(comm, height=comm.size)
     with pytest.raises(torchmn.ArgumentError, match="expected comm to be a communicator, got <ProcessGrid"):
-        MultiNodeEarlyStopping(grid)  # type: ignore[arg-type]
+        MultiNodeEarlyStopping(grid)
     with pytest.raises(torchmn.ArgumentError, match=r"pass grid\.replicas, the ranks that evaluate different samples"):
-        torchmn.create_multi_node_evaluator(dict, grid)  # type: ignore[arg-type]
+        torchmn.create_multi_node_evaluator(dict, grid)

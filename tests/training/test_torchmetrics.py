@@ -169,7 +169,7 @@ def test_copies_of_a_metric_that_has_the_hook(comm):
 
 def test_arguments_that_are_not_metrics_are_refused():
     with pytest.raises(ArgumentError, match="expected comm to be a communicator"):
-        torchmetrics_sync("world")  # type: ignore[arg-type]
+        torchmetrics_sync("world")
 
 
 @ranks(1, on="solo")

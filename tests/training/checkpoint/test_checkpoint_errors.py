@@ -56,7 +56,7 @@ def test_wrong_arguments_on_one_rank_are_an_error_on_all(comm, tmp_path):
 
 def test_a_communicator_is_needed(tmp_path):
     with pytest.raises(torchmn.ArgumentError, match="comm"):
-        create_multi_node_checkpointer("run", None, tmp_path)  # type: ignore[arg-type]
+        create_multi_node_checkpointer("run", None, tmp_path)
 
 
 @ranks(2, on="threads")
