@@ -71,7 +71,7 @@ def test_a_name_of_a_communicator_says_what_it_is_today(name: str, today: str) -
     [
         ("setup", r"torch\.optim\.SGD\(model\.parameters\(\)"),
         ("update", r"backward\(\), then step\(\)"),
-        ("target", "keep the model"),
+        ("target", "keep a reference to the model"),
         ("add_hook", r"weight_decay=.*clip_grad_norm_"),
     ],
 )

@@ -43,10 +43,14 @@ class Gradient:
 
 
 class GradientCollection:
-    """The gradients of an optimizer's parameters, in the order of its groups, which is the same on all ranks."""
+    """The gradients of an optimizer's parameters, in the order of its groups, which is the same on all ranks.
+
+    Args:
+        optimizer: that has the parameters.
+        names: of parameters, by id; others are named by their group and position.
+    """
 
     def __init__(self, optimizer: Optimizer, names: Mapping[int, str]):
-        """Args: the optimizer, and names of parameters by id."""
         self._optimizer = optimizer
         self._names = names
         self._trainable: set[int] | None = None
