@@ -7,17 +7,17 @@ from typing import Any
 import pytest
 from torch import Tensor, nn
 
-from torchmn.communicators.process_grid import ProcessGrid
+from torchmn import ProcessGrid
 from torchmn.geometry import owned
-from torchmn.sharded.fusion import wide
+from torchmn.sharded.fusion import wide_halo
 
 IMAGE = (2, 2, 23, 20)
 
 
 def let_small_tiles_have_wide_halos(monkeypatch: pytest.MonkeyPatch) -> None:
     """So that small images, which are quick, show what large ones do."""
-    monkeypatch.setattr(wide, "LARGEST_SHARE", 1.0)
-    monkeypatch.setattr(wide, "MOST_ROWS", 6)
+    monkeypatch.setattr(wide_halo, "LARGEST_SHARE", 1.0)
+    monkeypatch.setattr(wide_halo, "MOST_ROWS", 6)
 
 
 def conv(channels: int, out: int, kernel: Any = 3, **settings: Any) -> nn.Module:

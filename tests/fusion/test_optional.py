@@ -11,8 +11,8 @@ from torch import nn
 import torchmn
 from tests._worlds.jobs import run_job, without_package
 from tests.fusion.small_tiles import let_small_tiles_have_wide_halos
-from torchmn.communicators.process_grid import ProcessGrid
-from torchmn.sharded.fusion import sequential
+from torchmn import ProcessGrid
+from torchmn.sharded.fusion import conv_fusion
 
 MODEL = """
 import torch, torchmn
@@ -56,15 +56,15 @@ def test_a_model_on_tiles_computes_the_serial_numbers(script: str, env: dict[str
 
 def test_a_forward_looks_at_each_convolution_a_bounded_number_of_times(monkeypatch: pytest.MonkeyPatch) -> None:
     let_small_tiles_have_wide_halos(monkeypatch)
-    looks = 0
-    parameters_of = sequential._parameters
+    calls = 0
+    parameters_of = conv_fusion._parameters
 
     def counted(*args):
-        nonlocal looks
-        looks += 1
+        nonlocal calls
+        calls += 1
         return parameters_of(*args)
 
-    monkeypatch.setattr(sequential, "_parameters", counted)
+    monkeypatch.setattr(conv_fusion, "_parameters", counted)
 
     def body(comm, count):
         model = torchmn.parallelize(
@@ -77,7 +77,7 @@ def test_a_forward_looks_at_each_convolution_a_bounded_number_of_times(monkeypat
 
     found = []
     for count in (40, 80):
-        looks = 0
+        calls = 0
         torchmn.run_threads(partial(body, count=count), 2)
-        found.append(looks)
+        found.append(calls)
     assert 0 < found[1] <= 2.2 * found[0]

@@ -27,9 +27,9 @@ from tests.sharded.parity import (
     run_serially,
     sizes_of,
 )
-from torchmn.communicators.process_grid import ProcessGrid
+from torchmn import ProcessGrid
 from torchmn.parallel import parallelize
-from torchmn.sharded.fusion import wide
+from torchmn.sharded.fusion import wide_halo
 
 GRIDS = ((1, 2), (2, 1), (2, 2), (2, 3), (3, 3))
 
@@ -277,8 +277,8 @@ def test_a_copy_of_the_model_and_evaluation_make_one_exchange_too():
 
 
 def test_the_limits_keep_a_halo_small_beside_its_tile(monkeypatch):
-    monkeypatch.setattr(wide, "LARGEST_SHARE", 1 / 8)
-    monkeypatch.setattr(wide, "MOST_ROWS", 4)
+    monkeypatch.setattr(wide_halo, "LARGEST_SHARE", 1 / 8)
+    monkeypatch.setattr(wide_halo, "MOST_ROWS", 4)
 
     def body(comm):
         net = nn.Sequential(*(conv(1, 1) for _ in range(6)))

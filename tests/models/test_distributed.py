@@ -9,7 +9,7 @@ from torch.testing import assert_close
 
 import torchmn
 from tests._worlds import ranks
-from torchmn.communicators.process_grid import ProcessGrid
+from torchmn import ProcessGrid
 from torchmn.models import CIFAR10, ConvnetDist, GBDist, MLPDist, SparseAutoencoder, convnet, mlp
 from torchmn.parallel import full_state_dict
 

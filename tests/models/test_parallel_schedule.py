@@ -11,7 +11,7 @@ from torch.testing import assert_close
 
 import torchmn
 from tests._worlds import ranks
-from torchmn.communicators.process_grid import ProcessGrid
+from torchmn import ProcessGrid
 from torchmn.datasets import mnist
 from torchmn.errors import ArgumentError, MismatchError, ParallelizeError
 from torchmn.models import (

@@ -116,7 +116,7 @@ def test_single_stacks_can_be_chosen():
     assert torch.equal(model.stacks[0].filter.weight, before)
     # The second stack of random filters below learns something else than that of pretrained ones.
     assert history[0] != pretrain(all_of_them, [small_images()], epochs=1)[1]
-    with pytest.raises(ArgumentError, match="no stack 2: the model has 2, counted from 0"):
+    with pytest.raises(ArgumentError, match="expected stacks from 0 to 1, got 2"):
         pretrain(model, [small_images()], stacks=[2])
 
 

@@ -69,7 +69,7 @@ def test_an_ordinary_optimizer_trains_it():
 
 
 def test_sizes_that_can_not_be_are_named():
-    with pytest.raises(ArgumentError, match="nothing is left of an image of 8 after the pooling of stack 2 of 3"):
+    with pytest.raises(ArgumentError, match="an image of 8 is too small for the pooling of stack 2 of 3"):
         SparseAutoencoder(3, in_size=8, kernel=3)
     with pytest.raises(ArgumentError, match="one number or a list of 2, one per stack"):
         SparseAutoencoder(2, kernel=(3, 3, 3))

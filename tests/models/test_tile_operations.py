@@ -6,15 +6,15 @@ from torch.testing import assert_close
 
 from tests._worlds import ranks
 from tests.models.small import small_model
-from torchmn.communicators.process_grid import ProcessGrid
+from torchmn import ProcessGrid
 from torchmn.functions.halo.exchange import halo_exchange, halo_scatter_add
 from torchmn.geometry import DimPlan, HaloPlan, Window
 from torchmn.models.sparse_autoencoder import tiles
-from torchmn.models.sparse_autoencoder.gradients import SharesOfImage, _buffers_side_by_side
-from torchmn.models.sparse_autoencoder.overlapped_outputs import own_rows_of, rows_in_order
+from torchmn.models.sparse_autoencoder.gradients import OverlapAdd, _overlap_plan
+from torchmn.models.sparse_autoencoder.overlapped_outputs import owned_rows, sent_and_other_rows
 from torchmn.models.sparse_autoencoder.tile_features import in_steps, tile_features
 from torchmn.nn.local_filters.batch_last import from_pixels, over_all_dims
-from torchmn.nn.local_filters.tiling import Tiling
+from torchmn.nn.local_filters.field_grid import FieldGrid
 from torchmn.parallel import parallelize
 
 PARTS = {4: (2, 2), 3: (3, 1), 2: (2, 1)}
@@ -33,24 +33,24 @@ def test_features_as_one_operation_equal_those_step_by_step(comm, is_upright):
     torch.manual_seed(comm.rank)
     size = filters.array.plan.buffer_shape
     x = from_pixels(torch.randn(*size, 1, 3, dtype=torch.float64)).requires_grad_()
-    tiling = Tiling((size[0], size[1]), filters.kernel, filters.stride)
+    field_grid = FieldGrid((size[0], size[1]), filters.kernel, filters.stride)
     found = []
     for features in (tile_features, in_steps):
-        y = features(x, filters.weight, tiling, 0.1, steps, grid.tiles)
+        y = features(x, filters.weight, field_grid, 0.1, steps, grid.tiles)
         first = torch.autograd.grad(y.square().sum(), (x, filters.weight), create_graph=True)
         second = torch.autograd.grad(sum(g.square().sum() for g in first), (x, filters.weight))
         without_graph = torch.autograd.grad(
-            features(x, filters.weight, tiling, 0.1, steps, grid.tiles).square().sum(), (x, filters.weight)
+            features(x, filters.weight, field_grid, 0.1, steps, grid.tiles).square().sum(), (x, filters.weight)
         )
         found.append((y, *first, *second, *without_graph))
     assert_close(found[0], found[1], rtol=1e-11, atol=1e-12)
     if (height, width) == (2, 1):
-        assert own_rows_of(steps.plan) is not None
-        awaited, others = rows_in_order(steps.plan)
-        assert awaited
-        assert others  # which are computed while those travel
+        assert owned_rows(steps.plan) is not None
+        sent, not_sent = sent_and_other_rows(steps.plan)
+        assert sent
+        assert not_sent  # which are computed while those travel
     if width > 1:
-        assert own_rows_of(steps.plan) is None
+        assert owned_rows(steps.plan) is None
 
 
 @ranks(2, 3, 4, on="threads")
@@ -59,9 +59,9 @@ def test_shares_of_pixels_are_summed_wherever_they_lie(comm, kernel, is_one_exch
     parts = {4: (2, 2), 3: (3, 1), 2: (1, 2)}[comm.size]
     dims = tuple(DimPlan.of_window(n, p, Window(kernel, 1)) for n, p in zip((10, 9), parts, strict=True))
     plan = HaloPlan.of(dims, (comm.rank // parts[1], comm.rank % parts[1]))
-    assert (_buffers_side_by_side(plan) is not None) == (is_one_exchange or comm.size != 3)
+    assert (_overlap_plan(plan) is not None) == (is_one_exchange or comm.size != 3)
     torch.manual_seed(comm.rank)
     share = torch.randn(*plan.buffer_shape, 2, 3, dtype=torch.float64)
     every = over_all_dims(plan, 2, 3)
     expected = halo_exchange(halo_scatter_add(share, every, comm), every, comm)
-    assert_close(SharesOfImage(share.clone(), plan, comm).sum_(), expected, rtol=1e-12, atol=1e-12)
+    assert_close(OverlapAdd(share.clone(), plan, comm).sum_(), expected, rtol=1e-12, atol=1e-12)

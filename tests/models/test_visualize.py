@@ -44,7 +44,7 @@ def test_pictures_are_written_as_png(tmp_path, in_maps):
 
 def test_a_unit_that_does_not_exist_and_images_of_nothing_are_named():
     model = small_model()
-    with pytest.raises(ArgumentError, match=r"no unit \(3, 0, 0\): expected \(map, row, column\) below \(3, 5, 4\)"):
+    with pytest.raises(ArgumentError, match=r"expected a unit \(map, row, column\) below \(3, 5, 4\), got \(3, 0, 0\)"):
         optimal_stimuli(model, small_images(), [(3, 0, 0)])
     with pytest.raises(ArgumentError, match="at least one image that is not all zeros"):
         optimal_stimuli(model, torch.zeros(2, 1, 10, 9, dtype=torch.float64), [(0, 0, 0)])

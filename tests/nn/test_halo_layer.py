@@ -57,5 +57,5 @@ def test_a_layer_that_is_used_twice():
 
 
 def test_transposed_windows_are_refused_on_one_rank_too():
-    with pytest.raises(ArgumentError, match=r"Cubes: .* windows can not be transposed"):
+    with pytest.raises(ArgumentError, match=r"Cubes: .* got transposed ones"):
         Cubes(Window(3, transposed=True), Window(3))(torch.zeros(1, 1, 5, 5))

@@ -87,28 +87,28 @@ def test_training_on_uneven_batches_gives_the_parameters_of_one_process_on_the_w
 
 
 @ranks(1, 2, 3, on="threads")
-def test_a_layer_that_can_not_be_replaced_is_named_on_every_rank(comm):
+def test_a_layer_that_cannot_be_replaced_is_named_on_every_rank(comm):
     class Scaled(nn.BatchNorm2d):
         def forward(self, input):  # noqa: A002
             return 2 * super().forward(input)
 
     patched = nn.BatchNorm2d(2)
-    patched.forward = lambda input: input  # type: ignore[method-assign]  # noqa: A006
+    patched.forward = lambda input: input  # noqa: A006
     other = MultiNodeBatchNorm2d(2, comm.split(0))
     layers = {
         "torch.nn.modules.batchnorm.SyncBatchNorm": nn.SyncBatchNorm(2),
         "LazyBatchNorm2d has no shape yet": nn.LazyBatchNorm2d(),
-        "Scaled, a subclass": Scaled(2),
-        "BatchNorm2d with a forward of its own": patched,
+        "Scaled, an unknown subclass": Scaled(2),
+        "BatchNorm2d, whose forward was replaced": patched,
         "another communicator": other,
     }
     for words, layer in layers.items():
-        # On the last rank alone: the others have an ordinary one, and hear of it too.
+        # On the last rank alone: the others have an ordinary layer, and raise the error too.
         given = layer if comm.rank == comm.size - 1 else nn.BatchNorm2d(2)
         model = nn.Sequential(nn.Conv2d(1, 2, 1), nn.Sequential(given))
         culprit = f"rank {comm.size - 1} of {comm.size}"
         assert_refused(comm, lambda m=model: create_mnbn_model(m, comm), culprit, "1.0 (", words)
-    assert_refused(comm, lambda: create_mnbn_model("net", comm), "torch.nn.Module", "str")  # type: ignore[type-var]
+    assert_refused(comm, lambda: create_mnbn_model("net", comm), "torch.nn.Module", "str")
 
 
 @ranks(2, on="threads")
@@ -122,7 +122,7 @@ def test_models_that_differ_or_can_not_be_copied_are_refused_on_every_rank(comm)
 
 
 @ranks(2, on="threads")
-def test_a_copy_that_makes_its_layers_anew_is_refused_on_every_rank(comm):
+def test_a_copy_that_creates_its_layers_again_is_refused_on_every_rank(comm):
     class MadeAnew(nn.Module):
         def __init__(self):
             super().__init__()
@@ -132,7 +132,7 @@ def test_a_copy_that_makes_its_layers_anew_is_refused_on_every_rank(comm):
             return MadeAnew()
 
     model = nn.Sequential(MadeAnew() if comm.rank == 1 else nn.Sequential(nn.BatchNorm1d(2)))
-    assert_refused(comm, lambda: create_mnbn_model(model, comm), "rank 1", "0.norm anew", kind=torchmn.ArgumentError)
+    assert_refused(comm, lambda: create_mnbn_model(model, comm), "rank 1", "creates 0.norm again", kind=torchmn.ArgumentError)
 
 
 @ranks(1, on="threads")

@@ -10,7 +10,7 @@ from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_
 
 import torchmn
 from tests._worlds import ranks
-from torchmn.nn.layers.n_step_rnn import create_multi_node_n_step_rnn
+from torchmn.nn import create_multi_node_n_step_rnn
 
 KINDS = {
     "RNN tanh": lambda **options: nn.RNN(3, 4, **options),

@@ -11,12 +11,12 @@ from torch.testing import assert_close
 
 from tests._worlds import ranks
 from tests.sharded.parity import assert_parity
-from torchmn.communicators.process_grid import ProcessGrid
+from torchmn import ProcessGrid
 from torchmn.errors import ArgumentError, ParallelizeError
 from torchmn.geometry import all_owned
 from torchmn.nn import CrossMapPool, CrossMapResponseNorm, L2Pool2d, LocalContrastNorm2d, LocalFilter2d
 from torchmn.parallel import full_state_dict, parallelize
-from torchmn.sharded.redistribute import part_of, whole
+from torchmn.sharded.redistribute import shard_of, whole
 from torchmn.sharded.sharding import Samples, image_layout
 
 GRIDS = [(1, 1), (1, 2), (2, 2), (3, 2)]
@@ -196,5 +196,5 @@ def test_across_processes_too(comm):
     grid = ProcessGrid(comm, height=2)
     x = torch.arange(2.0 * 2 * 9 * 8, dtype=torch.float64).sin().view(2, 2, 9, 8)
     tiled = layer.slice_over(grid)
-    decoded = whole(tiled.transpose(tiled(part_of(x, image_layout(grid, tuple(x.shape), Samples(0, 2))))))
+    decoded = whole(tiled.transpose(tiled(shard_of(x, image_layout(grid, tuple(x.shape), Samples(0, 2))))))
     assert_close(decoded, layer.transpose(layer(x)))

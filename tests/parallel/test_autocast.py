@@ -12,7 +12,7 @@ from torch import Tensor, nn
 import torchmn
 from tests.parallel.training import tile_of
 from tests.sharded.parity import gradients_of, numbers
-from torchmn.communicators.process_grid import ProcessGrid
+from torchmn import ProcessGrid
 from torchmn.geometry import owned
 from torchmn.parallel import parallelize
 

@@ -30,7 +30,7 @@ class Centred(nn.Module):
         return self.out(x - self.mean)
 
 
-@pytest.mark.guard("own_averages")
+@pytest.mark.guard("buffer_averages")
 def test_a_running_mean_of_one_ranks_samples_is_refused_on_all_ranks():
     net = Centred().double()
 
@@ -52,7 +52,7 @@ def test_a_running_mean_of_cut_channels_is_refused():
     net = Centred().double()
 
     def body(comm):
-        with pytest.raises(ParallelizeError, match="the buffer mean is given the values of a tensor that is cut"):
+        with pytest.raises(ParallelizeError, match="the buffer mean is set to a tensor that is cut"):
             parallelize(net, comm, "modelpar", input_shape=SHAPE)
 
     torchmn.run_threads(body, 2)

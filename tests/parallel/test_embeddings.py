@@ -34,7 +34,7 @@ def test_ids_that_do_not_exist_are_an_error_and_no_zeros():
     torchmn.run_threads(body, 2, timeout=30)
 
 
-@pytest.mark.guard("embeddings")
+@pytest.mark.guard("batch_dependent_embeddings")
 @pytest.mark.parametrize("settings", [{"scale_grad_by_freq": True}, {"max_norm": 1.0}], ids=str)
 def test_what_looks_at_the_whole_batch_is_refused_along_data(settings):
     def body(comm):

@@ -83,7 +83,7 @@ def test_parameters_that_a_ranks_own_share_of_the_gradient_has_changed_are_refus
     def body(model, tile, grid):
         loss = F.cross_entropy(model(tile), Y)
         gradient = torch.autograd.grad(loss, model[0].weight)[0]
-        with pytest.raises(MismatchError, match=r"different values of 0\.weight.*share of the gradient"):
+        with pytest.raises(MismatchError, match=r"different values of 0\.weight.*contribution to the gradient"):
             functional_call(model, {"0.weight": model[0].weight - gradient}, (tile,))
         mean = grid.comm.allreduce(gradient, "mean")
         return functional_call(model, {"0.weight": model[0].weight - mean}, (tile,)).detach()

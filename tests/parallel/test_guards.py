@@ -12,7 +12,7 @@ from torch import Tensor, nn
 import torchmn
 from tests._worlds.jobs import run_job, without_package
 from tests.fusion.test_optional import MODEL
-from torchmn.communicators.process_grid import ProcessGrid
+from torchmn import ProcessGrid
 from torchmn.errors import MismatchError, ParallelizeError
 from torchmn.parallel import parallelize
 from torchmn.parallel.events import GUARDS
@@ -154,21 +154,25 @@ def buffer_of_a_tile(comm: Any) -> None:
 
 
 CASES: dict[str, tuple[Callable[[Any], None], type[Exception], str]] = {
-    "ChangedViews": (changed_view, ParallelizeError, "changes a slice or view of a cut tensor in place"),
+    "InplaceViews": (changed_view, ParallelizeError, "changes a slice or view of a cut tensor in place"),
     "CompiledSubmodules": (compiled_submodule, ParallelizeError, "0 was compiled"),
-    "OwnFunctions": (own_function, ParallelizeError, "CenteredByHand .* of a cut tensor"),
-    "Scripts": (script, ParallelizeError, "the TorchScript function '_halved'"),
+    "CustomAutograd": (own_function, ParallelizeError, "CenteredByHand .* of a cut tensor"),
+    "TorchScript": (script, ParallelizeError, "the TorchScript function '_halved'"),
     "ShardedBuffers": (
         buffer_of_a_tile,
         ParallelizeError,
-        "the buffer last is given the values of a tensor",
+        "the buffer last is set to a tensor",
     ),
-    "embeddings": (embedding_of_a_batch, ParallelizeError, "max_norm depends on the ids of the whole batch"),
-    "hidden_images": (image_in_an_object, ParallelizeError, "got Batch, in which they cannot be found"),
-    "own_averages": (average_of_its_own, MismatchError, "ranks differ in the buffers mean"),
-    "same_loss": (other_labels, MismatchError, "different gradients of the model's output"),
+    "batch_dependent_embeddings": (
+        embedding_of_a_batch,
+        ParallelizeError,
+        "max_norm depends on the ids of the whole batch",
+    ),
+    "images_in_objects": (image_in_an_object, ParallelizeError, "got Batch, in which they cannot be found"),
+    "buffer_averages": (average_of_its_own, MismatchError, "ranks differ in the buffers mean"),
+    "different_losses": (other_labels, MismatchError, "different gradients of the model's output"),
     "plain_optimizer": (plain_step, ParallelizeError, "SGD.step on a parallel model"),
-    "outside_calls": (call_outside, ParallelizeError, "was called outside of the forward of its parallel model"),
+    "submodule_calls": (call_outside, ParallelizeError, "was called outside of the forward of its parallel model"),
     "tracing": (traced, ParallelizeError, r"torch.func .* of a parallel model"),
 }
 
@@ -188,7 +192,7 @@ def test_a_guard_refuses_what_it_is_for_and_can_be_taken_away(name: str) -> None
     assert guard in GUARDS.by_event[guard.event]
 
 
-def test_there_is_no_case_without_its_guard() -> None:
+def test_every_guard_has_a_case() -> None:
     assert set(CASES) == set(GUARDS.entries())
 
 

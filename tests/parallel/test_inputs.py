@@ -9,7 +9,7 @@ from torch import nn
 import torchmn
 from tests.parallel.training import tile_of
 from tests.sharded.parity import assert_close, numbers
-from torchmn.communicators.process_grid import ProcessGrid
+from torchmn import ProcessGrid
 from torchmn.errors import ParallelizeError
 from torchmn.parallel import parallelize
 

@@ -77,7 +77,7 @@ def test_a_model_that_one_rank_can_not_copy_is_an_error_on_every_rank():
         net = nn.Sequential(nn.Linear(4, 4))
         if comm.rank == 1:
             net.last = net(torch.ones(2, 4))  # as the old torch.nn.utils.weight_norm leaves a weight behind
-        with pytest.raises(ParallelizeError, match="the model can not be copied: Only Tensors created explicitly"):
+        with pytest.raises(ParallelizeError, match="the model cannot be copied: Only Tensors created explicitly"):
             torchmn.parallelize(net, comm, "datapar")
 
     torchmn.run_threads(body, 2, timeout=20)
@@ -99,7 +99,7 @@ def test_a_layer_in_eval_mode_on_one_rank_alone_is_an_error_on_every_rank():
     net = nn.Sequential(nn.Conv2d(1, 2, 3, padding=1), nn.Dropout(0.5), nn.Conv2d(2, 1, 3, padding=1))
 
     def work(comm):
-        model: nn.Sequential = torchmn.parallelize(net, comm, "halopar", input_shape=(1, 8, 8))  # type: ignore[assignment]
+        model = torchmn.parallelize(net, comm, "halopar", input_shape=(1, 8, 8))
         model[1].train(comm.rank == 0)
         with pytest.raises(MismatchError, match=r"(?s)rank 0: .*other mode \(\).*rank 1: .*other mode \('1',\)"):
             model(torch.rand(2, 1, 8, 4))
@@ -117,10 +117,10 @@ def test_a_rank_in_eval_mode_alone_is_an_error_on_every_rank():
     torchmn.run_threads(work, 2)
 
 
-@pytest.mark.guard("outside_calls")
+@pytest.mark.guard("submodule_calls")
 def test_a_layer_of_a_model_on_tiles_is_not_called_alone():
     def work(comm):
-        model: nn.Sequential = torchmn.parallelize(convolutions(), comm, "halopar", input_shape=(1, 8, 8))  # type: ignore[assignment]
+        model = torchmn.parallelize(convolutions(), comm, "halopar", input_shape=(1, 8, 8))
         with pytest.raises(ParallelizeError, match=r"0 \(Conv2d\) was called outside of the forward"):
             model[0](torch.rand(2, 1, 8, 4))
 

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 import torchmn
-from torchmn.communicators.communicator import Communicator
+from torchmn import Communicator
 
 
 class Visits:

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 import torchmn
 from tests.parallel.training import tile_of
 from tests.sharded.parity import numbers
-from torchmn.communicators.process_grid import ProcessGrid
+from torchmn import ProcessGrid
 from torchmn.errors import MismatchError, ParallelizeError
 from torchmn.parallel import parallelize
 

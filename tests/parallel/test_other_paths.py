@@ -13,7 +13,7 @@ from torch import Tensor, nn
 import torchmn
 from tests.parallel.training import tile_of
 from tests.sharded.parity import assert_close, gradients_of, numbers
-from torchmn.communicators.process_grid import ProcessGrid
+from torchmn import ProcessGrid
 from torchmn.errors import ArgumentError, ParallelizeError
 from torchmn.geometry import Window
 from torchmn.parallel import parallelize

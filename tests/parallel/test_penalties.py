@@ -13,8 +13,7 @@ from torch import Tensor, nn
 import torchmn
 from tests.parallel.training import tile_of
 from tests.sharded.parity import assert_close, gradients_of, numbers
-from torchmn.communicators.communicator import Communicator
-from torchmn.communicators.process_grid import ProcessGrid
+from torchmn import Communicator, ProcessGrid
 from torchmn.geometry import Window, owned
 from torchmn.parallel import full_state_dict, parallelize
 

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 import torchmn
 from tests._worlds import ranks
 from tests.sharded.parity import Applied, assert_parity
-from torchmn.communicators.process_grid import ProcessGrid
+from torchmn import ProcessGrid
 from torchmn.errors import ParallelizeError
 from torchmn.parallel import parallelize
 
@@ -86,7 +86,7 @@ def test_dropout_in_evaluation_has_the_mask_of_one_rank(mode):
 def test_dropout_in_evaluation_is_refused_along_data(mode, sizes):
     def body(comm):
         model = parallelize(MonteCarlo().eval(), ProcessGrid(comm, **sizes), mode)
-        with pytest.raises(ParallelizeError, match=r"drop \(Dropout.*dropout while the model evaluates"):
+        with pytest.raises(ParallelizeError, match=r"drop \(Dropout.*dropout in evaluation mode"):
             model(torch.full((2, 2, 4, 8), float(comm.rank)))
 
     torchmn.run_threads(body, prod(sizes.values()))

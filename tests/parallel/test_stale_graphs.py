@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 import torchmn
 from tests._worlds import ranks
-from torchmn.communicators.communicator import Communicator
+from torchmn import Communicator
 
 LAYERS: dict[str, Callable[[], nn.Module]] = {
     "conv": lambda: nn.Conv2d(4, 4, 3, padding=1),
@@ -36,7 +36,7 @@ def gradient(model: nn.Module, change: bool) -> Tensor | None:
     result = model(x)
     if change:
         with torch.no_grad():
-            for parameter in model[1].parameters():  # type: ignore[index]
+            for parameter in model[1].parameters():
                 parameter.mul_(1.5)
     try:
         (result**2).sum().backward()

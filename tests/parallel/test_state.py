@@ -14,7 +14,7 @@ from torch import nn
 import torchmn
 from tests.parallel.training import PROBLEMS, Problem, optimizer_of, tile_of
 from tests.sharded.parity import assert_close
-from torchmn.communicators.process_grid import ProcessGrid
+from torchmn import ProcessGrid
 from torchmn.errors import ArgumentError, ParallelizeError
 from torchmn.parallel import full_state_dict, parallelize
 
@@ -117,7 +117,7 @@ def test_the_slices_of_another_rank_are_not_loaded(mode):
 def test_a_parallel_model_is_not_pickled(mode, sizes):
     def body(comm):
         _, model = on_grid(PROBLEMS["VGG"], comm, mode, sizes)
-        with pytest.raises(ArgumentError, match=r"can not be pickled\. Save .*torchmn\.full_state_dict\(model\)"):
+        with pytest.raises(ArgumentError, match=r"cannot be pickled\. Save .*torchmn\.full_state_dict\(model\)"):
             torch.save(model, io.BytesIO())
 
     torchmn.run_threads(body, prod(sizes.values()), timeout=30)

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 import torchmn
-from torchmn.communicators.communicator import Communicator
+from torchmn import Communicator
 from torchmn.parallel import ParallelSummary
 
 

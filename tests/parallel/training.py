@@ -14,8 +14,7 @@ from torch import Tensor, nn
 import torchmn
 from tests.parallel import models
 from tests.sharded.parity import assert_close, numbers
-from torchmn.communicators.communicator import Communicator
-from torchmn.communicators.process_grid import ProcessGrid
+from torchmn import Communicator, ProcessGrid
 from torchmn.geometry import owned
 from torchmn.parallel import full_state_dict, parallelize
 

@@ -12,10 +12,9 @@ import torch
 from torch import Tensor, nn
 
 import torchmn
-from torchmn.communicators.communicator import Communicator
-from torchmn.communicators.process_grid import ProcessGrid
+from torchmn import Communicator, ProcessGrid
 from torchmn.geometry import Interval, owned
-from torchmn.nn.layers.slices import SlicedModule
+from torchmn.nn.layers.sliced_module import SlicedModule
 from torchmn.parallel import parallelize
 from torchmn.trees import leaves_of
 
@@ -169,7 +168,7 @@ def gradients_of(model: nn.Module, comm: Communicator, grid: ProcessGrid) -> dic
         f"{prefix}.{name}" if prefix else name: (module, name)
         for prefix, module in model.named_modules()
         if isinstance(module, SlicedModule)
-        for name in module.cut_parameters
+        for name in module.sliced_parameters
     }
     found: dict[str, Tensor | None] = {}
     for name, p in model.named_parameters():

@@ -12,10 +12,10 @@ from torch.utils.checkpoint import checkpoint
 
 import torchmn
 from tests.sharded.parity import assert_close, assert_parity, gradients_of, numbers
-from torchmn.communicators.process_grid import ProcessGrid
+from torchmn import ProcessGrid
 from torchmn.errors import ParallelizeError
 from torchmn.parallel import parallelize
-from torchmn.sharded.redistribute import cut_like
+from torchmn.sharded.redistribute import shard_like
 from torchmn.sharded.sharding import Samples, image_layout
 
 IMAGE = (2, 3, 10, 9)
@@ -73,7 +73,7 @@ def test_a_tile_that_is_a_view():
     def body(comm):
         grid = ProcessGrid(comm, height=2, width=2)
         layout = image_layout(grid, IMAGE, Samples(0, 2))
-        tile = cut_like(x.mT.contiguous().mT, layout, {2: 2, 3: 3})
+        tile = shard_like(x.mT.contiguous().mT, layout, {2: 2, 3: 3})
         assert not tile.is_contiguous()
         return parallelize(net, grid, "halopar", input_shape=IMAGE[1:])(tile)
 
@@ -105,7 +105,7 @@ def test_the_old_recomputation_is_refused():
 
 class _Old(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
-        return checkpoint(F.relu, x, use_reentrant=True)  # type: ignore[return-value]
+        return checkpoint(F.relu, x, use_reentrant=True)
 
 
 def test_without_gradients():
@@ -154,7 +154,7 @@ class _Swish(torch.autograd.Function):
 
 def test_the_backward_of_a_function_of_ones_own_is_never_taken_for_that_of_a_part():
     """Autograd hands it this rank's gradient, and what it kept has the global shape: the run without values says so."""
-    with pytest.raises(ParallelizeError, match=r"_Swish .torch.autograd.Function. keeps a cut tensor"):
+    with pytest.raises(ParallelizeError, match=r"_Swish .torch.autograd.Function. saves a cut tensor"):
         assert_parity(lambda x: _Swish.apply(F.avg_pool2d(x, 2)), IMAGE, (2, 2))
 
 
@@ -175,7 +175,7 @@ def test_gradients_of_gradients():
     def body(comm):
         grid = ProcessGrid(comm, height=2, width=2)
         model = parallelize(net, grid, "halopar", input_shape=IMAGE[1:])
-        tile = cut_like(x.detach(), image_layout(grid, IMAGE, Samples(0, 2)), {2: 2, 3: 3}).requires_grad_()
+        tile = shard_like(x.detach(), image_layout(grid, IMAGE, Samples(0, 2)), {2: 2, 3: 3}).requires_grad_()
         penalty(model, tile).backward()
         return gradients_of(model, comm, grid)
 

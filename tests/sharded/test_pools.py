@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from tests.sharded.parity import GRIDS_2D, assert_parity, numbers
-from torchmn.communicators.process_grid import ProcessGrid
-from torchmn.communicators.run_threads import run_threads
+from torchmn import ProcessGrid, run_threads
 from torchmn.parallel import parallelize
 from torchmn.sharded.tensor import ShardedTensor
 

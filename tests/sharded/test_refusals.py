@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 import torchmn
 from tests._worlds.agreements import recorded_agreements
-from torchmn.communicators.process_grid import ProcessGrid
+from torchmn import ProcessGrid
 from torchmn.errors import ParallelizeError
 from torchmn.parallel import parallelize
 
@@ -68,8 +68,8 @@ CASES: dict[str, tuple[Callable[[Tensor], Any], str]] = {
     "sort of rows": (lambda x: x.sort(2), "sort along dim 2"),
     "flip": (lambda x: x.flip(3), "flip along a cut dim"),
     "repeat": (lambda x: x.repeat(1, 1, 2, 1), "repeat"),
-    "batch into channels": (lambda x: x.flatten(0, 2), "can not become"),
-    "half of a dim": (lambda x: x.view(2, 4, 2, 4, 6), "can not become"),
+    "batch into channels": (lambda x: x.flatten(0, 2), "cannot become"),
+    "half of a dim": (lambda x: x.view(2, 4, 2, 4, 6), "cannot become"),
     "batch moved": (lambda x: x.permute(1, 0, 2, 3), "moves the batch dim"),
     "channels from rows": (lambda x: F.conv2d(x.permute(0, 2, 1, 3), x.new_ones(1, 8, 1, 1)), "channels in dim 1"),
     "different cuts": (lambda x: x[:, :, :6] + x[:, :, :6].transpose(2, 3), "cut in different ways"),
@@ -78,7 +78,7 @@ CASES: dict[str, tuple[Callable[[Tensor], Any], str]] = {
     "random": (lambda x: x + torch.rand_like(x), "'rand_like'"),
     "alpha dropout": (lambda x: F.alpha_dropout(x, 0.5, True), "alpha dropout"),
     "loss of parts": (lambda x: F.mse_loss(x, x * 2), "'mse_loss'"),
-    "values": (lambda x: x if x.sum() > 0 else -x, "may look at values"),
+    "values": (lambda x: x if x.sum() > 0 else -x, "may depend on values"),
 }
 
 
@@ -95,7 +95,7 @@ def test_a_function_without_a_rule_is_refused_by_name_on_every_rank(function, wo
         messages = torchmn.run_threads(body, 4)
     for message in messages:
         assert words in message
-        assert "block.1" in message or "may look at values" in message
+        assert "block.1" in message or "may depend on values" in message
     assert {*names} <= {"ProcessGrid", "parallelize", "bcast_data", "allgather_obj"}  # and no forward
 
 

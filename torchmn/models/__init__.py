@@ -1,4 +1,4 @@
-"""Whole networks: the sparse autoencoder of local filters, its training, and looks inside it."""
+"""Whole networks: the sparse autoencoder of local filters, its training and visualization, and small classifiers."""
 
 from torchmn.models.sparse_autoencoder.batches import LabelledBatches
 from torchmn.models.sparse_autoencoder.best_units import BestUnit, spot_check

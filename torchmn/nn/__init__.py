@@ -1,4 +1,9 @@
-"""Layers of images, and layers that compute one rank's part of a layer over all ranks."""
+"""Layers for images, and layers that compute over several ranks.
+
+layers/         multi-node batch normalisation and recurrent networks; slices of layers for tensor parallel models;
+                HaloLayer, the base class of users' layers on tiles
+local_filters/  layers of the sparse autoencoder: filters without shared weights, L2 pooling, contrast normalisation
+"""
 
 from torchmn.nn.layers.batch_norm import MultiNodeBatchNorm1d, MultiNodeBatchNorm2d, MultiNodeBatchNorm3d
 from torchmn.nn.layers.channel_layers import ChannelConv1d, ChannelConv2d, ChannelConv3d, VectorEmbedding

@@ -1,16 +1,18 @@
-"""An ordinary model in, the same model on a grid of ranks out.
+"""parallelize: turns an ordinary model into one that runs on a grid of ranks and computes the same numbers.
 
-parallelize.py   the one line that users write
-input_shape.py   for which images a model is made
-dry_run.py       a run on tensors without values, which finds what can not be computed in parts
-splitting.py     which layers are swapped for slices of them
-running.py       what happens around the forward of a parallel model
-inputs.py        its inputs: what is found in them, and what ranks compare of them
-randomness.py    dropout and batch statistics as the serial run has them
-events.py        events at which guards look
-guards/          what would silently give other numbers is refused: a table
-state.py         state dicts with global tensors
-summary.py       which weights are cut, and which every rank has
+parallelize.py       parallelize, and the choice of what is cut
+splitting.py         which layers are replaced by slices of them (tensor parallel)
+trace.py             dry_run: a forward on meta tensors, which finds out how each parameter is used
+module.py            Parallelism: the forward of a parallel model
+inputs.py            its inputs: how they are cut, and their comparison between ranks
+serial_semantics.py  dropout and batch statistics of whole tensors as on one rank
+functional_call.py   parameters that torch.func.functional_call puts into a parallel model
+passes.py            optional passes that make forward faster (fusion)
+events.py            events of a parallel model, and the table of guards that handle them
+guards/              the guards: what would silently give other numbers raises an error
+global_state.py      state dicts of models and optimizers with global tensors
+clipping.py          clip_grad_norm_ by the norm over all ranks
+summary.py           parallel_summary: which weights are sharded and which replicated
 """
 
 from torchmn.parallel.clipping import clip_grad_norm_

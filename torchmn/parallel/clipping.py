@@ -1,4 +1,4 @@
-"""Clipping gradients of which ranks hold slices: by the norm of the whole, which is the same on every rank."""
+"""clip_grad_norm_: gradient clipping by the norm over all ranks, if ranks hold different parameters of a model."""
 
 from __future__ import annotations
 
@@ -15,12 +15,22 @@ from torchmn.graph import MultiNodeChainList
 
 @torch.no_grad()
 def clip_grad_norm_(model: nn.Module, max_norm: float, norm_type: float = 2.0) -> Tensor:
-    """The norm of all gradients of `model`, which are scaled down so that it is at most `max_norm`. On every rank.
+    """Scales the gradients of `model` so that their norm over all ranks is at most `max_norm`, and returns the norm.
 
-    As `torch.nn.utils.clip_grad_norm_`, also for the model that `parallelize` made: there ranks hold slices of some
-    parameters, and torch's function would scale each rank's by a norm of its own. Call `optimizer.synchronize()`
-    first: before it, gradients are a rank's shares. Of a MultiNodeChainList it is the norm over all of its ranks, which
-    must all call it.
+    Like `torch.nn.utils.clip_grad_norm_`, but right for models that `parallelize` returned, of which ranks hold slices
+    of some parameters, and for a MultiNodeChainList. All ranks must call it. Call `optimizer.synchronize()` first:
+    before that, gradients are contributions of one rank.
+
+    Args:
+        model: the model itself, not its parameters.
+        max_norm: the largest norm of the gradients after the call.
+        norm_type: of the norm, such as 2.0 or `float("inf")`.
+
+    Returns:
+        The norm before clipping, a 0-d tensor, the same on every rank.
+
+    Raises:
+        ArgumentError: if an argument is wrong, or differs between the ranks of a MultiNodeChainList.
     """
     if not isinstance(model, nn.Module):
         raise ArgumentError(
@@ -30,27 +40,29 @@ def clip_grad_norm_(model: nn.Module, max_norm: float, norm_type: float = 2.0) -
         raise ArgumentError(f"clip_grad_norm_: expected norm_type > 0, got {norm_type}")
     largest = norm_type == float("inf")
     powers, clipped = [], []
-    for gradients, comm in _shares(model, max_norm, norm_type):
+    for gradients, comm in _gradients_by_ranks(model, max_norm, norm_type):
         power = _power(gradients, norm_type)
         powers.append(power if comm is None else comm.allreduce(power, "max" if largest else "sum"))
         clipped += gradients
-    together = torch.stack(powers)
-    norm = together.max() if largest else together.sum() ** (1.0 / norm_type)
+    stacked = torch.stack(powers)
+    norm = stacked.max() if largest else stacked.sum() ** (1.0 / norm_type)
     scale = (max_norm / (norm + 1e-6)).clamp(max=1.0)  # torch's formula
     for gradient in clipped:
         gradient.mul_(scale.to(gradient.device, gradient.dtype))
     return norm
 
 
-def _shares(model: nn.Module, max_norm: float, norm_type: float) -> Iterator[tuple[list[Tensor], Communicator | None]]:
-    """The gradients that this rank has, and the ranks that have others of the same model; None if these are all."""
+def _gradients_by_ranks(
+    model: nn.Module, max_norm: float, norm_type: float
+) -> Iterator[tuple[list[Tensor], Communicator | None]]:
+    """Yields gradients of this rank, with the ranks that have further ones of the same layers; None if none has."""
     counted: set[int] = set()
     for chain in (module for module in model.modules() if isinstance(module, MultiNodeChainList)):
         comm = chain.require_comm()
         _check_chain(chain, comm, max_norm, norm_type)
-        here = [p for p in chain.parameters() if id(p) not in counted]
-        counted.update(map(id, here))
-        yield [p.grad for p in here if p.grad is not None], comm
+        parameters = [p for p in chain.parameters() if id(p) not in counted]
+        counted.update(map(id, parameters))
+        yield [p.grad for p in parameters if p.grad is not None], comm
     rest = [p for p in model.parameters() if p.grad is not None and id(p) not in counted]
     parallelism = getattr(model, "parallelism", None)
     tiles = parallelism.grid.tiles if parallelism is not None and parallelism.grid.tiles.size > 1 else None
@@ -61,13 +73,13 @@ def _shares(model: nn.Module, max_norm: float, norm_type: float) -> Iterator[tup
 def _check_chain(chain: MultiNodeChainList, comm: Communicator, max_norm: float, norm_type: float) -> None:
     problem = None
     if any(getattr(module, "parallelism", None) is not None for module in chain.modules()):
-        # Its ranks hold some parameters several times and slices of others, which a sum over the chain would mix up.
+        # Its ranks have replicas of some parameters and slices of others; a sum over the chain would count both.
         problem = "a component of this chain went through parallelize: the norm of such a chain is not supported"
     comm.agree("clip_grad_norm_", problem, max_norm=float(max_norm), norm_type=float(norm_type))
 
 
 def _power(gradients: list[Tensor], norm_type: float) -> Tensor:
-    """The sum of powers of all elements, or their largest; in double precision, so that the order does not show."""
+    """Returns the sum of powers of all elements, or the largest; in double precision, which hides the order of sums."""
     if norm_type == float("inf"):
         return max(
             (g.abs().max().double().cpu() for g in gradients if g.numel()), default=torch.zeros((), dtype=torch.float64)

@@ -1,27 +1,29 @@
-"""Events of a parallel model, at which guards look.
+"""Events of a parallel model, and the table of the guards that are called for them.
 
-The guards are in parallel/guards. A guard is a function that gets a `Model`, `Forward`, `Output` or `Step` and raises,
-or returns the text of an error, or None. For `trace` it is a subclass of `TraceGuard`.
+The guards are in parallel/guards. A guard is a function that is called with a `ModelEvent`, `ForwardEvent`,
+`OutputEvent` or `StepEvent`, and raises an error, returns the text of one, or returns None. A guard of `trace` is a
+subclass of `TraceGuard`.
 
 model    a model was made parallel, on all ranks; it was not called yet
-trace    a model is run on meta tensors, before the first forward with a new shape; guards must not communicate
+trace    a model runs on meta tensors, before the first forward with a new shape; guards must not communicate
 forward  a forward begins, on the ranks of `grid.tiles`; in training also on those of `grid.replicas`
 output   a forward has ended, on the same ranks
-step     an optimizer, any one, is about to step
+step     any optimizer of torch is about to step
 """
 
 from __future__ import annotations
 
-from collections import Counter
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal
 
 from torch import nn
 from torch.optim import Optimizer
 
-from torchmn.communicators.process_grid import ProcessGrid
 from torchmn.errors import ParallelizeError
 from torchmn.guard_table import GuardTable
+
+if TYPE_CHECKING:
+    from torchmn.parallel.module import Parallelism
 
 Event = Literal["model", "trace", "forward", "output", "step"]
 
@@ -32,40 +34,30 @@ guard = GUARDS.guard
 def announce(event: Event, seen: Any) -> None:
     """Calls the guards of an event.
 
+    Args:
+        event: its name.
+        seen: the argument of the guards, such as a `ForwardEvent`.
+
     Raises:
         ParallelizeError: with the text that a guard returned.
     """
     for each in GUARDS.by_event[event]:
-        problem = each.look(seen)
+        problem = each.implementation(seen)
         if problem is not None:
             raise ParallelizeError(problem)
 
 
-class Parallelism(Protocol):
-    """What guards may know of how a model is parallel.
-
-    Attributes:
-        looks: how often a guard has looked at this model, by the guard's name; for those that look a few times only.
-    """
-
-    grid: ProcessGrid
-    mode: str
-    cuts_images: bool
-    output: str
-    looks: Counter[str]
-
-
 @dataclass(frozen=True)
-class Model:
-    """Seen at `model`."""
+class ModelEvent:
+    """Argument of the guards of `model`."""
 
     model: nn.Module
     parallelism: Parallelism
 
 
 @dataclass(frozen=True)
-class Forward:
-    """Seen at `forward`."""
+class ForwardEvent:
+    """Argument of the guards of `forward`."""
 
     model: nn.Module
     parallelism: Parallelism
@@ -74,8 +66,8 @@ class Forward:
 
 
 @dataclass(frozen=True)
-class Output:
-    """Seen at `output`."""
+class OutputEvent:
+    """Argument of the guards of `output`."""
 
     model: nn.Module
     parallelism: Parallelism
@@ -83,23 +75,23 @@ class Output:
 
 
 @dataclass(frozen=True)
-class Step:
-    """Seen at `step`."""
+class StepEvent:
+    """Argument of the guards of `step`."""
 
     optimizer: Optimizer
 
 
 class TraceGuard:
-    """Base class of guards that look at `trace`: one is made for each run without values."""
+    """Base class of the guards of `trace`. One object is made for each dry run."""
 
     def __init__(self, model: nn.Module):
-        """The run begins."""
+        """Called before the run."""
 
     def before(self, func: Any, args: tuple, kwargs: dict[str, Any]) -> None:
-        """A torch function is about to be called."""
+        """Called before each torch function."""
 
     def after(self, func: Any, args: tuple, kwargs: dict[str, Any], result: Any) -> None:
-        """A torch function was called."""
+        """Called after each torch function."""
 
     def end(self, result: Any) -> None:
-        """The run has ended with that output of the model."""
+        """Called after the run with the output of the model."""

@@ -1,4 +1,4 @@
-"""Parameters that `torch.func.functional_call` puts in place of a parallel model's own while it runs."""
+"""Support for `torch.func.functional_call`, which replaces the parameters of a parallel model while it runs."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from torchmn.errors import MismatchError, ParallelizeError
 _OPERATION = "forward of a parallel model with parameters of functional_call"
 
 
-class OwnParameters:
-    """Where a model keeps its parameters, to notice that others are there."""
+class ParameterSlots:
+    """The slots of a model's modules in which its parameters are registered; finds out which were replaced."""
 
     def __init__(self, model: nn.Module):
-        self._places = [
+        self._slots = [
             (f"{prefix}.{key}" if prefix else key, own_parameters(module), key, parameter)
             for prefix, module in model.named_modules()
             for key, parameter in own_parameters(module).items()
@@ -29,45 +29,49 @@ class OwnParameters:
         ]
 
     def replaced(self) -> dict[str, Any]:
-        """By name, what stands for a parameter now and is none: its gradient is summed over tiles in backward."""
+        """Returns by name the tensors that replace parameters. Their gradients are summed over tiles in backward."""
         return {
-            name: held[key]
-            for name, held, key, own in self._places
-            if held.get(key) is not own and not isinstance(held.get(key), nn.Parameter | None)
+            name: registered[key]
+            for name, registered, key, parameter in self._slots
+            if registered.get(key) is not parameter and not isinstance(registered.get(key), nn.Parameter | None)
         }
 
     @contextmanager
-    def back(self) -> Iterator[None]:
-        """While it lasts, the model has its own parameters: they are the ones whose roles are learnt and marked."""
-        given = [(held, key, held.get(key)) for _, held, key, own in self._places if held.get(key) is not own]
-        for _, held, key, own in self._places:
-            if not isinstance(held.get(key), nn.Parameter | None):
-                held[key] = own
+    def restored(self) -> Iterator[None]:
+        """Context in which the model has its own parameters again, whose gradient roles a dry run sets."""
+        replaced = [
+            (registered, key, registered.get(key))
+            for _, registered, key, parameter in self._slots
+            if registered.get(key) is not parameter
+        ]
+        for _, registered, key, parameter in self._slots:
+            if not isinstance(registered.get(key), nn.Parameter | None):
+                registered[key] = parameter
         try:
             yield
         finally:
-            for held, key, tensor in given:
-                held[key] = tensor
+            for registered, key, tensor in replaced:
+                registered[key] = tensor
 
 
-def check_own(model: nn.Module) -> None:
-    """An error if a model that is seen for the first time has not its own parameters, to which roles belong."""
-    given = [name for name, p in model.named_parameters() if not isinstance(p, nn.Parameter)]
-    if given:
+def check_registered(model: nn.Module) -> None:
+    """Raises a ParallelizeError if parameters of a model are replaced in its first forward, before they have roles."""
+    replaced = [name for name, p in model.named_parameters() if not isinstance(p, nn.Parameter)]
+    if replaced:
         raise ParallelizeError(
-            f"functional_call of a copy of a parallel model, with {', '.join(given)}: call the copy itself once "
-            "before, so that it knows its own parameters"
+            f"functional_call of a copy of a parallel model, with {', '.join(replaced)}: the roles of its parameters "
+            "are not known yet. Call the copy itself once before"
         )
 
 
-def compare_given(comm: Communicator, given: Mapping[str, Any]) -> None:
-    """MismatchError on every rank if ranks that share images would compute with different parameters."""
-    numbers = {name: checksum_of(torch.ops.aten.detach(x)) for name, x in given.items()}
-    told = comm.agree(_OPERATION, differ=tuple(numbers.values()), optional=True, parameters=tuple(numbers))
-    odd = [name for place, name in enumerate(numbers) if len({values[place] for values in told}) > 1]
-    if odd:
+def compare_replaced(comm: Communicator, replaced: Mapping[str, Any]) -> None:
+    """Raises a MismatchError on every rank if ranks that share images would compute with different parameters."""
+    checksums = {name: checksum_of(torch.ops.aten.detach(x)) for name, x in replaced.items()}
+    by_rank = comm.agree(_OPERATION, differ=tuple(checksums.values()), optional=True, parameters=tuple(checksums))
+    different = [name for place, name in enumerate(checksums) if len({values[place] for values in by_rank}) > 1]
+    if different:
         raise MismatchError(
-            f"rank {comm.rank} of {comm.size}: {_OPERATION}: ranks that share images were given different values of "
-            f"{', '.join(odd)}. What torch.autograd.grad returns for a parameter is this rank's share of the gradient: "
-            "take the mean over ranks, comm.allreduce(g, 'mean'), before you compute new parameters with it"
+            f"rank {comm.rank} of {comm.size}: {_OPERATION}: ranks that share images have different values of "
+            f"{', '.join(different)}. torch.autograd.grad returns this rank's contribution to the gradient of a "
+            "parameter: take the mean over ranks, comm.allreduce(g, 'mean'), before computing new parameters with it"
         )

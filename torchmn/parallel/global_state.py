@@ -1,8 +1,8 @@
-"""Models and optimizers of a grid, seen with the global tensors of the serial ones: what a checkpoint should hold."""
+"""State dicts of parallel models and their optimizers with global tensors, as on one rank, for checkpoints."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import torch
@@ -10,46 +10,65 @@ from torch import Tensor, nn
 
 from torchmn.errors import ArgumentError
 from torchmn.gradient_role import role_of
-from torchmn.nn.layers.slices import SlicedModule
+from torchmn.nn.layers.sliced_module import SlicedModule
 
 
 def full_state_dict(model: nn.Module) -> dict[str, Any]:
-    """The state dict of the serial model: the same keys, global tensors. Every rank must call it, and gets it.
+    """Returns the state dict of a parallel model with global tensors, as the model on one rank has it.
 
-    It loads into the plain model, and with `model.load_state_dict` into a model on any other grid and mode.
+    Collective: every rank must call it, and gets the whole state dict. It can be loaded into the plain model, and with
+    `model.load_state_dict` into a parallel model on any other grid and mode.
+
+    Args:
+        model: a model that `torchmn.parallelize` returned, or any other module.
+
+    Returns:
+        The state dict, with the same keys as `model.state_dict()`.
     """
     state = dict(model.state_dict())
     for prefix, module in model.named_modules():
         if isinstance(module, SlicedModule):
-            for name in sorted(module.cut_parameters):
+            for name in sorted(module.sliced_parameters):
                 key = f"{prefix}.{name}" if prefix else name
                 state[key] = module.gathered(name, state[key].detach())
     return state
 
 
 def load_full_state_dict(model: nn.Module, state: Mapping[str, Tensor]) -> None:
-    """Load a serial model's state dict: each rank takes its part. The same as `model.load_state_dict`."""
+    """Loads a state dict with global tensors, of which each rank takes its slices. Same as `model.load_state_dict`.
+
+    Args:
+        model: a model that `torchmn.parallelize` returned, or any other module.
+        state: what `full_state_dict` returned, or the state dict of the plain model.
+    """
     model.load_state_dict(state)
 
 
-Owner = tuple[SlicedModule, str]  # who holds a slice, and by which name
+Owner = tuple[SlicedModule, str]  # the module that holds a slice, and the name of the parameter in it
 
 
-def seen_whole(objects: Mapping[str, Any]) -> dict[str, Any]:
-    """`objects`, the parallel models and their optimizers among them wrapped so that their state is the serial one."""
+def with_global_state(objects: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns these objects, with parallel models and their optimizers wrapped so that their state dicts are global.
+
+    Args:
+        objects: by name, as passed to `save` of a checkpointer.
+
+    Raises:
+        ArgumentError: if the model of an optimizer is missing.
+    """
     models = [obj for obj in objects.values() if isinstance(obj, nn.Module) and _is_parallel(obj)]
-    owners = slices_of(models)
-    return {name: _seen_whole(name, obj, models, owners) for name, obj in objects.items()}
+    owners = slice_owners(models)
+    return {name: _with_global_state(name, obj, models, owners) for name, obj in objects.items()}
 
 
 def _is_parallel(model: nn.Module) -> bool:
-    """Whether it went through `parallelize`, or holds one that did, as an average of its weights does."""
+    """Whether a model, or a submodule such as that of an AveragedModel, went through `parallelize`."""
     return any(hasattr(module, "parallelism") for module in model.modules())
 
 
-def _seen_whole(name: str, obj: Any, models: list[nn.Module], owners: dict[int, Owner]) -> Any:
+def _with_global_state(name: str, obj: Any, models: list[nn.Module], owners: dict[int, Owner]) -> Any:
     if any(obj is model for model in models):
-        return WholeModel(obj)
+        return GlobalModelState(obj)
     groups = getattr(obj, "param_groups", None)
     if isinstance(obj, nn.Module) or not isinstance(groups, list):
         return obj
@@ -61,11 +80,11 @@ def _seen_whole(name: str, obj: Any, models: list[nn.Module], owners: dict[int, 
             f"{name} holds slices of a parallel model: pass the model too, save(step, model=..., {name}=...), so that "
             "the checkpoint can hold global tensors"
         )
-    return WholeOptimizer(obj, owners)
+    return GlobalOptimizerState(obj, owners)
 
 
-class WholeModel:
-    """A parallel model whose state dict is the serial model's; every rank must call its methods."""
+class GlobalModelState:
+    """A parallel model with a global state dict; every rank must call its methods."""
 
     def __init__(self, model: nn.Module):
         self.model = model
@@ -77,52 +96,54 @@ class WholeModel:
         self.model.load_state_dict(dict(state))
 
 
-class WholeOptimizer:
-    """An optimizer whose state dict is that of the serial one; every rank must call its methods.
+class GlobalOptimizerState:
+    """An optimizer with a global state dict; every rank must call its methods.
 
-    `owners`: of the slices that it steps, see `slices_of`.
+    Args:
+        optimizer: the optimizer.
+        owners: of the slices that it steps, from `slice_owners`.
     """
 
     def __init__(self, optimizer: torch.optim.Optimizer, owners: dict[int, Owner]):
         self._optimizer, self._owners = optimizer, owners
 
     def state_dict(self) -> dict[str, Any]:
-        return self._changed(self._optimizer.state_dict(), gathered)
+        return self._convert(self._optimizer.state_dict(), gathered)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self._optimizer.load_state_dict(self._changed(state, sliced))
+        self._optimizer.load_state_dict(self._convert(state, sliced))
 
-    def _changed(self, saved: Mapping[str, Any], change: Any) -> dict[str, Any]:
-        """The state dict, with every tensor of a sliced parameter changed; those of the others as they are."""
+    def _convert(self, saved: Mapping[str, Any], convert: Callable[[Owner, Any], Any]) -> dict[str, Any]:
+        """Returns the state dict, with the state of every sliced parameter converted."""
         parameters = [p for group in self._optimizer.param_groups for p in group["params"]]
         state = {}
-        for place, kept in saved["state"].items():
+        for place, values in saved["state"].items():
             owner = self._owners.get(id(parameters[int(place)])) if str(place).isdigit() else None
-            state[place] = kept if owner is None else {key: change(owner, kept[key]) for key in sorted(kept)}
+            state[place] = values if owner is None else {key: convert(owner, values[key]) for key in sorted(values)}
         return {**saved, "state": state}
 
 
 def gathered(owner: Owner, value: Any) -> Any:
-    """The global tensor of a value that goes with a slice and has its shape, as a momentum; others as they are."""
+    """Returns the global tensor of a value with the shape of a slice, such as a momentum; others as they are."""
     module, name = owner
-    mine = module.get_parameter(name)
-    return module.gathered(name, value) if isinstance(value, Tensor) and value.shape == mine.shape else value
+    parameter = module.get_parameter(name)
+    return module.gathered(name, value) if isinstance(value, Tensor) and value.shape == parameter.shape else value
 
 
 def sliced(owner: Owner, value: Any) -> Any:
-    """This rank's part of a global tensor that goes with a slice; others, as a count of steps, as they are."""
+    """Returns this rank's slice of a global tensor; other values, such as a step count, as they are."""
     module, name = owner
-    mine = module.get_parameter(name)
-    return module.sliced(name, value) if isinstance(value, Tensor) and value.dim() == mine.dim() > 0 else value
+    parameter = module.get_parameter(name)
+    return module.sliced(name, value) if isinstance(value, Tensor) and value.dim() == parameter.dim() > 0 else value
 
 
-def slices_of(models: Iterable[nn.Module]) -> dict[int, Owner]:
-    """Every parameter that is a slice, by its id: the module that holds it and its name there."""
+def slice_owners(models: Iterable[nn.Module]) -> dict[int, Owner]:
+    """Returns the owners of all parameters that are slices, by the ids of the parameters."""
     return {
         id(parameter): (module, name)
         for model in models
         for module in model.modules()
         if isinstance(module, SlicedModule)
         for name, parameter in module.named_parameters(recurse=False)
-        if name in module.cut_parameters
+        if name in module.sliced_parameters
     }

@@ -1,4 +1,4 @@
-"""The inputs of a parallel model's forward: what is found in them, and what ranks compare of them."""
+"""Inputs: finds and cuts the images among the arguments of a parallel forward, and compares them between ranks."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from torchmn.communicators.messages.digest import checksum_of, digest_of
 from torchmn.communicators.process_grid import ProcessGrid
 from torchmn.errors import ParallelizeError
 from torchmn.geometry import owned
-from torchmn.sharded.redistribute import part_of
+from torchmn.sharded.redistribute import shard_of
 from torchmn.sharded.sharding import Samples, Sharding, image_layout
 from torchmn.sharded.tensor import ShardedTensor, local, wrap
 from torchmn.trees import leaves, leaves_of, map_only
@@ -25,81 +25,94 @@ def compare_forwards(
     model: nn.Module,
     modules: Sequence[tuple[str, nn.Module]],
     inputs: Sequence[Tensor],
-    told: Callable[[], tuple],
-    others: tuple,
+    summaries: Callable[[], tuple],
+    plain_arguments: tuple,
     parameters: Sequence[tuple[str, nn.Parameter]],
 ) -> None:
-    """Raises MismatchError on every rank unless all are about to compute the same forward, and the same backward.
+    """Compares the forward that each rank is about to compute.
 
     Args:
-        modules: of the model, with their names.
-        told: returns, of each input, what ranks have in common.
-        others: arguments that are no tensors.
+        comm: the ranks that must agree.
+        model: the parallel model.
+        modules: its modules, with their names.
+        inputs: the tensors among its arguments.
+        summaries: returns what must be equal on all ranks of each input.
+        plain_arguments: arguments that are not tensors.
         parameters: of the model, with their names.
+
+    Raises:
+        MismatchError: on every rank, if ranks would not compute the same forward and backward.
     """
     training = model.training
     other_modes = [name for name, module in modules if module.training != training]
     gradients = "inference mode" if torch.is_inference_mode_enabled() else torch.is_grad_enabled()
-    # What one rank alone has frozen, its backward does not reach: the others would wait for it there.
+    # If one rank has frozen a parameter, its backward skips communication for which the other ranks would wait.
     same = {
         "mode": "training" if training else "evaluation",
         "modules in the other mode": tuple(other_modes),
         "gradients": gradients,
         "autocast": _autocast(inputs),
-        "whole inputs": told,
-        "other arguments": others,
+        "whole inputs": summaries,
+        "other arguments": plain_arguments,
         "frozen parameters": lambda: tuple([name for name, p in parameters if not p.requires_grad]),
     }
     comm.agree("forward of a parallel model", **same)
 
 
 def _autocast(inputs: Sequence[Tensor]) -> torch.dtype | None:
-    """What computations are cast to; None for nothing."""
+    """Returns the dtype of autocast; None if it is off."""
     device = inputs[0].device.type if inputs else "cpu"
     return torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else None
 
 
 def plain_values(leaves: Sequence[Any]) -> tuple:
-    """Those arguments that a rank can compare with another's, and on which the path of a forward may depend."""
+    """Returns the arguments of simple types, which can be compared and on which the path of a forward may depend."""
     return tuple(x for x in leaves if x is None or isinstance(x, bool | int | float | str))
 
 
-# The values of whole inputs are compared up to here: ranks that shuffle differently differ from the first sample on.
+# So much of the values of whole inputs is compared: ranks that shuffle differently differ in the first sample already.
 _COMPARED_BYTES = 1 << 20
-_REMEMBERED_LAYOUTS = 64
-_REMEMBERED_SHAPES = 1024
+_MOST_LAYOUTS = 64  # in the caches
+_MOST_SHAPES = 1024
 
 
 Modules = Sequence[tuple[str, nn.Module]]
 Parameters = Sequence[tuple[str, nn.Parameter]]
 
 
-class Shards(NamedTuple):
-    """The arguments of a forward, as this rank computes with them.
+class ShardedArguments(NamedTuple):
+    """The arguments of a forward as this rank computes with them.
 
     Attributes:
-        args, kwargs: images are sharded.
+        args, kwargs: with ShardedTensors in place of images.
         inputs: the tensors among these.
-        others: arguments that are no tensors, on which the path of a forward may depend.
-        samples: which samples of the whole batch these are.
+        plain_arguments: arguments that are not tensors, on which the path of a forward may depend.
+        samples: which samples of the global batch these are.
         batch: how many of them this rank has.
     """
 
     args: tuple
     kwargs: dict[str, Any]
     inputs: Sequence[Tensor]
-    others: tuple
+    plain_arguments: tuple
     samples: Samples
     batch: int
 
     def kind(self) -> tuple:
-        """What a run without values of these arguments depends on."""
+        """Returns the values on which the result of a dry run depends."""
         shapes = [x.spec.shape if isinstance(x, ShardedTensor) else tuple(x.shape) for x in self.inputs]
-        return (*shapes, *[x for x in self.others if x is None or isinstance(x, bool | str)])
+        return (*shapes, *[x for x in self.plain_arguments if x is None or isinstance(x, bool | str)])
 
 
 class Inputs:
-    """How the inputs of one parallel model are cut. `learned`: see `Sharding`."""
+    """Cuts the inputs of one parallel model.
+
+    Args:
+        grid: the ranks.
+        cuts_images: whether images are cut into tiles.
+        input_shape: of one sample, if the user gave it.
+        learned: as in `Sharding`.
+    """
 
     def __init__(
         self,
@@ -112,36 +125,43 @@ class Inputs:
         self.cuts_images = cuts_images
         self.input_shape = input_shape
         self.learned = learned
-        self._tiled: set[Any] = set()  # shapes of which ranks were seen to hold different tiles
+        self._checked: set[Any] = set()  # global shapes of which ranks were found to hold different tiles
         self._layouts: dict[Any, Sharding] = {}
 
     def shard(
         self, model: nn.Module, args: tuple, kwargs: dict[str, Any], modules: Modules, parameters: Parameters
-    ) -> Shards:
-        """Returns this rank's part of the arguments.
+    ) -> ShardedArguments:
+        """Returns the arguments with images cut.
+
+        Args:
+            model: the parallel model.
+            args, kwargs: of its forward.
+            modules: of the model, with their names.
+            parameters: of the model, with their names.
 
         Raises:
-            MismatchError: on every rank, unless all that share images are in the same forward of the same inputs.
+            MismatchError: on every rank, if ranks that share images are in different forwards or have different
+                inputs.
         """
-        only_tensors = are_only_tensors(args, kwargs)  # in most calls; and a walk is slow
+        only_tensors = are_only_tensors(args, kwargs)  # the usual case, without a slow search in nested containers
         inputs = list(args) if only_tensors else leaves_of(Tensor, (args, kwargs))
-        others = ()
+        plain_arguments = ()
         if len(inputs) < len(args) + len(kwargs):
-            others = plain_values(leaves((args, kwargs)))
+            plain_arguments = plain_values(leaves((args, kwargs)))
         tiles = self.grid.tiles
         if tiles.size > 1:
 
-            def told() -> tuple:
-                return tuple([self._told(x) for x in inputs])
+            def summaries() -> tuple:
+                return tuple([self._summary(x) for x in inputs])
 
-            compare_forwards(tiles, model, modules, inputs, told, others, parameters)
+            compare_forwards(tiles, model, modules, inputs, summaries, plain_arguments, parameters)
         samples, batch = self._samples(model, inputs)
         if only_tensors:
-            inputs = args = tuple([self._entered(x, samples) for x in inputs])
+            inputs = args = tuple([self._shard(x, samples) for x in inputs])
         else:
-            args, kwargs = map_only(Tensor, lambda x: self._entered(x, samples), (args, kwargs))
+            args, kwargs = map_only(Tensor, lambda x: self._shard(x, samples), (args, kwargs))
             inputs = leaves_of(Tensor, (args, kwargs))
-        return Shards(args, kwargs, inputs, others, samples, batch)
+        return ShardedArguments(args, kwargs, inputs, plain_arguments, samples, batch)
 
     def compare_whole(
         self,
@@ -151,40 +171,43 @@ class Inputs:
         modules: Modules,
         parameters: Parameters,
     ) -> None:
-        """An error on every rank if those that share images are given different whole ones, or different labels."""
+        """Raises a MismatchError on every rank if ranks that share images have different whole images or labels."""
         if self.grid.tiles.size > 1:
 
-            def told() -> tuple:
-                return tuple(comparable(x) for x in (*images, *([] if labels is None else [labels])))
+            def summaries() -> tuple:
+                return tuple(tensor_summary(x) for x in (*images, *([] if labels is None else [labels])))
 
-            compare_forwards(self.grid.tiles, model, modules, images, told, (), parameters)
+            compare_forwards(self.grid.tiles, model, modules, images, summaries, (), parameters)
 
-    def _told(self, x: Tensor) -> tuple[Any, ...]:
-        """What ranks that share images have in common of an input: of whole ones, the values."""
+    def _summary(self, x: Tensor) -> tuple[Any, ...]:
+        """Returns what must be equal of an input on ranks that share images; of a whole one, the values."""
         if isinstance(x, ShardedTensor):
             return ("part", *x.spec.shape)
         if self.cuts_images and x.dim() > 2 and not self._is_whole(x):
             return ("tile", x.shape[0], x.dim(), x.dtype, x.requires_grad)
-        return comparable(x)
+        return tensor_summary(x)
 
     def _is_whole(self, x: Tensor) -> bool:
-        """Whether an image is given whole; False too where the first rank's tile is all of it."""
+        """Whether an image is whole. False if the first rank's tile is the whole image."""
         if tuple(x.shape[1:]) != self.input_shape:
             return False
         first = self._layout(tuple(x.shape), Samples(0, x.shape[0])).local_shape(tile=0)
         return first != tuple(x.shape)
 
     def _layout(self, shape: tuple[int, ...], samples: Samples) -> Sharding:
-        """The layout of an input: the same object for the same numbers, with all that rules have worked out for it."""
+        """Returns the sharding of an input: the same object for the same values, with the plans cached in it."""
         known = self._layouts.get((shape, samples))
         if known is None:
-            if len(self._layouts) >= _REMEMBERED_LAYOUTS:
+            if len(self._layouts) >= _MOST_LAYOUTS:
                 self._layouts.clear()  # shapes that never repeat must not fill the memory
             known = self._layouts[shape, samples] = image_layout(self.grid, shape, samples, self.learned)
         return known
 
     def _samples(self, model: nn.Module, inputs: list[Tensor]) -> tuple[Samples, int]:
-        """Which samples of the whole batch this rank's replica holds; what other replicas hold is asked in training."""
+        """Returns the samples of the global batch that this rank's replica has, and how many.
+
+        In training, replicas exchange their batch sizes.
+        """
         batch = 0
         for x in inputs:
             if x.dim():
@@ -196,8 +219,8 @@ class Inputs:
         sizes = [int(n) for n in replicas.allgather(torch.tensor(batch))]
         return Samples(sum(sizes[: replicas.rank]), sum(sizes)), batch
 
-    def _entered(self, x: Tensor, samples: Samples) -> Tensor:
-        """An input as a ShardedTensor, if images are cut and it is one."""
+    def _shard(self, x: Tensor, samples: Samples) -> Tensor:
+        """Returns an image as a ShardedTensor, any other input as it is."""
         if not self.cuts_images or isinstance(x, ShardedTensor) or x.dim() < 3:
             return x
         shape = self._global_shape(x)
@@ -205,7 +228,7 @@ class Inputs:
         if tuple(x.shape) == layout.local_shape():
             return wrap(x, layout)
         if tuple(x.shape) == shape:
-            return part_of(x, layout)
+            return shard_of(x, layout)
         raise ParallelizeError(
             f"rank {self.grid.comm.rank} of {self.grid.comm.size}: expected this rank's tile {layout.local_shape()} of "
             f"an input {shape}, or all of it, got {tuple(x.shape)}. torchmn.data.scatter_regions gives each rank its "
@@ -213,62 +236,66 @@ class Inputs:
         )
 
     def _global_shape(self, x: Tensor) -> tuple[int, ...]:
-        """The shape of the whole input: as the user said, or from the shapes of all ranks' tiles."""
+        """Returns the shape of the global input, by `input_shape` or from the shapes of all ranks' tiles."""
         if self.input_shape is not None and len(self.input_shape) == x.dim() - 1:
             return (x.shape[0], *self.input_shape)
         tiles = self.grid.tiles
         shapes = [tuple(part.tolist()) for part in tiles.allgather(torch.tensor(x.shape))]
-        shape = whole_shape(self.grid, shapes)
-        if tiles.size > 1 and shape not in self._tiled:
+        shape = global_shape(self.grid, shapes)
+        if tiles.size > 1 and shape not in self._checked:
             self._check_differs(x, shape)
-            if len(self._tiled) >= _REMEMBERED_SHAPES:
-                self._tiled.clear()
-            self._tiled.add(shape)
+            if len(self._checked) >= _MOST_SHAPES:
+                self._checked.clear()
+            self._checked.add(shape)
         return shape
 
     def _check_differs(self, x: Tensor, shape: tuple[int, ...]) -> None:
-        """An error if all ranks hold the same values: these are whole images, and no tiles of one of `shape`."""
+        """Raises an error if all ranks have the same values: then they are whole images, not tiles of `shape`."""
         values = x.detach().cpu().contiguous()
         digest = digest_of((values,))
         constant = x.numel() == 0 or bool((values == values.view(-1)[0]).all())
         if len(set(self.grid.tiles.allgather_obj(digest))) == 1 and not constant:
             raise ParallelizeError(
                 f"rank {self.grid.comm.rank} of {self.grid.comm.size}: every rank passed the same {tuple(x.shape)}, as "
-                f"if it were its tile of {shape}. If these are whole images, say so: parallelize(..., "
-                f"input_shape={tuple(x.shape[1:])}); if they are tiles: input_shape={shape[1:]}."
+                f"if it were its tile of {shape}. If these are whole images, pass parallelize(..., "
+                f"input_shape={tuple(x.shape[1:])}); if they are tiles, input_shape={shape[1:]}."
             )
 
 
 def are_only_tensors(args: tuple, kwargs: dict[str, Any]) -> bool:
-    """Whether a call has the plainest form: tensors, one after the other."""
+    """Whether a call has only tensors as positional arguments."""
     for x in args:
         if not isinstance(x, Tensor):
             return False
     return not kwargs
 
 
-def without_values(x: Tensor) -> Tensor:
-    """A tensor, or part of one, that looks like `x`."""
+def as_meta(x: Tensor) -> Tensor:
+    """Returns a meta tensor like `x`; a ShardedTensor on the meta device if `x` is one."""
     if isinstance(x, ShardedTensor):
         return wrap(torch.empty_like(local(x), device="meta").requires_grad_(x.requires_grad), x.spec)
     return torch.empty_like(x, device="meta").requires_grad_(x.requires_grad)
 
 
-def comparable(x: Tensor) -> tuple[Any, ...]:
-    """What ranks compare of a tensor that all of them have: its looks, and a number for its values."""
+def tensor_summary(x: Tensor) -> tuple[Any, ...]:
+    """Returns shape, dtype, requires_grad and a checksum of the values, to be compared between ranks."""
     values = wire.as_bytes(x.detach().cpu().contiguous())[:_COMPARED_BYTES]
     return (*x.shape, x.dtype, x.requires_grad, checksum_of(values))
 
 
-def whole_shape(grid: ProcessGrid, shapes: list[tuple[int, ...]]) -> tuple[int, ...]:
-    """The global shape of an input of which the tile ranks hold `shapes`; an error if these do not fit together."""
+def global_shape(grid: ProcessGrid, shapes: list[tuple[int, ...]]) -> tuple[int, ...]:
+    """Returns the global shape of an input of which the ranks of `grid.tiles` have tiles of these shapes.
+
+    Raises:
+        ParallelizeError: if the shapes are not those of an evenly cut image.
+    """
     first = shapes[0]
     axes = grid.axes_of(len(first) - 2)
     shape = list(first)
     layout = Sharding(grid, first, (None,) * len(first), Samples(0, first[0]))
     for dim, axis in enumerate(axes, start=2):
-        along = {layout.place(axis, tile): part[dim] for tile, part in enumerate(shapes) if len(part) == len(first)}
-        shape[dim] = sum(along.values())
+        extents = {layout.place(axis, tile): part[dim] for tile, part in enumerate(shapes) if len(part) == len(first)}
+        shape[dim] = sum(extents.values())
     expected = [
         (
             *first[:2],
@@ -282,6 +309,6 @@ def whole_shape(grid: ProcessGrid, shapes: list[tuple[int, ...]]) -> tuple[int, 
     if expected != shapes:
         raise ParallelizeError(
             f"rank {grid.comm.rank} of {grid.comm.size}: the ranks' tiles have shapes {shapes}, expected {expected} "
-            f"for an input {tuple(shape)}: balanced, larger tiles first. torchmn.data.scatter_regions cuts them so."
+            f"for an input {tuple(shape)}: evenly cut, larger tiles first. torchmn.data.scatter_regions does so."
         )
     return tuple(shape)

@@ -1,4 +1,7 @@
-"""What happens around the forward of a parallel model: inputs become parts, outputs become what the user wants."""
+"""Parallelism: how a model runs on a grid of ranks, and the forward of a parallel model.
+
+Forward cuts the inputs, traces the model on meta tensors once per input shape, computes, and gathers the outputs.
+"""
 
 from __future__ import annotations
 
@@ -16,41 +19,53 @@ from torch import Tensor, nn
 
 from torchmn.communicators.process_grid import ProcessGrid
 from torchmn.errors import ParallelizeError
-from torchmn.gradient_role import change_role, let_be_partial, role_of
-from torchmn.nn.layers.slices import SlicedModule
-from torchmn.parallel.events import Forward, Output, announce
-from torchmn.parallel.functional_call import OwnParameters, check_own, compare_given
-from torchmn.parallel.inputs import Inputs, Shards, without_values
+from torchmn.gradient_role import change_role, make_partial, role_of
+from torchmn.nn.layers.sliced_module import SlicedModule
+from torchmn.parallel.events import ForwardEvent, OutputEvent, announce
+from torchmn.parallel.functional_call import ParameterSlots, check_registered, compare_replaced
+from torchmn.parallel.inputs import Inputs, ShardedArguments, as_meta
 from torchmn.parallel.passes import model_pass
-from torchmn.parallel.serial_semantics import SerialRandomness
-from torchmn.parallel.trace import dry_run, explained
+from torchmn.parallel.serial_semantics import SerialSemantics
+from torchmn.parallel.trace import dry_run, explain
 from torchmn.sharded.redistribute import whole
-from torchmn.sharded.sharding import Samples, forward_of
+from torchmn.sharded.sharding import Samples, computing_samples
 from torchmn.sharded.tensor import ShardedTensor, local
 from torchmn.trees import map_only
 
-_REMEMBERED = 1024  # kinds of inputs
+_MOST_TRACED = 1024  # kinds of inputs that are remembered as traced
 
 
 @dataclass
 class Parallelism:
-    """How a model runs on a grid. It hangs on the model as `model.parallelism`."""
+    """How a model runs on a grid; an attribute of the model, `model.parallelism`.
+
+    Attributes:
+        grid: the ranks.
+        mode: "datapar", "modelpar", "halopar" or "halodatapar".
+        cuts_images: whether images are cut into tiles.
+        output: "whole" or "tile".
+        input_shape: of one sample, if the user gave it.
+        roles: name of a parameter -> placement of its gradient, as in `GradientRole`.
+        learned: name of a parameter -> data of an optional pass.
+        guard_counts: name of a guard -> how often it checked this model, for guards that check the first few times.
+    """
 
     grid: ProcessGrid
     mode: str
     cuts_images: bool
     output: str = "whole"
-    input_shape: tuple[int, ...] | None = None  # of one sample, if the user gave it
+    input_shape: tuple[int, ...] | None = None
     roles: dict[str, str] = field(default_factory=dict)
-    learned: dict[str, Any] = field(default_factory=dict)  # by a pass, of parameters by their names
-    looks: Counter[str] = field(default_factory=Counter)  # how often guards have looked at something
-    _traced: set[Any] = field(default_factory=set)  # what the run without values has seen
-    _marked: Any = None  # the model whose parameters carry the marks of their roles
-    _frozen: list[nn.Parameter] = field(default_factory=list)  # need no gradient now; marked when they do
-    _own: OwnParameters | None = None  # where the marked model keeps its parameters
-    _named_modules: list[tuple[str, nn.Module]] = field(default_factory=list)  # of the marked model, by name
-    _parameters: list[tuple[str, nn.Parameter]] = field(default_factory=list)  # of the marked model, by name
-    _learned: dict[int, Any] = field(default_factory=dict)  # the same as `learned`, by the ids of `_parameters`
+    learned: dict[str, Any] = field(default_factory=dict)
+    guard_counts: Counter[str] = field(default_factory=Counter)
+    _traced: set[Any] = field(default_factory=set)  # kinds of inputs for which the model was traced
+    _marked_model: Any = None  # weak reference to the model whose parameters have their roles
+    _frozen: list[nn.Parameter] = field(default_factory=list)  # get their role when they require a gradient
+    # Of the marked model:
+    _slots: ParameterSlots | None = None
+    _named_modules: list[tuple[str, nn.Module]] = field(default_factory=list)
+    _parameters: list[tuple[str, nn.Parameter]] = field(default_factory=list)
+    _learned: dict[int, Any] = field(default_factory=dict)  # `learned` by the ids of its parameters
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Parallelism:
         copied = Parallelism(self.grid, self.mode, self.cuts_images, self.output, self.input_shape, dict(self.roles))
@@ -61,13 +76,13 @@ class Parallelism:
     # -- one forward -------------------------------------------------------------------------------------------
 
     def run(self, model: nn.Module, args: tuple, kwargs: dict[str, Any]) -> Any:
-        """Returns what the forward of `model` gives, computed by all ranks of the grid."""
-        announce("forward", Forward(model, self, args, kwargs))
-        self._meet(model)
-        shards = self.inputs.shard(model, args, kwargs, self._named_modules, self._parameters)
-        self._trace_once(model, shards)
-        result = self._computed(model, shards.args, shards.kwargs, shards.samples, shards.batch)
-        announce("output", Output(model, self, result))
+        """Returns the output of the forward of `model`, computed by all ranks of the grid."""
+        announce("forward", ForwardEvent(model, self, args, kwargs))
+        self._update_roles(model)
+        sharded = self.inputs.shard(model, args, kwargs, self._named_modules, self._parameters)
+        self._trace_once(model, sharded)
+        result = self._compute(model, sharded.args, sharded.kwargs, sharded.samples, sharded.batch)
+        announce("output", OutputEvent(model, self, result))
         return result
 
     @cached_property
@@ -76,14 +91,14 @@ class Parallelism:
         return Inputs(self.grid, self.cuts_images, self.input_shape, self._learned)
 
     def compare_whole(self, model: nn.Module, images: list[Tensor], labels: Tensor | None = None) -> None:
-        """An error on every rank if those that share images are given different whole ones, or different labels."""
+        """Raises a MismatchError on every rank if ranks that share images have different whole images or labels."""
         self.inputs.compare_whole(model, images, labels, self._named_modules, self._parameters)
 
-    def _computed(self, model: nn.Module, args: tuple, kwargs: dict, samples: Samples, batch: int) -> Any:
-        with forward_of(samples):
+    def _compute(self, model: nn.Module, args: tuple, kwargs: dict, samples: Samples, batch: int) -> Any:
+        with computing_samples(samples):
             forward = model_pass().forward_of(model)
-            if self.grid.comm.size > 1:  # in evaluation too: F.dropout(x) drops out, and Monte Carlo dropout is wanted
-                with SerialRandomness(self.grid, samples, batch):
+            if self.grid.comm.size > 1:  # in evaluation too: Monte Carlo dropout, F.dropout(x) without training=
+                with SerialSemantics(self.grid, samples, batch):
                     result = forward(model, *args, **kwargs)
             else:
                 result = forward(model, *args, **kwargs)
@@ -92,45 +107,56 @@ class Parallelism:
 
     # -- before the first forward --------------------------------------------------------------------------------
 
-    def _trace_once(self, model: nn.Module, shards: Shards) -> None:
-        """Runs the model once without values for every new shape of inputs: what cannot be computed raises here."""
-        given = self._own.replaced() if self._own is not None else {}
+    def _trace_once(self, model: nn.Module, sharded: ShardedArguments) -> None:
+        """Traces the model on meta tensors for every new kind of inputs; raises an error if it cannot be computed."""
+        replaced = self._slots.replaced() if self._slots is not None else {}
         if self.cuts_images or self.mode == "modelpar":
-            with self._own.back() if given and self._own is not None else nullcontext():
-                self._trace(model, shards)
-        if given and self.grid.tiles.size > 1:  # now the roles are known: slices differ between ranks
-            compare_given(self.grid.tiles, {name: x for name, x in given.items() if self.roles.get(name) != "shard"})
+            with self._slots.restored() if replaced and self._slots is not None else nullcontext():
+                self._trace(model, sharded)
+        if replaced and self.grid.tiles.size > 1:  # after the trace, which finds the slices: these differ between ranks
+            not_sliced = {name: x for name, x in replaced.items() if self.roles.get(name) != "shard"}
+            compare_replaced(self.grid.tiles, not_sliced)
 
-    def _trace(self, model: nn.Module, shards: Shards) -> None:
-        seen = (model.training, *shards.kind())
-        if seen in self._traced:
+    def _trace(self, model: nn.Module, sharded: ShardedArguments) -> None:
+        kind = (model.training, *sharded.kind())
+        if kind in self._traced:
             return
-        args, kwargs = map_only(Tensor, without_values, (shards.args, shards.kwargs))
+        args, kwargs = map_only(Tensor, as_meta, (sharded.args, sharded.kwargs))
 
-        def look() -> None:
-            self.learn_roles(model, args, kwargs, shards.samples, shards.batch)
+        def learn() -> None:
+            self.learn_roles(model, args, kwargs, sharded.samples, sharded.batch)
 
-        self.grid.tiles.attempt("dry run of a parallel model", look, raises=ParallelizeError)
-        if len(self._traced) >= _REMEMBERED:
+        self.grid.tiles.attempt("dry run of a parallel model", learn, raises=ParallelizeError)
+        if len(self._traced) >= _MOST_TRACED:
             self._traced.clear()
-        self._traced.add(seen)
+        self._traced.add(kind)
 
     def learn_roles(self, model: nn.Module, args: tuple, kwargs: dict, samples: Samples, batch: int) -> None:
-        """Find out from a run without values which gradient each parameter will hold."""
+        """Finds the gradient roles of the parameters in a dry run, and sets them.
+
+        Args:
+            args, kwargs: meta tensors.
+            samples: which samples of the global batch these stand for.
+            batch: how many.
+
+        Raises:
+            ParallelizeError: if the model cannot be computed on this grid, or uses parameters in another way than in
+                earlier dry runs.
+        """
 
         def forward(*args: Any, **kwargs: Any) -> Any:
-            return self._computed(model, args, kwargs, samples, batch)
+            return self._compute(model, args, kwargs, samples, batch)
 
         try:
             recorder = dry_run(model, forward, args, kwargs)
         except Exception as error:
-            raise explained(error) from (None if isinstance(error, ParallelizeError) else error)
-        found = dict.fromkeys(recorder.with_whole, "replicate") | dict.fromkeys(recorder.with_parts, "partial")
-        for name in recorder.with_parts:
-            if name in recorder.with_whole or role_of(model.get_parameter(name)).summed_in_backward:
+            raise explain(error) from (None if isinstance(error, ParallelizeError) else error)
+        found = dict.fromkeys(recorder.used_whole, "replicate") | dict.fromkeys(recorder.used_sharded, "partial")
+        for name in recorder.used_sharded:
+            if name in recorder.used_whole or role_of(model.get_parameter(name)).summed_in_backward:
                 found[name] = "replicate"
                 change_role(model.get_parameter(name), summed_in_backward=True)
-        found |= dict.fromkeys(own_parameters(model), "shard")
+        found |= dict.fromkeys(sliced_parameters(model), "shard")
         changed = [name for name, role in found.items() if self.roles.get(name, role) != role]
         if changed:
             raise ParallelizeError(
@@ -138,39 +164,38 @@ class Parallelism:
                 "Pass parallelize(..., input_shape=...) with the shape of these inputs."
             )
         model_pass().learn(recorder, self.learned)
-        new = found.keys() - self.roles.keys()  # training may use others than evaluation
+        new = found.keys() - self.roles.keys()  # training may use other parameters than evaluation
         self.roles |= found
-        self.mark(model, new)
+        self._set_roles(model, new)
 
-    def _meet(self, model: nn.Module) -> None:
-        """Lets the parameters of a model that is not known yet, and those that need a gradient since, get roles."""
-        if self._marked is None or self._marked() is not model:
+    # -- gradient roles ------------------------------------------------------------------------------------------
+
+    def _update_roles(self, model: nn.Module) -> None:
+        """Sets the roles of a deep copy's parameters, and of those that require a gradient since the last forward."""
+        if self._marked_model is None or self._marked_model() is not model:
             self.adopt(model)
         if self._frozen:
-            self._mark_unfrozen()
+            for parameter in self._frozen:
+                if parameter.requires_grad:
+                    make_partial(parameter, self.grid.tile_count)
+            self._frozen = [p for p in self._frozen if not p.requires_grad]
 
     def adopt(self, model: nn.Module) -> None:
-        """Let parameters that came later know their roles: those of a deep copy, and of layers that were put in."""
-        if self._marked is None or self._marked() is not model:
-            check_own(model)
+        """Sets the roles of parameters that were added later: those of a deep copy, and of replaced layers."""
+        if self._marked_model is None or self._marked_model() is not model:
+            check_registered(model)
             self._frozen = []
-            self.mark(model)  # a deep copy has the parameters, but not their marks
+            self._set_roles(model)  # a deep copy of a parameter has no role
         new = {name for name, p in model.named_parameters() if not role_of(p).known}
-        if new:  # the next forward begins with a run without values, which finds their roles
+        if new:  # the next forward begins with a dry run, which finds their roles
             self._traced.clear()
             self.roles = {name: role for name, role in self.roles.items() if name not in new}
-        self.mark_own(model)
-        self._keep_parameters(model)
+        for name in sliced_parameters(model):  # the optimizer needs these before the first forward
+            change_role(model.get_parameter(name), placement="shard", over=self.grid.replicas)
+        self._store_parameters(model)
 
-    def _mark_unfrozen(self) -> None:
-        """A parameter that needs no gradient can not be marked; one that needs it since can."""
-        for parameter in self._frozen:
-            if parameter.requires_grad:
-                let_be_partial(parameter, self.grid.tile_count)
-        self._frozen = [p for p in self._frozen if not p.requires_grad]
-
-    def mark(self, model: nn.Module, names: Set[str] | None = None) -> None:
-        """Let every parameter, or those of `names`, know its role: so gradients are combined over the right ranks."""
+    def _set_roles(self, model: nn.Module, names: Set[str] | None = None) -> None:
+        """Sets the roles of these parameters, and of those without one; by default of all."""
         for name, parameter in model.named_parameters():
             is_due = names is None or name in names or not role_of(parameter).known
             role = self.roles.get(name) if is_due else None
@@ -179,37 +204,37 @@ class Parallelism:
             elif role == "partial" and not parameter.requires_grad:
                 self._frozen.append(parameter)
             elif role == "partial":
-                let_be_partial(parameter, self.grid.tile_count)
+                make_partial(parameter, self.grid.tile_count)
             change_role(parameter, known=True)
-            is_whole = self.roles.get(name) == "shard" and self.grid.replicas.size == 1
-            change_role(parameter, needs_mean=self.grid.comm.size > 1 and not is_whole)
-        self._marked = weakref.ref(model)
-        self._keep_parameters(model)
+            is_complete = self.roles.get(name) == "shard" and self.grid.replicas.size == 1
+            change_role(parameter, needs_mean=self.grid.comm.size > 1 and not is_complete)
+        self._marked_model = weakref.ref(model)
+        self._store_parameters(model)
 
-    def _keep_parameters(self, model: nn.Module) -> None:
-        self._own, self._parameters = OwnParameters(model), list(model.named_parameters())
+    def _store_parameters(self, model: nn.Module) -> None:
+        self._slots, self._parameters = ParameterSlots(model), list(model.named_parameters())
         self._named_modules = list(model.named_modules())
         self._learned.clear()
         self._learned.update({id(p): self.learned[name] for name, p in self._parameters if name in self.learned})
 
-    def mark_own(self, model: nn.Module) -> None:
-        """Mark the slices, which an optimizer must know of before the first forward."""
-        for name in own_parameters(model):
-            change_role(model.get_parameter(name), placement="shard", over=self.grid.replicas)
+
+def parallelism_of(model: nn.Module) -> Parallelism | None:
+    """Returns how a model is parallel; None if it did not go through `parallelize`."""
+    return getattr(model, "parallelism", None)
 
 
-def own_parameters(model: nn.Module) -> list[str]:
-    """The names of the parameters of which every tile rank holds its own slice."""
+def sliced_parameters(model: nn.Module) -> list[str]:
+    """Returns the names of the parameters of which each rank of `grid.tiles` holds a slice."""
     return [
         f"{prefix}.{name}" if prefix else name
         for prefix, module in model.named_modules()
         if isinstance(module, SlicedModule)
-        for name in module.cut_parameters
+        for name in module.sliced_parameters
     ]
 
 
 def _tile(x: ShardedTensor) -> Tensor:
-    """The plain tensor that a ShardedTensor holds, in memory of its own: users may view it in another shape."""
+    """Returns this rank's tile as a plain dense tensor, which `view` can give another shape."""
     tile = local(x)
-    dense = tile.is_contiguous() or torch.ops.aten.is_non_overlapping_and_dense(tile)  # the first is the quicker one
+    dense = tile.is_contiguous() or torch.ops.aten.is_non_overlapping_and_dense(tile)  # the first check is faster
     return tile if dense else tile.clone()

@@ -1,4 +1,4 @@
-"""Passes: optional layers that let a parallel model compute faster, and the same numbers. The core works without."""
+"""ModelPass: the interface of an optional pass that makes a parallel model faster, with the same results."""
 
 from __future__ import annotations
 
@@ -8,27 +8,32 @@ from typing import Any, Protocol
 
 from torch import nn
 
-import torchmn.sharded.rules  # noqa: F401  (what a pass registers lies around them)
+import torchmn.sharded.rules  # noqa: F401  (a pass wraps rules, so they must be registered first)
 from torchmn.optional import FUSION, optional_module
-from torchmn.sharded.roles import Recorder
+from torchmn.sharded.parameter_use import Recorder
 
 
 class ModelPass(Protocol):
-    """What a pass does for a model on tiles."""
+    """The methods that parallel models call if images are cut."""
 
     def prepare(self, model: nn.Module) -> None:
         """Called once per model, before its first forward."""
 
     def forward_of(self, model: nn.Module) -> Callable[..., Any]:
-        """Returns the forward to be called with the model and its inputs: that of its class, or a faster one."""
+        """Returns the function to call with the model and its inputs: the forward of its class, or a faster one."""
         ...
 
     def learn(self, recorder: Recorder, learned: dict[str, Any]) -> None:
-        """Called after each dry run. Puts into `learned`, by names of parameters, what `Sharding.learned` then has."""
+        """Called after each dry run.
+
+        Args:
+            recorder: of the dry run. Its `notes` are what the pass recorded.
+            learned: name of a parameter -> data for rules, to be updated; rules find it in `Sharding.learned`.
+        """
 
 
 class NoPass:
-    """Leaves models as they are."""
+    """A pass that changes nothing."""
 
     def prepare(self, model: nn.Module) -> None:
         pass
@@ -42,6 +47,6 @@ class NoPass:
 
 @cache
 def model_pass() -> ModelPass:
-    """Returns the pass of this process: fusion, unless `TORCHMN_FUSION=0`, or its package was taken away."""
+    """Returns the pass of this process: fusion, unless `TORCHMN_FUSION=0` or its package is missing."""
     fusion = optional_module("torchmn.sharded.fusion") if FUSION else None
     return NoPass() if fusion is None else fusion.Fusion()

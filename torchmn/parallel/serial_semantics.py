@@ -1,8 +1,8 @@
-"""Dropout and batch statistics of whole values as the serial run has them.
+"""SerialSemantics: dropout and batch statistics of whole tensors as on one rank.
 
-Sharded tensors have rules of their own. What is whole on each rank (behind the first Linear, or everything under
-datapar) is computed by torch itself; this mode catches the few functions whose result depends on samples that other
-ranks hold, or on a random generator that ranks do not share in the same way as one process.
+Sharded tensors have rules. Tensors that are whole on each rank (after the first Linear, or everything under datapar)
+are computed by torch; this mode replaces the few functions whose result depends on samples of other ranks, and refuses
+functions that draw random numbers in another order than one rank would.
 """
 
 from __future__ import annotations
@@ -18,16 +18,22 @@ from torchmn._torch_compat import DISTRIBUTION_SAMPLERS, count_function_modes
 from torchmn.communicators.process_grid import ProcessGrid
 from torchmn.errors import ParallelizeError
 from torchmn.sharded.refusals import refuse, refuse_in_checkpoint
-from torchmn.sharded.rules.dropout import check_dropout, part_of_mask
+from torchmn.sharded.rules.dropout import check_dropout, mask_shard
 from torchmn.sharded.rules.normalization import batch_norm_over_ranks
 from torchmn.sharded.sharding import Samples, Sharding
 from torchmn.sharded.tensor import ShardedTensor
 
 
-class SerialRandomness(TorchFunctionMode):
-    """While it lasts, dropout and batch normalisation of plain tensors give what one process would."""
+class SerialSemantics(TorchFunctionMode):
+    """A mode in which dropout and batch normalisation of plain tensors give the results of one rank.
 
-    ignores_convolutions = True  # chains need not call it
+    Args:
+        grid: the ranks.
+        samples: which samples of the global batch this rank computes.
+        batch: how many.
+    """
+
+    ignores_convolutions = True  # fused convolutions need not call it
 
     def __init__(self, grid: ProcessGrid, samples: Samples, batch: int):
         super().__init__()
@@ -35,23 +41,23 @@ class SerialRandomness(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
         kwargs = kwargs or {}
-        catch = _CAUGHT.get(func)
-        if catch is not None and not isinstance(args[0] if args else kwargs.get("input"), ShardedTensor):
-            return catch(self, *args, **kwargs)
-        if func in _DRAWS and _draws(func, args, kwargs):
+        replacement = _REPLACEMENTS.get(func)
+        if replacement is not None and not isinstance(args[0] if args else kwargs.get("input"), ShardedTensor):
+            return replacement(self, *args, **kwargs)
+        if func in _RANDOM and _is_random(func, args, kwargs):
             self._check_may_draw(func)
         if args and type(args[0]) is ShardedTensor and not count_function_modes():
-            # Where torch would end too, if no other mode listens, after another search of the arguments.
+            # The shortest way if there is no other mode: torch would search the arguments again.
             return ShardedTensor.__torch_function__(func, types, args, kwargs)
         return func(*args, **kwargs)
 
     def _check_may_draw(self, func: Any) -> None:
-        """Processes with one seed draw the same numbers, if each draws for the same samples; others may not."""
+        """Raises an error unless ranks are processes with the same samples, which draw the same numbers."""
         if self.grid.sizes["data"] > 1 or self.grid.comm.traits.shares_process:
             refuse(
                 f"{getattr(func, '__name__', func)!r} draws random numbers, and each rank would draw others than one "
                 "process does. Use F.dropout or nn.Dropout, whose mask is that of one process (and dropout=0 in layers "
-                "that drop out inside), or pass a generator=, seeded alike on every rank, to a function that takes one"
+                "with internal dropout), or a function with generator=, seeded with the same number on every rank"
             )
 
     def dropout(self, x: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> Tensor:
@@ -76,7 +82,7 @@ class SerialRandomness(TorchFunctionMode):
         momentum: float = 0.1,
         eps: float = 1e-5,
     ) -> Tensor:
-        if not self.samples.known:  # ranks evaluate as many batches as they have: nobody may wait for another
+        if not self.samples.known:  # in evaluation ranks may have different numbers of batches: no communication
             return F.batch_norm(x, running_mean, running_var, weight, bias, training, momentum or 0.0, eps)
         if training and self.grid.replicas.size > 1:
             refuse_in_checkpoint("batch_norm")
@@ -88,7 +94,7 @@ class SerialRandomness(TorchFunctionMode):
             return x
         check_dropout(self.grid, self.samples, of_image=False)
         if x.is_meta:
-            return x  # but not for an empty batch: ranks that are threads hand the mask out together
+            return x  # an empty batch must not return here: ranks that are threads broadcast the mask
         if p == 1:
             return x.mul_(0) if inplace else x * 0
         samples = self.samples
@@ -97,31 +103,31 @@ class SerialRandomness(TorchFunctionMode):
         elif x.shape[0] != self.batch:
             raise ParallelizeError(
                 f"dropout of a tensor of shape {tuple(x.shape)}: expected the batch of {self.batch} as its first dim, "
-                "to cut the mask of the whole batch"
+                "to cut the mask of the global batch"
             )
         layout = Sharding(self.grid, tuple(x.shape), (None,) * x.dim(), samples)
-        kept = part_of_mask(layout, tuple(mask_shape), 1 - p, x).div_(1 - p)
-        return x.mul_(kept) if inplace else x * kept
+        scale = mask_shard(layout, tuple(mask_shape), 1 - p, x).div_(1 - p)
+        return x.mul_(scale) if inplace else x * scale
 
 
-_CAUGHT = {
-    F.dropout: SerialRandomness.dropout,
-    torch.dropout: SerialRandomness.dropout,
-    **dict.fromkeys((F.dropout1d, F.dropout2d, F.dropout3d), SerialRandomness.feature_dropout),
-    **dict.fromkeys((F.alpha_dropout, F.feature_alpha_dropout), SerialRandomness.alpha_dropout),
-    F.batch_norm: SerialRandomness.batch_norm,
+_REPLACEMENTS = {
+    F.dropout: SerialSemantics.dropout,
+    torch.dropout: SerialSemantics.dropout,
+    **dict.fromkeys((F.dropout1d, F.dropout2d, F.dropout3d), SerialSemantics.feature_dropout),
+    **dict.fromkeys((F.alpha_dropout, F.feature_alpha_dropout), SerialSemantics.alpha_dropout),
+    F.batch_norm: SerialSemantics.batch_norm,
 }
 
 _RECURRENT = (torch.lstm, torch.gru, torch.rnn_tanh, torch.rnn_relu)
-# torch's own, below F.dropout2d and its like; hardly anyone calls them, so their masks are not cut.
+# Functions of torch below F.dropout2d and others. They are rarely called directly, so their masks are not cut.
 _LIKE_DROPOUT = {
     getattr(torch, name)
     for kind in ("dropout", "feature_dropout", "alpha_dropout", "feature_alpha_dropout")
     for name in (kind, f"{kind}_")
 } - {torch.dropout} | {torch.native_dropout}
 
-# What else draws from torch's generator: as functions, as methods, or deep inside.
-_DRAWS = {
+# Other functions and methods that draw from torch's generator, directly or inside.
+_RANDOM = {
     *(getattr(torch, name) for name in ("rand", "randn", "randint", "randperm", "normal", "bernoulli", "multinomial")),
     *(getattr(torch, name) for name in ("rand_like", "randn_like", "randint_like", "poisson", "rrelu")),
     *(getattr(Tensor, name) for name in ("normal_", "uniform_", "bernoulli_", "exponential_", "random_", "cauchy_")),
@@ -135,8 +141,8 @@ _DRAWS = {
 }
 
 
-def _draws(func: Any, args: tuple, kwargs: dict) -> bool:
-    """Whether a call draws from the generator that all share: not with one of its own, nor with dropout of 0."""
+def _is_random(func: Any, args: tuple, kwargs: dict) -> bool:
+    """Whether a call draws from torch's default generator: not if it gets another one, or with a dropout of 0."""
     if func is F.scaled_dot_product_attention:
         return (args[4] if len(args) > 4 else kwargs.get("dropout_p", 0.0)) > 0
     if func is F.multi_head_attention_forward:
@@ -153,8 +159,8 @@ def _draws(func: Any, args: tuple, kwargs: dict) -> bool:
 
 
 def _drops_between_layers(args: tuple, kwargs: dict) -> bool:
-    """Whether a call of torch.lstm and its like draws: what says so follows the list of weights, packed or not."""
-    lists = [place for place, given in enumerate(args) if isinstance(given, list | tuple)]
+    """Whether a call of torch.lstm, gru or rnn has dropout. Its settings follow the list of weights in `args`."""
+    lists = [place for place, argument in enumerate(args) if isinstance(argument, list | tuple)]
     rest = args[lists[-1] + 1 :] if lists and "params" not in kwargs else ()
-    said = {**dict(zip(("has_biases", "num_layers", "dropout", "train"), rest, strict=False)), **kwargs}
-    return bool(said.get("num_layers", 2) > 1 and said.get("dropout", 1) > 0 and said.get("train", True))
+    settings = {**dict(zip(("has_biases", "num_layers", "dropout", "train"), rest, strict=False)), **kwargs}
+    return bool(settings.get("num_layers", 2) > 1 and settings.get("dropout", 1) > 0 and settings.get("train", True))

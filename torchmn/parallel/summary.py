@@ -1,4 +1,4 @@
-"""What each module of a parallel model keeps on a rank: a slice of its weights, or all of them."""
+"""parallel_summary: which weights of a parallel model are sharded over ranks, and which are replicated."""
 
 from __future__ import annotations
 
@@ -9,32 +9,47 @@ from math import prod
 from torch import nn
 
 from torchmn.errors import ArgumentError
-from torchmn.nn.layers.slices import SlicedModule
+from torchmn.nn.layers.sliced_module import SlicedModule
+from torchmn.parallel.module import parallelism_of
 
-_LEAST_SHARE = 0.01  # of the weights: less is not worth a message
-_SHOWN = 5
+_LEAST_SHARE = 0.01  # of the weights, for a warning
+_SHOWN = 5  # modules in the warning
 
 
 @dataclass(frozen=True)
 class SummaryRow:
-    """A module that has weights itself, not counting those of its submodules."""
+    """A module with weights, not counting those of its submodules.
+
+    Attributes:
+        name: of the module in the model.
+        kind: its class.
+        ranks: how many ranks share the weights; 1 if every rank has all of them.
+        weights: the number of weights of the global module.
+        share: of the weights of the model, from 0 to 1.
+        has_matrix: whether one of the parameters has two or more dims, unlike biases and norms.
+    """
 
     name: str
-    kind: str  # its class
-    ranks: int  # that share the weights; 1 where every rank has all
-    weights: int  # of the whole module
-    share: float  # of the weights of the model
-    has_matrix: bool = False  # whether one of the parameters has two dims or more, unlike biases and norms
+    kind: str
+    ranks: int
+    weights: int
+    share: float
+    has_matrix: bool = False
 
     @property
     def kept(self) -> str:
-        """How the weights are kept, in words."""
+        """A description: "sharded over 4 ranks" or "replicated on every rank"."""
         return f"sharded over {self.ranks} ranks" if self.ranks > 1 else "replicated on every rank"
 
 
 @dataclass(frozen=True)
 class ParallelSummary:
-    """How the weights of a parallel model are kept; `str` gives a table."""
+    """Which weights of a parallel model are sharded, and which replicated; `str` returns a table.
+
+    Attributes:
+        mode: of the model.
+        rows: one for each module with weights.
+    """
 
     mode: str
     rows: tuple[SummaryRow, ...]
@@ -46,7 +61,7 @@ class ParallelSummary:
 
     @property
     def replicated(self) -> tuple[SummaryRow, ...]:
-        """The modules whose weights every rank has."""
+        """The modules all of whose weights are on every rank."""
         return tuple(row for row in self.rows if row.ranks == 1)
 
     def __str__(self) -> str:
@@ -66,21 +81,21 @@ class ParallelSummary:
 
 
 def parallel_summary(model: nn.Module) -> ParallelSummary:
-    """How each module of a parallel model keeps its weights: cut over ranks, or whole on every rank.
+    """Returns which modules of a parallel model have sharded weights, and which replicated ones.
 
-    It does not communicate, and is the same on every rank. A module is sharded if its weight is; its bias may still be
-    whole. A parameter that several modules share counts for the first of them.
+    Does not communicate; the result is the same on every rank. A module is sharded if its weight is; its bias may be
+    replicated. A parameter that several modules share counts for the first of them.
 
     Args:
-        model: what `torchmn.parallelize` returned, in any mode.
+        model: a model that `torchmn.parallelize` returned, in any mode.
 
     Returns:
-        A summary with one row for each module that has parameters itself; `print` shows it as a table.
+        A summary with one row for each module that has parameters; `print` shows it as a table.
 
     Raises:
         ArgumentError: if the model is not parallel.
     """
-    parallelism = getattr(model, "parallelism", None)
+    parallelism = parallelism_of(model)
     if not isinstance(model, nn.Module) or parallelism is None:
         raise ArgumentError(
             f"parallel_summary: expected a model that parallelize returned, got {type(model).__name__}: call "
@@ -93,7 +108,7 @@ def parallel_summary(model: nn.Module) -> ParallelSummary:
         seen |= {id(p) for p in parameters.values()}
         if parameters:
             shapes = [_global_shape(module, key, tuple(p.shape)) for key, p in parameters.items()]
-            cut = isinstance(module, SlicedModule) and any(key in module.cut_parameters for key in parameters)
+            cut = isinstance(module, SlicedModule) and any(key in module.sliced_parameters for key in parameters)
             matrix = any(len(shape) > 1 for shape in shapes)
             ranks = parallelism.grid.tiles.size if cut else 1
             found.append(SummaryRow(name, type(module).__name__, ranks, sum(map(prod, shapes)), 0.0, matrix))
@@ -102,21 +117,23 @@ def parallel_summary(model: nn.Module) -> ParallelSummary:
 
 
 def _global_shape(module: nn.Module, key: str, shape: tuple[int, ...]) -> tuple[int, ...]:
-    """The shape of the parameter of which this rank may hold a slice."""
-    if not isinstance(module, SlicedModule) or key not in module.cut_parameters:
+    """Returns the global shape of a parameter of which this rank may hold a slice."""
+    if not isinstance(module, SlicedModule) or key not in module.sliced_parameters:
         return shape
-    dim, share = module.cut_parameters[key]
+    dim, share = module.sliced_parameters[key]
     extent = sum(len(share(tile)) for tile in range(module.grid.tiles.size))
     return (*shape[:dim], extent, *shape[dim + 1 :])
 
 
-def warn_of_whole_modules(model: nn.Module) -> None:
-    """On rank 0, say which modules of a modelpar model have weight matrices that no rule cuts.
+def warn_of_replicated_modules(model: nn.Module) -> None:
+    """Warns on rank 0 if weight matrices of a modelpar model stay replicated.
 
-    The other modes do not promise to cut weights, and biases and norms are small.
+    Other modes do not shard all weights, and biases and norms are small.
     """
-    grid = model.parallelism.grid  # type: ignore[union-attr]
-    if model.parallelism.mode != "modelpar" or grid.tiles.size == 1 or grid.comm.rank != 0:  # type: ignore[union-attr]
+    parallelism = parallelism_of(model)
+    if parallelism is None or parallelism.mode != "modelpar":
+        return
+    if parallelism.grid.tiles.size == 1 or parallelism.grid.comm.rank != 0:
         return
     whole = [row for row in parallel_summary(model).replicated if row.has_matrix]
     share = sum(row.share for row in whole)
@@ -128,7 +145,7 @@ def warn_of_whole_modules(model: nn.Module) -> None:
     warnings.warn(
         f"parallelize: {share:.1%} of the weights stay whole on every rank: {', '.join([*names, *more])}. modelpar "
         "cuts Linear, convolution and embedding layers that the model itself calls with a tensor; recurrent networks, "
-        "attention and what they contain are not cut. The numbers are right, but each rank holds and computes all of "
+        "attention and their submodules are not cut. Results are right, but each rank holds and computes all of "
         "these: print(torchmn.parallel_summary(model)) shows every module",
-        stacklevel=3,  # who called parallelize
+        stacklevel=3,  # the caller of parallelize
     )

@@ -1,4 +1,4 @@
-"""A run of a model on tensors without values: finds what can not be computed in parts, before anything is."""
+"""dry_run: a forward on meta tensors, which finds errors and the uses of parameters before anything is computed."""
 
 from __future__ import annotations
 
@@ -17,63 +17,62 @@ from torch.overrides import TorchFunctionMode
 from torchmn._torch_compat import own_buffers, own_modules, own_parameters, without_saved_tensor_hooks
 from torchmn.errors import ParallelizeError, TorchMNError
 from torchmn.gradient_role import GradientRole, role_of, set_role
-from torchmn.nn.layers.slices import SlicedModule
+from torchmn.nn.layers.sliced_module import SlicedModule
 from torchmn.parallel.events import GUARDS, TraceGuard
+from torchmn.sharded.parameter_use import Recorder, recording
 from torchmn.sharded.refusals import refuse
-from torchmn.sharded.roles import Recorder, recording
 from torchmn.sharded.tensor import ShardedTensor
 from torchmn.trees import leaves_of, map_only
 
 
 def compiled_modules(model: nn.Module) -> list[str]:
-    """The names of what `torch.compile(module)` returned, in a model; "" for the model itself."""
+    """Returns the names of the modules of a model that `torch.compile(module)` returned; "" for the model itself."""
     return [name for name, module in model.named_modules() if type(module).__name__ == "OptimizedModule"]
 
 
-class ConstantsWithoutValues(TorchFunctionMode):
-    """While it lasts, a constant that meets a tensor without values loses its own: torch computes on one device only.
+class MetaConstants(TorchFunctionMode):
+    """A mode in which constants that are combined with meta tensors become meta tensors too.
 
-    So a model may write `x - torch.tensor([0.5, 0.4, 0.3]).view(3, 1, 1)`, as it may on one CPU.
+    Torch refuses operands on two devices, but a model may compute `x - torch.tensor([0.5, 0.4, 0.3]).view(3, 1, 1)`.
     """
 
     def __torch_function__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
         kwargs = dict(kwargs or {})
         tensors = leaves_of(Tensor, (args, kwargs))
         if func is torch.tensor and any(isinstance(x, ShardedTensor) for x in tensors):
-            refuse("torch.tensor of a cut tensor would copy this rank's part alone. Use x.detach().clone()")
+            refuse("torch.tensor of a cut tensor would copy this rank's shard only. Use x.detach().clone()")
         if len(tensors) > 1 and any(x.is_meta for x in tensors) and any(_is_constant(x) for x in tensors):
-            args = map_only(Tensor, _without_values, args)
-            kwargs = {name: map_only(Tensor, _without_values, value) for name, value in kwargs.items()}
+            args = map_only(Tensor, _constant_as_meta, args)
+            kwargs = {name: map_only(Tensor, _constant_as_meta, value) for name, value in kwargs.items()}
         return func(*args, **kwargs)
 
 
 def _is_constant(x: Tensor) -> bool:
-    """Not what learns: the role of a parameter that no module has registered could not be found."""
+    """Whether a tensor needs no gradient. The role of a learned tensor that is not registered could not be found."""
     return not x.is_meta and x.dim() > 0 and not x.requires_grad
 
 
-def _without_values(x: Tensor) -> Tensor:
+def _constant_as_meta(x: Tensor) -> Tensor:
     return torch.empty_like(x, device="meta") if _is_constant(x) else x
 
 
 @contextmanager
-def attributes_kept(model: nn.Module) -> Iterator[None]:
-    """Afterwards modules have the attributes that they had before: none keeps what a run without values left there."""
-    before = [(module, [(held, dict(held)) for held in _attributes(module)]) for module in model.modules()]
+def attributes_restored(model: nn.Module) -> Iterator[None]:
+    """Context after which modules have the attributes that they had before, and no meta tensors."""
+    before = [(attributes, dict(attributes)) for module in model.modules() for attributes in _attributes(module)]
     try:
         yield
     finally:
-        for _, dicts in before:
-            for held, values in dicts:
-                held.clear()
-                held.update(values)
+        for attributes, values in before:
+            attributes.clear()
+            attributes.update(values)
 
 
 @contextmanager
-def random_states_kept() -> Iterator[None]:
-    """Afterwards the generators of torch, Python and NumPy are as before: the next forward draws what the first would.
+def random_states_restored() -> Iterator[None]:
+    """Context after which the random generators of torch, Python and NumPy have the state from before.
 
-    Not for ranks that are threads: they share the generators, and a model that draws from them is refused there.
+    Without effect for ranks that are threads: they share the generators, and random functions raise an error there.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -92,37 +91,45 @@ def _attributes(module: nn.Module) -> list[dict[str, Any]]:
 
 
 def dry_run(model: nn.Module, forward: Callable[..., Any], inputs: Sequence[Any], kwargs: dict[str, Any]) -> Recorder:
-    """What the parameters of `model` meet when `forward` computes `inputs`, which are on the device "meta".
+    """Runs a model on meta tensors, and returns how its parameters are used.
 
-    Parameters and buffers are replaced by ones without values while it runs, so nothing is changed or communicated;
-    what forward keeps in attributes is forgotten.
+    Parameters and buffers are replaced by meta tensors during the run, so nothing is changed or communicated.
+    Attributes that forward sets are restored.
+
+    Args:
+        model: the model.
+        forward: called with the inputs; computes the model.
+        inputs, kwargs: meta tensors.
+
+    Raises:
+        Exception: any error of the model; see `explain`.
     """
     parameters = {name: _meta_parameter(p) for name, p in model.named_parameters()}
-    buffers = {name: _copied(b) for name, b in model.named_buffers()}
+    buffers = {name: _meta_buffer(b) for name, b in model.named_buffers()}
     slices = {
         id(parameters[f"{prefix}.{name}" if prefix else name]): module
         for prefix, module in model.named_modules()
         if isinstance(module, SlicedModule)
-        for name in module.cut_parameters
+        for name in module.sliced_parameters
     }
     recorder = Recorder(model, parameters.items(), slices)
-    guards = [guard.look(model) for guard in GUARDS.by_event["trace"]]
-    holder = _Holder(model, forward, guards)
+    guards = [guard.implementation(model) for guard in GUARDS.by_event["trace"]]
+    traced = _TracedModel(model, forward, guards)
     tensors = {f"model.{name}": x for name, x in (*parameters.items(), *buffers.items())}
     with (
         without_saved_tensor_hooks(),
-        attributes_kept(model),
-        random_states_kept(),
-        ConstantsWithoutValues(),
-        _Watched(guards),
+        attributes_restored(model),
+        random_states_restored(),
+        MetaConstants(),
+        _GuardedCalls(guards),
         recording(recorder),
     ):
-        functional_call(holder, tensors, tuple(inputs), kwargs, tie_weights=True)
+        functional_call(traced, tensors, tuple(inputs), kwargs, tie_weights=True)
     return recorder
 
 
-class _Watched(TorchFunctionMode):
-    """Lets guards see the torch functions that a run without values calls."""
+class _GuardedCalls(TorchFunctionMode):
+    """A mode that calls guards before and after each torch function of a dry run."""
 
     def __init__(self, guards: Sequence[TraceGuard]):
         super().__init__()
@@ -138,8 +145,8 @@ class _Watched(TorchFunctionMode):
         return result
 
 
-def _copied(buffer: Tensor) -> Tensor:
-    """Without values; a counter keeps its own, because batch norm with momentum=None divides by it."""
+def _meta_buffer(buffer: Tensor) -> Tensor:
+    """Returns a meta tensor, but a copy of a counter: batch norm with momentum=None divides by its value."""
     if buffer.dim() == 0 and not buffer.is_floating_point():
         return buffer.clone()
     return torch.empty_like(buffer, device="meta")
@@ -148,15 +155,15 @@ def _copied(buffer: Tensor) -> Tensor:
 def _meta_parameter(p: nn.Parameter) -> nn.Parameter:
     meta = nn.Parameter(torch.empty_like(p, device="meta"), requires_grad=p.requires_grad)
     role = role_of(p)
-    if role.placement != "partial":  # which would count as a use of the parameter
+    if role.placement != "partial":  # setting this one would count as a use of the parameter
         set_role(meta, role)
     elif role.summed_in_backward:
         set_role(meta, GradientRole(summed_in_backward=True))
     return meta
 
 
-class _Holder(nn.Module):
-    """Runs a forward of `model` that is not the one it has; guards see how it ends while parameters are replaced."""
+class _TracedModel(nn.Module):
+    """Computes `forward` of a model, and calls the guards at its end, while functional_call replaces its parameters."""
 
     def __init__(self, model: nn.Module, forward: Callable[..., Any], guards: Sequence[TraceGuard]):
         super().__init__()
@@ -170,16 +177,14 @@ class _Holder(nn.Module):
             guard.end(result)
 
 
-def explained(error: BaseException) -> TorchMNError:
-    """The error of a dry run as one that says what to do."""
+def explain(error: BaseException) -> TorchMNError:
+    """Returns the error of a dry run as a TorchMNError with a hint."""
     if isinstance(error, TorchMNError):
         return error
     hint = (
-        "It learns a tensor that is no parameter of it: keep layers in nn.ModuleList, tensors in nn.ParameterList, and "
-        "no Python list."
+        "It learns a tensor that is not one of its parameters: keep layers in nn.ModuleList and tensors in "
+        "nn.ParameterList, not in a Python list."
         if "device meta" in str(error)
-        else "Its forward may look at values (if x.sum() > 0, .item()), or expect another input_shape."
+        else "Its forward may depend on values (if x.sum() > 0, .item()), or expect another input_shape."
     )
-    return ParallelizeError(
-        f"the model can not be run on tensors without values, which finds out what is cut how: {error!s}. {hint}"
-    )
+    return ParallelizeError(f"cannot trace the model on meta tensors: {error!s}. {hint}")

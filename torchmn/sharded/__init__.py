@@ -1,15 +1,19 @@
-"""Sharded tensors, and what each torch function does to them.
+"""Sharded tensors, and the rules by which torch functions compute with them.
 
-sharding.py      how a global tensor is cut over the ranks of a grid
-tensor.py        ShardedTensor: this rank's part of a global tensor, as a tensor that ordinary models compute with
-redistribute.py  between whole tensors and sharded ones
-registry.py      which torch function has which rule
-rules/           what torch functions compute with sharded tensors: one family, one file
-refusals.py      errors that name the module in the user's model
-roles.py         with what each parameter is used, found out in a dry run
-windows.py       functions of windows: what outputs need is fetched, and they are computed from it
-passes.py        optional layers that compute the same numbers faster
-fusion/          one: convolutions that share an exchange of halos
+sharding.py       Sharding: how a global tensor is cut over the ranks of a process grid
+tensor.py         ShardedTensor: this rank's shard of a global tensor, a subclass of torch.Tensor
+redistribute.py   conversions between whole and sharded tensors
+replicated.py     the differentiable collectives below them
+registry.py       the table of rules: torch function -> rule
+rules/            the rules, one file per family of torch functions
+image_rule.py     registration of rules for functions of images (conv1d, conv2d, conv3d, ...)
+windows.py        convolutions, pools and other functions of windows: halo exchange, then the local computation
+exchange.py       the halo exchange of a sharded tensor
+saved_buffers.py  memory that autograd need not keep: tiles with their halo
+memory_format.py  memory formats (channels_last, transposed) of results
+parameter_use.py  the recorder of a dry run: which parameters meet sharded tensors
+refusals.py       errors that name the module of the user's model
+fusion/           optional: convolutions that share one halo exchange
 """
 
 from torchmn.sharded.sharding import Cut, FlatCut, Sharding

@@ -1,4 +1,4 @@
-"""Which torch function has which rule for sharded tensors."""
+"""The table of rules: which function computes a torch function on sharded tensors."""
 
 from __future__ import annotations
 
@@ -16,53 +16,54 @@ from torchmn.sharded.refusals import refuse
 Rule = Callable[..., Any]
 AnyRule = TypeVar("AnyRule", bound=Rule)
 
-# torch function -> what to do when one of its arguments is a ShardedTensor. Filled by the modules in `rules`.
-# A rule of RULES sees sharded tensors as the plain tensors that they hold; one of COMPOSED computes with sharded ones.
+# torch function -> rule, filled by the files in `rules`. Inside a rule of RULES, torch functions on a ShardedTensor
+# compute on the shard; inside a rule of COMPOSED they look up rules again.
 RULES: dict[Any, Rule] = {}
 COMPOSED: dict[Any, Rule] = {}
-OTHERWISE = "no rule"  # the key of what is called, with function, args and kwargs, for a function that has none
+FALLBACK = "no rule"  # key of the rule for all other torch functions; it gets the function, args and kwargs
 
-_HOMES = (torch, F, Tensor, NN_FUNCTIONS, torch.special)
-_SPELLINGS = {"axis": "dim", "keepdims": "keepdim", "self": "input"}
-CHANGED_WORDS = {*_SPELLINGS, "out"}
+_NAMESPACES = (torch, F, Tensor, NN_FUNCTIONS, torch.special)
+_ALIASES = {"axis": "dim", "keepdims": "keepdim", "self": "input"}
+RENAMED_KEYWORDS = {*_ALIASES, "out"}
 """Keywords that `spelled_alike` changes."""
 
 
 def rule(*functions: str | Rule) -> Callable[[AnyRule], AnyRule]:
-    """Registers a rule for these torch functions, or for every one of a name.
+    """Registers a rule that computes with shards.
 
-    In it, sharded tensors compute as plain tensors.
+    Args:
+        functions: torch functions, or names that stand for every torch function of that name.
     """
     return _registering(RULES, functions)
 
 
 def composed(*functions: str | Rule) -> Callable[[AnyRule], AnyRule]:
-    """Registers a rule that is written in terms of sharded tensors, by other rules."""
+    """Registers a rule that is composed of other torch functions of sharded tensors. Arguments as for `rule`."""
     return _registering(COMPOSED, functions)
 
 
-def around(*functions: str | Rule) -> Callable[[AnyRule], AnyRule]:
-    """Registers a function around the rules of these torch functions.
+def wrap_rule(*functions: str | Rule) -> Callable[[AnyRule], AnyRule]:
+    """Registers a wrapper around the rules of these torch functions, for optional passes.
 
-    It gets the torch function, its rule, then the arguments. For optional layers, of which no rule knows.
+    The wrapper is called with the torch function, its rule and the arguments.
     """
 
     def register(wrapper: AnyRule) -> AnyRule:
         for function in _all_named(functions):
-            RULES[function] = _Around(wrapper, function, RULES[function])
+            RULES[function] = _WrappedRule(wrapper, function, RULES[function])
         return wrapper
 
     return register
 
 
-class _Around(partial):
-    """A function around a rule."""
+class _WrappedRule(partial):
+    """A wrapper, with the torch function and the rule that it wraps."""
 
 
 def rule_of(function: Any) -> Rule | None:
-    """Returns the rule of a torch function, without what lies around it."""
+    """Returns the rule of a torch function, without wrappers; None if it has none."""
     rule = RULES.get(function)
-    while isinstance(rule, _Around):
+    while isinstance(rule, _WrappedRule):
         rule = rule.args[-1]
     return rule
 
@@ -76,34 +77,34 @@ def _registering(rules: dict[Any, Rule], functions: tuple[str | Rule, ...]) -> C
 
 
 def _all_named(functions: tuple[str | Rule, ...]) -> list[Any]:
-    if OTHERWISE in functions:
-        return [OTHERWISE]
+    if FALLBACK in functions:
+        return [FALLBACK]
     return [each for which in functions for each in (functions_named(which) if isinstance(which, str) else [which])]
 
 
 def functions_named(name: str) -> list[Any]:
-    """Every function of that name: torch.relu, F.relu, Tensor.relu are one to a user."""
-    found = [getattr(home, name) for home in _HOMES if hasattr(home, name)]
+    """Returns every torch function of that name, such as torch.relu, F.relu and Tensor.relu."""
+    found = [getattr(namespace, name) for namespace in _NAMESPACES if hasattr(namespace, name)]
     return [getattr(f, "__get__", f) if not callable(f) else f for f in found]
 
 
 def names(text: str) -> list[str]:
-    """The words of a text."""
+    """Returns the names in a text, which are separated by spaces."""
     return text.split()
 
 
-def spelled_alike(func: Any, args: tuple, kwargs: dict) -> tuple[tuple, dict]:
-    """Arguments as rules know them: numpy's words are torch's too, and the first may be given by its name."""
+def normalize_arguments(func: Any, args: tuple, kwargs: dict) -> tuple[tuple, dict]:
+    """Returns the arguments as rules expect them: torch's keywords, the input as a positional one."""
     if func not in RULES and func not in COMPOSED:
         return args, kwargs
-    kwargs = {_SPELLINGS.get(name, name): value for name, value in kwargs.items()}
+    kwargs = {_ALIASES.get(name, name): value for name, value in kwargs.items()}
     if kwargs.pop("out", None) is not None:
-        refuse(f"out= of {name_of(func)!r} is not supported for parts")
+        refuse(f"out= of {name_of(func)!r} is not supported for sharded tensors")
     if not args and "input" in kwargs and func is not torch.where:
         args = (kwargs.pop("input"),)
     return args, kwargs
 
 
 def name_of(func: Any) -> str:
-    """What a user calls a torch function."""
+    """Returns the name of a torch function."""
     return getattr(func, "__name__", None) or str(func)

@@ -1,8 +1,8 @@
-"""Passing between values that every rank holds whole and values of which every rank holds a part.
+"""Differentiable collectives between replicated values, which every rank holds, and sharded ones.
 
-The convention here is that of a model on a grid of ranks: a whole value is the same on every rank and counts once,
-so its gradient is whole, too, and the same on every rank. (The other functions of this package follow the convention
-that the loss is the sum over ranks of local losses.) Each of these functions is the adjoint of its neighbour.
+Convention for gradients: a replicated value is the same on every rank and counts once, so its gradient is complete and
+the same on every rank. (In `torchmn.functions` the loss is the sum of the losses of all ranks instead.) The functions
+are pairwise adjoint: `enter_shards` and `sum_over_shards`, `gather_shards` and `take_shard`.
 """
 
 from __future__ import annotations
@@ -15,31 +15,36 @@ from torch import Tensor
 from torchmn.communicators.communicator import Communicator
 from torchmn.compile_boundary import uncompiled
 
-Gather = Callable[[Tensor], Tensor]
+Convert = Callable[[Tensor], Tensor]
 
 
-def enter_parts(x: Tensor, comm: Communicator) -> Tensor:
-    """A whole value `x`, about to be used by every rank for its own part; its gradient is summed over ranks."""
+def enter_shards(x: Tensor, comm: Communicator) -> Tensor:
+    """Returns the replicated `x` for use with this rank's shard. Its gradient is summed over ranks in backward."""
     if comm.size == 1 or not x.requires_grad or not torch.is_grad_enabled():
         return x
-    return _Enter.apply(x, comm)  # type: ignore[return-value]
+    return _Enter.apply(x, comm)
 
 
-def sum_of_parts(x: Tensor, comm: Communicator) -> Tensor:
-    """The sum over ranks of what each made of its part: a whole value."""
+def sum_over_shards(x: Tensor, comm: Communicator) -> Tensor:
+    """Returns the sum of all ranks' `x`, a replicated value."""
     if comm.size == 1:
         return x
-    return _Sum.apply(x, comm)  # type: ignore[return-value]
+    return _Sum.apply(x, comm)
 
 
-def whole_of_parts(x: Tensor, comm: Communicator, gather: Gather, take: Gather) -> Tensor:
-    """The whole value of which each rank holds a part: `gather` fetches it, `take` cuts this rank's part out."""
-    return _Move.apply(x, comm, gather, take)  # type: ignore[return-value]
+def gather_shards(x: Tensor, comm: Communicator, gather: Convert, take: Convert) -> Tensor:
+    """Returns the replicated value of which `x` is this rank's shard.
+
+    Args:
+        gather: returns the whole value of a shard; communicates.
+        take: returns this rank's shard of a whole value.
+    """
+    return _Redistribute.apply(x, comm, gather, take)
 
 
-def part_of_whole(x: Tensor, comm: Communicator, gather: Gather, take: Gather) -> Tensor:
-    """This rank's part of a whole value; `gather` puts the gradient together from all ranks' parts."""
-    return _Move.apply(x, comm, take, gather)  # type: ignore[return-value]
+def take_shard(x: Tensor, comm: Communicator, gather: Convert, take: Convert) -> Tensor:
+    """Returns this rank's shard of the replicated `x`. Arguments as for `gather_shards`."""
+    return _Redistribute.apply(x, comm, take, gather)
 
 
 class _Enter(torch.autograd.Function):
@@ -51,7 +56,7 @@ class _Enter(torch.autograd.Function):
     @staticmethod
     @uncompiled
     def backward(ctx, *gradients):
-        return sum_of_parts(gradients[0], ctx.comm), None
+        return sum_over_shards(gradients[0], ctx.comm), None
 
 
 class _Sum(torch.autograd.Function):
@@ -63,16 +68,16 @@ class _Sum(torch.autograd.Function):
     @staticmethod
     @uncompiled
     def backward(ctx, *gradients):
-        return enter_parts(gradients[0], ctx.comm), None
+        return enter_shards(gradients[0], ctx.comm), None
 
 
-class _Move(torch.autograd.Function):
+class _Redistribute(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, x, comm, there, back):
-        ctx.comm, ctx.there, ctx.back = comm, there, back
-        return there(x)
+    def forward(ctx, x, comm, convert, convert_back):
+        ctx.comm, ctx.convert, ctx.convert_back = comm, convert, convert_back
+        return convert(x)
 
     @staticmethod
     @uncompiled
     def backward(ctx, *gradients):
-        return _Move.apply(gradients[0], ctx.comm, ctx.back, ctx.there), None, None, None
+        return _Redistribute.apply(gradients[0], ctx.comm, ctx.convert_back, ctx.convert), None, None, None

@@ -1,4 +1,8 @@
-"""What autograd saves of a buffer: the tile, which lives anyway, and its borders."""
+"""saved_as_tile: autograd saves the tile and the borders of a buffer instead of the buffer.
+
+The buffer of a convolution is a copy of the tile with its halo. The tile is kept by the graph anyway, so only the
+borders take memory until backward, which puts the buffer together again.
+"""
 
 from __future__ import annotations
 
@@ -15,8 +19,8 @@ from torchmn.sharded.exchange import place_along
 from torchmn.sharded.tensor import ShardedTensor, local
 
 
-class Rebuilt:
-    """What backward needs to make a buffer again from the tile that the graph holds anyway, and its borders."""
+class SavedTile:
+    """The tile inside of a buffer and the borders around it, from which backward rebuilds the buffer."""
 
     def __init__(self, tile: Tensor, buffer: Tensor, box: tuple[Interval, ...]):
         self.tile, self.version = tile.detach(), version_of(tile)
@@ -26,6 +30,11 @@ class Rebuilt:
         self.borders = [(where_, buffer.detach()[where_].clone()) for where_ in around]
 
     def value(self) -> Tensor:
+        """Returns the buffer.
+
+        Raises:
+            RuntimeError: if the tile was changed in place since.
+        """
         _check_version(self.tile, self.version)
         buffer = self.tile.new_empty(self.shape)
         buffer[self.inner] = self.tile
@@ -34,13 +43,18 @@ class Rebuilt:
         return buffer
 
 
-class Kept:
-    """A tensor that backward needs as it is: torch checks no version of what goes through a hook."""
+class SavedTensor:
+    """A tensor that is saved as it is, with its version: torch does not check versions of tensors saved by hooks."""
 
     def __init__(self, x: Tensor):
         self.x, self.version = x, version_of(x)
 
     def value(self) -> Tensor:
+        """Returns the tensor.
+
+        Raises:
+            RuntimeError: if it was changed in place since.
+        """
         _check_version(self.x, self.version)
         return self.x
 
@@ -55,7 +69,7 @@ def _check_version(x: Tensor, version: int) -> None:
 
 
 def outside(shape: Sequence[int], box: Sequence[Interval]) -> list[tuple[Interval, ...]]:
-    """What lies around a box of a tensor whose last dims are `shape`: boxes that do not overlap."""
+    """Returns boxes that do not overlap and cover all of the dims `shape` outside of `box`."""
     whole = [Interval(0, extent) for extent in shape]
     found = []
     for at, (full, inner) in enumerate(zip(whole, box, strict=True)):
@@ -65,10 +79,15 @@ def outside(shape: Sequence[int], box: Sequence[Interval]) -> list[tuple[Interva
     return found
 
 
-def remembered_as_tile(x: ShardedTensor, buffer: Tensor, dims: Sequence[DimPlan]) -> AbstractContextManager[Any]:
-    """While this context lasts, autograd remembers `buffer` as the tile, which lives anyway, and its borders.
+def saved_as_tile(x: ShardedTensor, buffer: Tensor, dims: Sequence[DimPlan]) -> AbstractContextManager[Any]:
+    """Context in which autograd saves `buffer` as the tile of `x` and its borders.
 
-    Without it every convolution would keep a second copy of its input.
+    Without it, every convolution would keep a second copy of its input.
+
+    Args:
+        x: the image in tiles.
+        buffer: this rank's tile of it with halo and padding.
+        dims: the plans of the last dims by which the buffer was fetched.
     """
     tile, layout = local(x), x.spec
     box = []
@@ -76,17 +95,18 @@ def remembered_as_tile(x: ShardedTensor, buffer: Tensor, dims: Sequence[DimPlan]
         place = place_along(layout, len(layout.shape) - len(dims) + number)
         needed, own = plan.needed[place], plan.owned[place]
         if not own or own.start < needed.start or own.stop > needed.stop:
-            return torch.autograd.graph.saved_tensors_hooks(Kept, _unpack)  # the tile is not wholly in the buffer
+            # The buffer does not contain the whole tile.
+            return torch.autograd.graph.saved_tensors_hooks(SavedTensor, _unpack)
         box.append(own.shift(-needed.start))
     address, shape = buffer.data_ptr(), buffer.shape
 
-    def pack(saved: Tensor) -> Kept | Rebuilt:
+    def pack(saved: Tensor) -> SavedTensor | SavedTile:
         if saved.data_ptr() != address or saved.shape != shape or tile.data_ptr() == address:
-            return Kept(saved)
-        return Rebuilt(tile, buffer, tuple(box))
+            return SavedTensor(saved)
+        return SavedTile(tile, buffer, tuple(box))
 
     return torch.autograd.graph.saved_tensors_hooks(pack, _unpack)
 
 
-def _unpack(packed: Kept | Rebuilt) -> Tensor:
+def _unpack(packed: SavedTensor | SavedTile) -> Tensor:
     return packed.value()

@@ -1,4 +1,4 @@
-"""How a global tensor is cut over the ranks of a process grid. Integers only."""
+"""Sharding: the shape of a global tensor, and how its dims are cut over the ranks of a process grid. Integers only."""
 
 from __future__ import annotations
 
@@ -15,35 +15,49 @@ from torchmn.geometry import Interval, owned
 if TYPE_CHECKING:
     from torchmn.communicators.process_grid import ProcessGrid
 
-# The grid axis along which the last, the last but one, ... dim of an image is cut.
+# The grid axes along which the last, second last and third last dim of an image are cut.
 IMAGE_AXES = ("width", "height", "depth")
 
 
 @dataclass(frozen=True)
 class Cut:
-    """One dim, cut into one interval of indices per place along a grid axis ("vector": per rank of `grid.tiles`)."""
+    """One dim that is cut into intervals of indices.
+
+    Attributes:
+        axis: "depth", "height" or "width": the axis of the grid along which the ranks are counted; or "vector": all
+            ranks of `grid.tiles`, one interval each.
+        intervals: which indices of the global tensor each place along the axis holds.
+    """
 
     axis: str
     intervals: tuple[Interval, ...]
 
     @staticmethod
     def balanced(axis: str, extent: int, parts: int) -> Cut:
+        """Returns the cut of `extent` indices into intervals that differ by at most one, the longer ones first."""
         return Cut(axis, tuple(owned(extent, parts, place) for place in range(parts)))
 
     @property
     def extent(self) -> int:
+        """The extent of the global dim."""
         return self.intervals[-1].stop
 
 
 @dataclass(frozen=True)
 class FlatCut:
-    """A dim that is a flattened (channel, *image) tensor whose image is cut: each rank has its own tile's columns."""
+    """A dim that holds a flattened (channel, *image) tensor; each rank has the columns of its tile.
+
+    Attributes:
+        shape: (channel, *image), global.
+        cuts: of these dims.
+    """
 
     shape: tuple[int, ...]
     cuts: tuple[Cut | None, ...]
 
     @property
     def extent(self) -> int:
+        """The extent of the global dim."""
         return prod(self.shape)
 
 
@@ -52,9 +66,15 @@ AnyCut = Cut | FlatCut | None
 
 @dataclass(frozen=True)
 class Samples:
-    """Which samples of the whole batch a rank holds: those from `start` on, of `total`.
+    """The samples of the global batch that a rank computes.
 
-    known: whether that is so; in evaluation ranks do not ask others along data how many they have
+    Rules need them where a result depends on the whole batch: a dropout mask is drawn for all samples and then cut.
+
+    Attributes:
+        start: the first of them.
+        total: the size of the global batch.
+        known: False in evaluation on a grid with several ranks along `data`, which do not compare their batch sizes;
+            `start` and `total` are then this rank's own.
     """
 
     start: int
@@ -63,8 +83,8 @@ class Samples:
 
 
 @contextmanager
-def forward_of(samples: Samples) -> Iterator[None]:
-    """While a parallel model's forward runs, say which samples of the whole batch it computes."""
+def computing_samples(samples: Samples) -> Iterator[None]:
+    """Context of a parallel model's forward, in which `current_samples` returns `samples`."""
     before, here.samples = here.samples, samples
     try:
         yield
@@ -72,17 +92,22 @@ def forward_of(samples: Samples) -> Iterator[None]:
         here.samples = before
 
 
-def samples_now(batch: int) -> Samples:
-    """The samples that the running forward computes; outside of one, a batch is all there is."""
+def current_samples(batch: int) -> Samples:
+    """Returns the samples that the running forward computes; outside of a forward, a global batch of that size."""
     return here.samples or Samples(0, batch)
 
 
 @dataclass(frozen=True)
 class Sharding:
-    """The shape of a global tensor and how each of its dims is cut. The batch dim is this data replica's own.
+    """The shape of a global tensor and the cut of each of its dims.
 
     Attributes:
-        learned: what a pass has learned of the model that computes with the tensor, by the id of a parameter.
+        grid: the ranks. A tensor is cut over `grid.tiles`; ranks along `data` have different samples.
+        shape: of the global tensor. Its batch dim counts the samples of this rank's replica only.
+        cuts: of each dim, None where the dim is whole on every rank.
+        samples: which samples of the global batch these are.
+        learned: the results of the dry runs that an optional pass (fusion) needs in rules: the id of a parameter ->
+            how wide a halo to fetch before the convolution with that weight. Shared by all tensors of a model.
     """
 
     grid: ProcessGrid
@@ -92,7 +117,7 @@ class Sharding:
     learned: Mapping[int, Any] = field(default_factory=dict, compare=False, repr=False)
 
     def dim(self, dim: int, *, new: bool = False) -> int:
-        """Returns a dim counted from the first; with `new`, of a tensor with one dim more.
+        """Returns a dim counted from the first; with `new`, the index of a dim to be inserted.
 
         Raises:
             IndexError: as torch does, if there is no such dim.
@@ -105,7 +130,7 @@ class Sharding:
         return dim % count
 
     def interval(self, dim: int, tile: int | None = None) -> Interval:
-        """The indices of a dim that a rank of `grid.tiles` (this one by default) owns."""
+        """Returns the global indices of a dim that a rank of `grid.tiles` owns; this rank by default."""
         cut = self.cuts[dim]
         if cut is None:
             return Interval(0, self.shape[dim])
@@ -113,23 +138,23 @@ class Sharding:
         return cut.intervals[self.place(cut.axis, tile)]
 
     def place(self, axis: str, tile: int | None = None) -> int:
-        """Where along a grid axis a rank of `grid.tiles` is."""
+        """Returns the place of a rank of `grid.tiles` along a grid axis; this rank by default."""
         tile = self.grid.tiles.rank if tile is None else tile
         if axis == "vector":
             return tile
-        for name in IMAGE_AXES:  # tiles are numbered row-major: width turns fastest
+        for name in IMAGE_AXES:  # tiles are numbered in row-major order: the place along width changes fastest
             tile, place = divmod(tile, self.grid.sizes[name])
             if name == axis:
                 return place
         raise KeyError(axis)
 
     def local_shape(self, tile: int | None = None) -> tuple[int, ...]:
-        """The shape of a rank's part, this one's by default."""
+        """Returns the shape of a rank's shard; this rank's by default."""
         key = (Sharding.local_shape, tile)
-        known = self.worked_out.get(key)
+        known = self.cache.get(key)
         if known is None:
             known = tuple(self._local_extent(dim, tile) for dim in range(len(self.shape)))
-            self.worked_out[key] = known
+            self.cache[key] = known
         return known
 
     def _local_extent(self, dim: int, tile: int | None) -> int:
@@ -139,7 +164,7 @@ class Sharding:
         return len(self.interval(dim, tile))
 
     def unflattened(self, dim: int) -> Sharding:
-        """The (batch, channel, *image) layout of which dim `dim` is the flattened rest."""
+        """Returns the sharding of the (batch, channel, *image) tensor whose flattened image dim `dim` holds."""
         cut = self.cuts[dim]
         assert isinstance(cut, FlatCut)
         return self.with_dims((self.shape[0], *cut.shape), (None, *cut.cuts))
@@ -151,12 +176,12 @@ class Sharding:
 
     @cached_property
     def flat_dim(self) -> int | None:
-        """The dim that is a flattened image in tiles; reshaping makes no second one."""
+        """The dim with a `FlatCut`, if any; reshaping never makes a second one."""
         return next((dim for dim in self.cut_dims if isinstance(self.cuts[dim], FlatCut)), None)
 
     @cached_property
     def boxes(self) -> tuple[tuple[slice, ...], ...]:
-        """What each rank of `grid.tiles` owns, as slices of the global tensor: all of a flattened image's dim."""
+        """The slices of the global tensor that each rank of `grid.tiles` owns; a dim with a `FlatCut` is not sliced."""
         return tuple(
             tuple(
                 self.interval(dim, tile).as_slice() if isinstance(cut, Cut) else slice(None)
@@ -166,35 +191,36 @@ class Sharding:
         )
 
     @cached_property
-    def worked_out(self) -> dict[Any, Any]:
-        """What rules have worked out for this layout: a model comes with the same ones at every step."""
+    def cache(self) -> dict[Any, Any]:
+        """Plans that rules computed for this sharding; a model uses the same `Sharding` objects in every step."""
         return {}
 
     @cached_property
     def is_tile(self) -> bool:
-        """Whether an image is cut, flattened or not; else a vector is (or nothing)."""
+        """Whether an image is cut, flattened or not. If not, a vector may be cut over the ranks of `grid.tiles`."""
         cuts = [part for cut in self.cuts for part in (cut.cuts if isinstance(cut, FlatCut) else (cut,))]
         return any(cut is not None and cut.axis != "vector" for cut in cuts)
 
     def with_dims(self, shape: tuple[int, ...], cuts: tuple[AnyCut, ...]) -> Sharding:
+        """Returns the same sharding with other dims."""
         return replace(self, shape=tuple(shape), cuts=tuple(cuts))
 
     def __str__(self) -> str:
-        words = []
+        dims = []
         for extent, cut in zip(self.shape, self.cuts, strict=True):
             if cut is None:
-                words.append(str(extent))
+                dims.append(str(extent))
             elif isinstance(cut, FlatCut):
-                words.append(f"{extent} (flattened tile)")
+                dims.append(f"{extent} (flattened tile)")
             else:
-                words.append(f"{extent} over {cut.axis}")
-        return f"({', '.join(words)})"
+                dims.append(f"{extent} over {cut.axis}")
+        return f"({', '.join(dims)})"
 
 
 def image_layout(
     grid: ProcessGrid, shape: tuple[int, ...], samples: Samples, learned: Mapping[int, Any] | None = None
 ) -> Sharding:
-    """The layout of (batch, channel, *image): each image dim balanced over its axis of the grid."""
+    """Returns the sharding of (batch, channel, *image) whose image dims are cut evenly along the axes of the grid."""
     cuts: list[AnyCut] = [None] * len(shape)
     for dim, axis in enumerate(grid.axes_of(len(shape) - 2), start=2):
         if grid.sizes[axis] > 1:

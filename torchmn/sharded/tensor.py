@@ -1,4 +1,4 @@
-"""ShardedTensor: this rank's part of a global tensor, which ordinary models can compute with."""
+"""ShardedTensor: this rank's shard of a global tensor, with which unmodified models compute."""
 
 from __future__ import annotations
 
@@ -7,29 +7,34 @@ from typing import Any
 from torch import Tensor
 
 from torchmn._torch_compat import DisableTorchFunctionSubclass
-from torchmn.sharded.registry import CHANGED_WORDS, COMPOSED, OTHERWISE, RULES, spelled_alike
+from torchmn.sharded.registry import COMPOSED, FALLBACK, RENAMED_KEYWORDS, RULES, normalize_arguments
 from torchmn.sharded.sharding import Sharding
 
 
 class ShardedTensor(Tensor):
-    """A tensor whose shape is the global one and whose values are this rank's part of it.
+    """A tensor with the global shape, whose values are this rank's shard.
 
-    Every torch function that gets a ShardedTensor is looked up in RULES: a rule computes this rank's part of the
-    result, communicating where it must, so that all parts together are what the function gives on the global tensor.
-    A function without a rule is refused by name; nothing is ever computed on a part as if it were the whole.
+    Every torch function that is called with a ShardedTensor is looked up in `registry.RULES`. Its rule computes this
+    rank's shard of the result, with communication where needed, so that the shards of all ranks together are the
+    result of the function on the global tensor. A function without a rule raises an error that names it, or, if only
+    vectors are cut, computes with the gathered vectors.
+
+    Attributes:
+        spec: how the global tensor is cut. (`Tensor.layout` means strided or sparse.)
+        extra: data of an optional pass, such as the halo around the tile; None on results of rules.
     """
 
-    spec: Sharding  # with underscore: `layout` is torch's word for strided or sparse
-    extra: Any = None  # of a pass; results of rules have none
+    spec: Sharding
+    extra: Any = None
 
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
         rule = RULES.get(func)
-        if kwargs and not (args and CHANGED_WORDS.isdisjoint(kwargs)):
-            args, kwargs = spelled_alike(func, args, kwargs)
+        if kwargs and not (args and RENAMED_KEYWORDS.isdisjoint(kwargs)):
+            args, kwargs = normalize_arguments(func, args, kwargs)
         if rule is None:
             composed, kwargs = COMPOSED.get(func), kwargs or {}
-            return composed(*args, **kwargs) if composed else COMPOSED[OTHERWISE](func, args, kwargs)
+            return composed(*args, **kwargs) if composed else COMPOSED[FALLBACK](func, args, kwargs)
         with DisableTorchFunctionSubclass():
             return rule(*args, **kwargs) if kwargs else rule(*args)
 
@@ -38,14 +43,14 @@ class ShardedTensor(Tensor):
 
 
 def wrap(x: Tensor, layout: Sharding) -> ShardedTensor:
-    """The plain tensor `x`, as this rank's part of a tensor with `layout`."""
+    """Returns the plain tensor `x` as this rank's shard of a global tensor with this sharding. Shares its memory."""
     with DisableTorchFunctionSubclass():
-        part: ShardedTensor = x.as_subclass(ShardedTensor)  # type: ignore[assignment]
-    part.spec = layout
-    return part
+        shard = x.as_subclass(ShardedTensor)
+    shard.spec = layout
+    return shard
 
 
 def local(x: Tensor) -> Tensor:
-    """The plain tensor that a ShardedTensor holds; its shape is that of the part."""
+    """Returns this rank's shard as a plain tensor, with the shape of the shard."""
     with DisableTorchFunctionSubclass():
         return x.as_subclass(Tensor)

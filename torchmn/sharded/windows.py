@@ -1,4 +1,4 @@
-"""Functions of windows: what this rank needs for its outputs is fetched, and they are computed from it."""
+"""Functions of windows (convolutions, pools, padding): a halo exchange, then the local computation of the outputs."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from torch import Tensor
 from torchmn.geometry import DimPlan, Interval, Window, all_owned
 from torchmn.sharded.exchange import fetch, image_cut
 from torchmn.sharded.refusals import where
-from torchmn.sharded.saved_buffers import remembered_as_tile
+from torchmn.sharded.saved_buffers import saved_as_tile
 from torchmn.sharded.sharding import AnyCut, Cut, Sharding
 from torchmn.sharded.tensor import ShardedTensor, wrap
 
 
 class WindowPlan(NamedTuple):
-    """What the outputs of a function need, worked out from integers.
+    """The halo exchange of a function of windows, and its result.
 
     Attributes:
-        dims: a plan for each of the last dims of the input.
-        result: the sharding of the outputs: balanced, along the axes of the input.
+        dims: for each of the last dims of the input, which indices each place needs.
+        result: the sharding of the outputs, cut evenly along the axes of the input.
     """
 
     dims: list[DimPlan]
@@ -30,24 +30,26 @@ class WindowPlan(NamedTuple):
 def plan_windows(
     spec: Sharding, windows: Sequence[Window], channels: int | None = None, padding_mode: str = "zeros"
 ) -> WindowPlan:
-    """Returns the plan of a function whose outputs see these windows of the last dims.
+    """Returns the plan of a function each of whose outputs depends on a window of the last dims.
 
     Args:
-        spec: of the input.
-        channels: of the outputs, if not those of the input.
+        spec: the sharding of the input.
+        windows: one per dim.
+        channels: of the outputs; those of the input by default.
+        padding_mode: as of `nn.Conv2d`.
     """
     key = (plan_windows, tuple(windows), channels, padding_mode)
-    known = spec.worked_out.get(key)
+    known = spec.cache.get(key)
     if known is None:
-        known = spec.worked_out[key] = _plan_windows(spec, windows, channels, padding_mode)
+        known = spec.cache[key] = _plan_windows(spec, windows, channels, padding_mode)
     return known
 
 
 def _plan_windows(spec: Sharding, windows: Sequence[Window], channels: int | None, padding_mode: str) -> WindowPlan:
-    behind = len(spec.shape) - len(windows)
-    extents = [window.output_extent(extent) for window, extent in zip(windows, spec.shape[behind:], strict=True)]
+    first = len(spec.shape) - len(windows)
+    extents = [window.output_extent(extent) for window, extent in zip(windows, spec.shape[first:], strict=True)]
     dims = []
-    for dim, window in enumerate(windows, start=behind):
+    for dim, window in enumerate(windows, start=first):
         try:
             dims.append(DimPlan.of_window(spec.shape[dim], _places(spec, dim), window, padding_mode))
         except Exception as error:
@@ -62,15 +64,21 @@ def plan_needs(
     channels: int | None = None,
     padding_mode: str = "zeros",
 ) -> WindowPlan:
-    """Returns the plan of a function with outputs of `extents`, which need `needed(number, outputs)` of dim `number`.
+    """Returns the plan of a function whose windows are not regular, such as interpolation.
 
-    Dims are counted from the first of the last `len(extents)`.
+    Args:
+        spec: the sharding of the input.
+        extents: of the last dims of the outputs.
+        needed: called with the number of a dim, counted from the first of these, and an interval of outputs; returns
+            the inputs that they depend on.
+        channels: of the outputs; those of the input by default.
+        padding_mode: as of `nn.Conv2d`.
     """
-    behind = len(spec.shape) - len(extents)
+    first = len(spec.shape) - len(extents)
     dims = []
     for number, extent in enumerate(extents):
-        places, whole = _places(spec, behind + number), spec.shape[behind + number]
-        needs = tuple(needed(number, mine) if mine else Interval(0, 0) for mine in all_owned(extent, places))
+        places, whole = _places(spec, first + number), spec.shape[first + number]
+        needs = tuple(needed(number, outputs) if outputs else Interval(0, 0) for outputs in all_owned(extent, places))
         dims.append(DimPlan(whole, all_owned(whole, places), needs, padding_mode))
     return WindowPlan(dims, _outputs(spec, extents, channels))
 
@@ -82,30 +90,30 @@ def windowed(
     *parameters: Tensor | None,
     fill: float = 0.0,
 ) -> ShardedTensor:
-    """Returns what `compute` makes of this rank's tile with its halo and padding.
-
-    Backward needs no second copy of the tile: the buffer is made again from it.
+    """Returns the outputs that `compute` gives for this rank's tile with its halo and padding.
 
     Args:
-        compute: plain tensor to plain tensor, of the shape that `plan.result` says. It is not called on a rank without
-            outputs.
-        parameters: what else `compute` uses and autograd must reach on a rank without outputs, too.
+        x: the image in tiles.
+        plan: what the outputs need.
+        compute: maps the plain tensor of tile, halo and padding to this rank's outputs, of shape
+            `plan.result.local_shape()`. It is not called on a rank without outputs.
+        parameters: the parameters that `compute` uses. Autograd must reach them on a rank without outputs too.
         fill: the value of padding.
     """
     buffer, shape = fetch(x, plan.dims, fill), plan.result.local_shape()
     if 0 in shape:
-        return wrap(nothing(shape, buffer, *parameters), plan.result)
-    with remembered_as_tile(x, buffer, plan.dims):
+        return wrap(empty_with_graph(shape, buffer, *parameters), plan.result)
+    with saved_as_tile(x, buffer, plan.dims):
         return wrap(compute(buffer), plan.result)
 
 
 def _outputs(spec: Sharding, extents: Sequence[int], channels: int | None) -> Sharding:
-    """The sharding of outputs whose last dims have `extents`."""
-    behind = len(spec.shape) - len(extents)
+    """Returns the sharding of outputs whose last dims have `extents`."""
+    first = len(spec.shape) - len(extents)
     shape, cuts = list(spec.shape), list(spec.cuts)
     if channels is not None:
         shape[1], cuts[1] = channels, None
-    for dim, extent in enumerate(extents, start=behind):
+    for dim, extent in enumerate(extents, start=first):
         shape[dim], cuts[dim] = extent, _balanced(spec.cuts[dim], extent)
     return spec.with_dims(tuple(shape), tuple(cuts))
 
@@ -121,14 +129,13 @@ def _places(spec: Sharding, dim: int) -> int:
     return 1 if cut is None else len(image_cut(cut).intervals)
 
 
-def nothing(shape: Sequence[int], *sources: Tensor | None) -> Tensor:
-    """An empty tensor of `shape` that still hangs on its sources in the graph.
+def empty_with_graph(shape: Sequence[int], *sources: Tensor | None) -> Tensor:
+    """Returns a tensor without elements that depends on its sources in the graph.
 
-    A rank without outputs must take part in the backward exchange of the others.
+    A rank without outputs must take part in the backward exchange of the other ranks.
     """
     first, *rest = (x for x in sources if x is not None)
-    # A product, so that second derivatives hang on every source, too.
     zero = first.sum() * 0
     for x in rest:
-        zero = zero * x.sum() + x.sum() * 0
-    return zero.expand(tuple(shape)).clone()  # memory of its own: ReLU(inplace=True) may follow
+        zero = zero * x.sum() + x.sum() * 0  # a product, so that second derivatives depend on every source too
+    return zero.expand(tuple(shape)).clone()  # not a view: ReLU(inplace=True) may follow

@@ -1,4 +1,4 @@
-"""Which single unit at the top of a network tells a class best from the others: the test for a "cat neuron"."""
+"""spot_check: finds the single top unit that separates a class best from all others, such as a "cat neuron"."""
 
 from __future__ import annotations
 
@@ -19,9 +19,13 @@ UNITS_AT_ONCE = 512  # bounds the memory of the sorted copies
 
 @dataclass(frozen=True)
 class BestUnit:
-    """The top unit (map, row, column) whose value alone separates `label` from all other labels best.
+    """The top unit whose value alone separates a label best from all others.
 
-    auc: the probability that an image of the class excites the unit more than an image of another class
+    Attributes:
+        label: of the class.
+        unit: (map, row, column).
+        auc: area under the ROC curve: the probability that an image of the class excites the unit more than an image
+            of another class.
     """
 
     label: int
@@ -31,25 +35,34 @@ class BestUnit:
 
 @torch.no_grad()
 def spot_check(model: SparseAutoencoder, batches: Batches) -> list[BestUnit]:
-    """The best single top unit of each class, by the area under its ROC curve; labels in ascending order.
+    """Returns the top unit of each class with the largest area under its ROC curve, in ascending order of labels.
 
-    batches: of (images, labels). A class of which there are no images, or no others, is left out. Of a parallel model
-    each rank looks at the units of its own tile; all ranks must call it, and get the best of all.
+    Of a parallel model, all ranks must call it, and all get the same result.
+
+    Args:
+        model: the network.
+        batches: of (images, labels).
+
+    Returns:
+        One unit per class. A class without images, or the only one, is left out.
+
+    Raises:
+        ArgumentError: if there are no batches.
     """
     placement = Placement(model, model.in_shape)
-    found = [(model.features(placement.part(x, y)), y) for x, y in batches]
+    found = [(model.features(placement.shard(x, y)), y) for x, y in batches]
     placement.agree("spot_check", None if found else "expected at least one batch of (images, labels), got none")
-    parts, labels = zip(*found, strict=True)
-    corner, extents = _tile(parts[0])
-    features = placement.of_all_copies(torch.cat([local(part).flatten(1) for part in parts]))
-    areas = areas_under_curve(features, placement.of_all_copies(torch.cat(labels)))
-    mine = [_best(label, area, corner, extents) for label, area in areas.items() if area.numel()]
-    units = sorted(placement.of_all_tiles(mine), key=lambda best: (best.label, -best.auc, best.unit))
+    batch_features, labels = zip(*found, strict=True)
+    corner, extents = _tile(batch_features[0])
+    features = placement.of_all_replicas(torch.cat([local(x).flatten(1) for x in batch_features]))
+    areas = areas_under_curve(features, placement.of_all_replicas(torch.cat(labels)))
+    of_tile = [_best(label, area, corner, extents) for label, area in areas.items() if area.numel()]
+    units = sorted(placement.of_all_tiles(of_tile), key=lambda best: (best.label, -best.auc, best.unit))
     return [best for at, best in enumerate(units) if at == 0 or best.label != units[at - 1].label]
 
 
 def _tile(features: Tensor) -> tuple[Unit, Unit]:
-    """The first unit that this rank holds, and how many it holds in each dim."""
+    """Returns the first unit of this rank's tile, and the number of units in each dim."""
     if not isinstance(features, ShardedTensor):
         maps, rows, columns = features.shape[1:]
         return (0, 0, 0), (maps, rows, columns)
@@ -67,24 +80,26 @@ def _best(label: int, areas: Tensor, corner: Unit, extents: Unit) -> BestUnit:
 
 
 def areas_under_curve(values: Tensor, labels: Tensor) -> dict[int, Tensor]:
-    """Of each label, every unit's area under the ROC curve: (units,), float64. Equal values count half.
+    """Returns for each label the area under the ROC curve of every unit: (units,), float64. Equal values count half.
 
-    values: (images, units); labels: (images,)
+    Args:
+        values: (images, units).
+        labels: (images,).
     """
     present = [label for label in labels.unique().tolist() if not (labels == label).all()]
     if not present:
         return {}
     members = torch.stack([labels == label for label in present]).double()
     inside = members.sum(1, keepdim=True)
-    rank_sums = torch.cat([members @ _ranks(some) for some in values.split(UNITS_AT_ONCE, dim=1)], dim=1)
-    # Mann and Whitney: what the ranks of a class exceed the smallest possible ones by is the number of its pairs with
+    rank_sums = torch.cat([members @ _ranks(units) for units in values.split(UNITS_AT_ONCE, dim=1)], dim=1)
+    # Mann-Whitney U: the rank sum of a class minus the smallest possible one is the number of pairs of its images with
     # other images that are in the right order.
     right_order = rank_sums - inside * (inside + 1) / 2
     return dict(zip(present, right_order / (inside * (len(labels) - inside)), strict=True))
 
 
 def _ranks(values: Tensor) -> Tensor:
-    """The rank of each image among all, from 1, per unit: (images, units). Equal values share their mean rank."""
+    """Returns the rank of each image, from 1, per unit: (images, units). Equal values have their mean rank."""
     columns = values.t().contiguous()
     order = columns.sort(dim=1).values
     below = torch.searchsorted(order, columns)

@@ -1,11 +1,15 @@
-"""The published sizes and schedules of the sparse autoencoder, for MNIST and CIFAR-10."""
+"""Ready-made models: the published configurations of the sparse autoencoder, and the models of neon's MPI examples.
+
+`MNIST` and `CIFAR10` are sizes and training schedules of the sparse autoencoder. `ConvnetDist`, `GBDist` and `MLPDist`
+build a model and make it parallel, under the names that neon used; `convnet` and `mlp` are the plain models.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import Any
+from typing import Any, cast
 
 from torch import nn
 
@@ -19,14 +23,20 @@ from torchmn.parallel import parallelize
 
 @dataclass(frozen=True)
 class Configuration:
-    """A network and the schedule that trains it.
+    """Sizes of a sparse autoencoder, and the schedule that trains it.
 
         model = MNIST.model()
         batches = LabelledBatches(train.images, train.labels, MNIST.batch_size)
         MNIST.pretrain(model, batches)
         MNIST.fine_tune(model, batches)
 
-    Each method takes the arguments of the function it calls, in place of the configured ones.
+    Keyword arguments of the methods override the configured values.
+
+    Attributes:
+        in_maps, in_size, maps, kernel, pool, norm, classes, sparsity: arguments of `SparseAutoencoder`.
+        batch_size: samples in a batch.
+        pretrain_epochs, pretrain_learning_rate: arguments of `pretrain`.
+        initial_epochs, epochs, learning_rate, momentum: arguments of `fine_tune`.
     """
 
     in_maps: int = 1
@@ -46,17 +56,17 @@ class Configuration:
     momentum: Momentum = field(default_factory=Momentum)
 
     def model(self, **changes: Any) -> SparseAutoencoder:
-        """A new network with random filters."""
+        """Returns a new network with random filters."""
         names = "in_maps", "in_size", "maps", "kernel", "pool", "norm", "classes", "sparsity"
         return SparseAutoencoder(len(self.kernel), **{name: getattr(self, name) for name in names} | changes)
 
     def pretrain(self, model: SparseAutoencoder, batches: Any, **changes: Any) -> Any:
-        """`pretrain` with this schedule."""
+        """Calls `pretrain` with this schedule, and returns its result."""
         schedule = {"epochs": self.pretrain_epochs, "learning_rate": self.pretrain_learning_rate}
         return pretrain(model, batches, **schedule | changes)
 
     def fine_tune(self, model: SparseAutoencoder, batches: Any, **changes: Any) -> list[float]:
-        """`fine_tune` with this schedule."""
+        """Calls `fine_tune` with this schedule, and returns its result."""
         names = "epochs", "initial_epochs", "learning_rate", "momentum"
         return fine_tune(model, batches, **{name: getattr(self, name) for name in names} | changes)
 
@@ -75,9 +85,16 @@ def convnet(
     hidden: Sequence[int] = (500,),
     classes: int = 10,
 ) -> nn.Sequential:
-    """[convolution → 2 x 2 max pooling] for each of `maps`, then Linears with ReLU between them.
+    """Returns a network of [convolution → 2 x 2 max pooling] for each of `maps`, then Linears with ReLU in between.
 
-    in_shape: (channels, height, width). The default is the MNIST network 20-50-500-10.
+    The default is the MNIST network 20-50-500-10.
+
+    Args:
+        in_shape: (channels, height, width) of an image.
+        maps: output channels of the convolutions.
+        kernel: of the convolutions.
+        hidden: sizes of the hidden Linears.
+        classes: number of outputs.
     """
     layers: list[nn.Module] = []
     channels, height, width = in_shape
@@ -88,30 +105,50 @@ def convnet(
 
 
 def mlp(sizes: Sequence[int] = (784, 2000, 10)) -> nn.Sequential:
-    """Linears from each of `sizes` to the next, with ReLU between them; images are flattened."""
+    """Returns a network of Linears from each of `sizes` to the next, with ReLU in between. Images are flattened."""
     return nn.Sequential(nn.Flatten(), *_linears(sizes))
 
 
-def ConvnetDist(  # noqa: N802  (its users' name)
+def ConvnetDist(  # noqa: N802  (neon's name)
     grid: Grid, mode: str = "halopar", *, in_shape: tuple[int, int, int] = (1, 28, 28), **sizes: Any
 ) -> nn.Module:
-    """`convnet(in_shape, **sizes)` on a grid of ranks: images in tiles, convolutions with halos. All ranks call it."""
+    """Returns `convnet(in_shape, **sizes)` made parallel. All ranks must call it.
+
+    Args:
+        grid: see `torchmn.parallelize`.
+        mode: see `torchmn.parallelize`.
+        in_shape: (channels, height, width) of an image.
+        sizes: further arguments of `convnet`.
+    """
     return parallelize(convnet(in_shape, **sizes), grid, mode, input_shape=in_shape)
 
 
 def GBDist(  # noqa: N802
     grid: Grid, mode: str = "halopar", *, configuration: Configuration = MNIST, **changes: Any
 ) -> SparseAutoencoder:
-    """`configuration.model(**changes)`, a SparseAutoencoder, on a grid of ranks: each rank its own filters.
+    """Returns `configuration.model(**changes)`, a SparseAutoencoder, made parallel. All ranks must call it.
 
-    `configuration.pretrain` and `configuration.fine_tune` train it as on one rank. All ranks call it.
+    Each rank holds the filters of its tile. `configuration.pretrain` and `configuration.fine_tune` train it as on one
+    rank.
+
+    Args:
+        grid: see `torchmn.parallelize`.
+        mode: see `torchmn.parallelize`.
+        configuration: sizes of the model.
+        changes: arguments of `SparseAutoencoder` that override the configuration.
     """
     model = configuration.model(**changes)
-    return parallelize(model, grid, mode, input_shape=model.in_shape)  # type: ignore[return-value]  (the class stays)
+    return cast(SparseAutoencoder, parallelize(model, grid, mode, input_shape=model.in_shape))  # keeps the class
 
 
 def MLPDist(grid: Grid, mode: str = "vecpar", *, sizes: Sequence[int] = (784, 2000, 10)) -> nn.Module:  # noqa: N802
-    """`mlp(sizes)` on a grid of ranks: vectors and weights are cut over them. All ranks call it."""
+    """Returns `mlp(sizes)` made parallel: vectors and weights are cut over ranks. All ranks must call it.
+
+    Args:
+        grid: see `torchmn.parallelize`.
+        mode: see `torchmn.parallelize`.
+        sizes: of the vectors, from the input to the output.
+    """
     return parallelize(mlp(sizes), grid, mode)
 
 

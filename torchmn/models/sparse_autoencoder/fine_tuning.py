@@ -1,4 +1,4 @@
-"""Fine-tuning of a pretrained sparse autoencoder with labels: the classifier first, then everything."""
+"""fine_tune: trains a pretrained sparse autoencoder with labels, first the classifier alone, then the whole network."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from torchmn.models.sparse_autoencoder.placement import Placement
 
 @dataclass(frozen=True)
 class Momentum:
-    """A momentum that goes in equal steps from `first`, in epoch 0, to `last`, in epoch `epochs` and after."""
+    """A momentum that changes in equal steps from `first`, in epoch 0, to `last`, from epoch `epochs` on."""
 
     first: float = 0.99
     last: float = 0.90
@@ -29,7 +29,13 @@ class Momentum:
 
 @dataclass(frozen=True)
 class FineTuningProgress:
-    """One step: in which epoch, at which batch, whether only the classifier learns, and the cost per image."""
+    """One step of fine-tuning.
+
+    Attributes:
+        epoch, batch: counted from 0.
+        classifier_only: whether only the classifier is trained.
+        cost: per image, of the batches of all ranks.
+    """
 
     epoch: int
     batch: int
@@ -37,7 +43,7 @@ class FineTuningProgress:
     cost: float
 
     def values(self) -> dict[str, Any]:
-        """For a log: `progress=lambda step: log.step(**step.values())`."""
+        """Returns values for a log: `progress=lambda step: log.step(**step.values())`."""
         return {"epoch": self.epoch, "learns": "classifier" if self.classifier_only else "all", "cost": self.cost}
 
 
@@ -51,20 +57,30 @@ def fine_tune(
     momentum: Callable[[int], float] | None = None,
     progress: Callable[[FineTuningProgress], object] | None = None,
 ) -> list[float]:
-    """Train with labels: the classifier alone for `initial_epochs` of the `epochs`, then the whole network.
+    """Trains with labels: the classifier alone for `initial_epochs` of the `epochs`, then the whole network.
 
-    batches: of (images, labels), gone through `epochs` times
-    momentum: of the classifier, by epoch, such as `Momentum()`; the filters have none
-    progress: called after every step
+    Filters are normalised after every update. For parallel models see `pretrain`.
 
-    Gives each epoch's mean cost per image: the binary cross entropy of all classes' logistic outputs, summed. Filters
-    are renormalised after every update. For parallel models, what `pretrain` says holds here too.
+    Args:
+        model: the pretrained network.
+        batches: of (images, labels), iterated once per epoch.
+        epochs: number of all epochs.
+        initial_epochs: epochs in which only the classifier is trained.
+        learning_rate: of SGD.
+        momentum: of the classifier, by epoch, such as `Momentum()`; filters have none.
+        progress: called after every step.
+
+    Returns:
+        The mean cost per image of each epoch: the binary cross entropy of the logistic outputs, summed over classes.
+
+    Raises:
+        ArgumentError: on every rank, if arguments are wrong or differ between ranks.
     """
     placement = Placement(model, model.in_shape)
     momenta = tuple(momentum(epoch) if momentum else 0.0 for epoch in range(epochs))
     problem = iterator_problem(batches)
     if initial_epochs > epochs:
-        problem = f"{initial_epochs} initial_epochs are more than all {epochs} epochs"
+        problem = f"expected at most as many initial_epochs as epochs, {epochs}, got {initial_epochs}"
     settings = {"epochs": epochs, "initial_epochs": initial_epochs, "learning_rate": learning_rate, "momentum": momenta}
     placement.agree("fine_tune", problem, **settings)
     optimizer = placement.optimizer(model, _optimizer(model, learning_rate))
@@ -74,9 +90,9 @@ def fine_tune(
         classifier_only = epoch < initial_epochs
         total, images, at = 0.0, 0.0, -1
         for at, (x, labels) in enumerate(batches):
-            mine = fine_tuning_step(model, optimizer, placement.part(x, labels), labels, classifier_only)
-            here = torch.tensor([mine * len(labels), len(labels)], dtype=torch.float64)
-            cost_sum, count = placement.sum_over_copies(here).tolist()
+            cost = fine_tuning_step(model, optimizer, placement.shard(x, labels), labels, classifier_only)
+            here = torch.tensor([cost * len(labels), len(labels)], dtype=torch.float64)
+            cost_sum, count = placement.sum_over_replicas(here).tolist()
             total, images = total + cost_sum, images + count
             if progress is not None:
                 progress(FineTuningProgress(epoch, at, classifier_only, cost_sum / max(count, 1.0)))
@@ -86,7 +102,7 @@ def fine_tune(
 
 
 def classification_cost(logits: Tensor, labels: Tensor) -> Tensor:
-    """The binary cross entropy of logistic outputs with one-hot labels: summed over classes, mean over images."""
+    """Returns the binary cross entropy of logistic outputs with one-hot labels, summed over classes, mean of images."""
     targets = F.one_hot(labels, logits.shape[1]).to(logits.dtype)
     return F.binary_cross_entropy_with_logits(logits, targets, reduction="sum") / max(len(labels), 1)
 
@@ -99,9 +115,14 @@ def _optimizer(model: SparseAutoencoder, learning_rate: float) -> torch.optim.SG
 def fine_tuning_step(
     model: SparseAutoencoder, optimizer: Any, x: Tensor, labels: Tensor, classifier_only: bool = False
 ) -> float:
-    """One update from `placement.part(images)`; gives the cost per image of this rank's batch before it.
+    """Makes one update, and returns the cost per image of this rank's batch before it.
 
-    optimizer: one of `placement.optimizer`
+    Args:
+        model: the network.
+        optimizer: from `placement.optimizer`.
+        x: images from `placement.shard`.
+        labels: (batch,).
+        classifier_only: whether only the classifier is trained.
     """
     optimizer.zero_grad()
     with torch.set_grad_enabled(not classifier_only):

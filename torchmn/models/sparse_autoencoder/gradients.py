@@ -1,8 +1,8 @@
-"""The cost of a stack's reconstruction and of its pooled outputs, with the gradients of its filters, in closed form.
+"""gradients: the pretraining cost of a stack and the gradients of its filters, in closed form.
 
-The cost is quadratic in the decoder, so little is left to compute: y = Wx, x̂ = Dᵀy, e = x̂ - x, then the gradients e·y
-of the decoder and x·(De + λ∂p/∂y) of the encoder. On tiles, x̂ is completed with what neighbours decode into it, in the
-halo too. Pooled outputs that reach into two tiles are computed on both.
+The cost ½‖x̂ - x‖² + λ·Σ pooled is quadratic in the decoder: with y = Wx, x̂ = Dᵀy and e = x̂ - x, the gradients are e·y
+of the decoder and x·(De + λ∂p/∂y) of the encoder. On tiles, the parts of x̂ that neighbours decode are added to it, in
+the halo too (`OverlapAdd`). Pooled outputs whose window is in two tiles are computed on both ranks.
 """
 
 from __future__ import annotations
@@ -18,33 +18,37 @@ from torchmn.communicators.communicator import Communicator
 from torchmn.functions.halo.exchange import halo_exchange, halo_scatter_add, start_halo_exchange
 from torchmn.geometry import DimPlan, HaloPlan, Interval, all_owned
 from torchmn.models.sparse_autoencoder.model import Stack
-from torchmn.models.sparse_autoencoder.overlapped_outputs import TravellingOutputs
+from torchmn.models.sparse_autoencoder.overlapped_outputs import OverlappedOutputs
 from torchmn.nn.local_filters.batch_last import over_all_dims, pixels
+from torchmn.nn.local_filters.field_grid import FieldGrid
 from torchmn.nn.local_filters.l2_pool import L2Pool2d, norms_of
 from torchmn.nn.local_filters.local_filter import TiledLocalFilter2d, by_pixel, from_by_pixel
 from torchmn.nn.local_filters.receptive_fields import decoded, filters_of, outputs
-from torchmn.nn.local_filters.tiling import Tiling
 from torchmn.nn.local_filters.window_sums import Windows, room_for_spreading, spread_of
 
 
-class SharesOfImage:
-    """Shares on their way to all who have the same pixels. No autograd.
+class OverlapAdd:
+    """Adds up images whose pixels overlap between ranks; starts sending when it is created. Not differentiable.
 
-    image: (height, width, map, batch), this rank's share of its buffer; plan: which part of all pixels that is
+    Args:
+        image: (height, width, map, batch), this rank's contribution to the pixels of its buffer (tile and halo).
+        plan: the halo plan of (height, width), which determines the buffers.
+        comm: the ranks of the tiles.
     """
 
     def __init__(self, image: Tensor, plan: HaloPlan, comm: Communicator) -> None:
         self._image, self._comm = image, comm
-        self._every = over_all_dims(plan, *image.shape[2:])
-        together = _buffers_side_by_side(plan)
-        self._overlaps = over_all_dims(together, *image.shape[2:]) if together else None
+        self._all_dims = over_all_dims(plan, *image.shape[2:])
+        overlaps = _overlap_plan(plan)
+        self._overlaps = over_all_dims(overlaps, *image.shape[2:]) if overlaps else None
         if self._overlaps is not None:
             self._started = start_halo_exchange(image, self._overlaps, comm)
 
     def sum_(self) -> Tensor:
-        """The image, to which all have added their shares."""
+        """Returns the image with the contributions of all ranks added, in place if possible."""
         if self._overlaps is None:
-            return halo_exchange(halo_scatter_add(self._image, self._every, self._comm), self._every, self._comm)
+            total = halo_scatter_add(self._image, self._all_dims, self._comm)
+            return halo_exchange(total, self._all_dims, self._comm)
         for box, block in self._started.received():
             places = zip(box.target, self._overlaps.dims, self._overlaps.place, strict=True)
             self._image[tuple(_overlap(target, dim, at) for target, dim, at in places)].add_(block)
@@ -52,7 +56,7 @@ class SharesOfImage:
 
 
 def _overlap(target: Interval, dim: DimPlan, place: int) -> slice:
-    """Which pixels of this rank's buffer those are that neighbours have, too, and that lie beside it in the plan."""
+    """Returns the pixels of this rank's buffer that a received box of `_overlap_plan` contributes to."""
     before, length = dim.owned[place].start - dim.needed[place].start, len(dim.owned[place])
     if target.stop <= before:
         return target.as_slice()
@@ -61,18 +65,19 @@ def _overlap(target: Interval, dim: DimPlan, place: int) -> slice:
 
 
 @lru_cache(maxsize=256)
-def _buffers_side_by_side(plan: HaloPlan) -> HaloPlan | None:
-    """The plan by which everyone fetches its neighbours' shares of its own pixels: None if there are further ones.
+def _overlap_plan(plan: HaloPlan) -> HaloPlan | None:
+    """Returns a plan by which each rank fetches the neighbours' contributions to the pixels of its buffer.
 
-    In its dims, all buffers follow one another, each as long as it is. What a rank has in common with the one before it
-    are the last pixels of that one's buffer, which in such a dim lie directly in front of its own.
+    The dims of this plan are the concatenated buffers of all ranks. The pixels that a rank shares with its predecessor
+    are the last ones of the predecessor's buffer, which directly precede its own buffer there. None if buffers overlap
+    with more than direct neighbours.
     """
     dims = []
     for dim in plan.dims:
         starts = [0, *accumulate(len(needed) for needed in dim.needed)]
-        common = [max(0, one.stop - other.start) for one, other in pairwise(dim.needed)]
-        reaches_on = any(one.stop > other.start for one, other in zip(dim.needed, dim.needed[2:], strict=False))
-        if reaches_on or any(n > len(needed) for n, needed in zip(common, dim.needed, strict=False)):
+        common = [max(0, one.stop - following.start) for one, following in pairwise(dim.needed)]
+        reaches_further = any(one.stop > second.start for one, second in zip(dim.needed, dim.needed[2:], strict=False))
+        if reaches_further or any(n > len(needed) for n, needed in zip(common, dim.needed, strict=False)):
             return None
         owned = tuple(Interval(*ends) for ends in pairwise(starts))
         needed = tuple(
@@ -90,14 +95,20 @@ EVERYTHING: Box = slice(None), slice(None)
 
 
 def has_closed_form(stack: Stack) -> bool:
-    """Whether `gradients` knows the stack's layers: without padding, with stride 1."""
+    """Whether `gradients` supports the stack: L2 pooling, no bias, no padding, stride 1."""
     filters, pool = stack.filter, stack.pool
     settings = (filters.padding, filters.stride, pool.padding, pool.stride)
     return isinstance(pool, L2Pool2d) and filters.bias is None and settings == ((0, 0), (1, 1), (0, 0), (1, 1))
 
 
 class Gradients(NamedTuple):
-    """This rank's share of ½‖x̂ - x‖² and of Σ pooled, and the gradients of its filters."""
+    """This rank's contributions to the cost, and the gradients of its filters.
+
+    Attributes:
+        reconstruction: ½‖x̂ - x‖², 0-d.
+        pooled: Σ pooled, 0-d.
+        decoder, encoder: gradients, of the shape of the filters.
+    """
 
     reconstruction: Tensor
     pooled: Tensor
@@ -107,56 +118,61 @@ class Gradients(NamedTuple):
 
 @torch.no_grad()
 def gradients(stack: Stack, x: Tensor, sparsity: float) -> Gradients:
-    """Of ½‖x̂ - x‖² + `sparsity` · Σ pooled, summed over the batch.
+    """Returns cost and gradients of ½‖x̂ - x‖² + `sparsity` · Σ pooled, summed over the batch.
 
-    x: (batch, map, height, width), all that this rank's filters see, in memory with the batch last
+    Args:
+        stack: its filters and pooling.
+        x: (batch, map, height, width), the inputs of this rank's filters, with halo, in memory with the batch last.
+        sparsity: λ.
     """
     filters = stack.filter
     encoder, decoder = by_pixel(filters.weight), by_pixel(filters.decoding_weight(None))
     image = pixels(x)
-    tiling = Tiling((x.shape[2], x.shape[3]), filters.kernel, filters.stride)
+    field_grid = FieldGrid((x.shape[2], x.shape[3]), filters.kernel, filters.stride)
     if isinstance(filters, TiledLocalFilter2d):
-        # Each message travels while something else is computed, and is there before the next one leaves.
+        # Each exchange overlaps with a computation, and ends before the next one starts.
         plan, grid = filters.array.plan, filters.grid
-        around, counted = _windows_that_touch(filters.out_size, grid.parts_of(2), grid.place_of(2), stack.pool.kernel)
-        travelling = TravellingOutputs(image, encoder, tiling, around, grid.tiles)
-        y = travelling.own
-        image_hat = decoded(y, decoder, tiling)
-        y_around = travelling.with_halo()
-        shares = SharesOfImage(image_hat, plan, grid.tiles)
-        total, slopes = _pooling(stack.pool, y_around, _own(around), counted)
-        error = shares.sum_().sub_(image)
-        own_error = error[_own(plan)]
+        pool_plan, counted = _pooling_plan(filters.out_size, grid.parts_of(2), grid.place_of(2), stack.pool.kernel)
+        exchanged = OverlappedOutputs(image, encoder, field_grid, pool_plan, grid.tiles)
+        y = exchanged.owned
+        image_hat = decoded(y, decoder, field_grid)
+        y_with_halo = exchanged.with_halo()
+        overlap_add = OverlapAdd(image_hat, plan, grid.tiles)
+        total, slopes = _pooling(stack.pool, y_with_halo, _owned_box(pool_plan), counted)
+        error = overlap_add.sum_().sub_(image)
+        owned_error = error[_owned_box(plan)]
     else:
-        y = outputs(image, encoder, tiling)
-        own_error = error = decoded(y, decoder, tiling).sub_(image)
+        y = outputs(image, encoder, field_grid)
+        owned_error = error = decoded(y, decoder, field_grid).sub_(image)
         total, slopes = _pooling(stack.pool, y, EVERYTHING, EVERYTHING)
-    y_gradient = outputs(error, decoder, tiling).add_(slopes, alpha=sparsity)
+    y_gradient = outputs(error, decoder, field_grid).add_(slopes, alpha=sparsity)
     return Gradients(
-        torch.dot(own_error.reshape(-1), own_error.reshape(-1)) / 2,
+        torch.dot(owned_error.reshape(-1), owned_error.reshape(-1)) / 2,
         total,
-        from_by_pixel(filters_of(error, y, tiling)),
-        from_by_pixel(filters_of(image, y_gradient, tiling)),
+        from_by_pixel(filters_of(error, y, field_grid)),
+        from_by_pixel(filters_of(image, y_gradient, field_grid)),
     )
 
 
-def _pooling(pool: L2Pool2d, y: Tensor, mine: Box, counted: Box) -> tuple[Tensor, Tensor]:
-    """The sum of this rank's pooled values, and the gradient of the sum of everybody's.
+def _pooling(pool: L2Pool2d, y: Tensor, owned: Box, counted: Box) -> tuple[Tensor, Tensor]:
+    """Returns the sum of this rank's pooled values, and the gradient of the sum over all ranks.
 
-    y: (height, width, map, batch), the filters' outputs that all pooled values see which this rank's reach
-    mine, counted: which of them are this rank's outputs, and which pooled values are its own
+    Args:
+        y: (height, width, map, batch), the outputs of filters in all windows that contain outputs of this rank.
+        owned: which of them are this rank's outputs.
+        counted: which pooled values belong to this rank.
     """
     windows = Windows((y.shape[0], y.shape[1]), pool.kernel, pool.stride)
     norms = norms_of(y, windows, pool.eps)
     total = norms[counted].sum()
     field, inverse = room_for_spreading(norms, windows)
     torch.reciprocal(torch.threshold_(norms, 0.0, torch.inf), out=inverse)
-    return total, spread_of(field, windows)[mine].mul_(y[mine])
+    return total, spread_of(field, windows)[owned].mul_(y[owned])
 
 
 @lru_cache(maxsize=256)
-def _windows_that_touch(size: Pair, parts: Pair, place: Pair, kernel: Pair) -> tuple[HaloPlan, Box]:
-    """The halo for all pooled values that depend on a rank's outputs, and which of them begin in its tile."""
+def _pooling_plan(size: Pair, parts: Pair, place: Pair, kernel: Pair) -> tuple[HaloPlan, Box]:
+    """Returns the halo for all pooled values that depend on a rank's outputs, and those whose window begins there."""
     dims, counted = [], []
     for extent, count, at, length in zip(size, parts, place, kernel, strict=True):
         owned, windows = all_owned(extent, count), extent - length + 1
@@ -167,8 +183,8 @@ def _windows_that_touch(size: Pair, parts: Pair, place: Pair, kernel: Pair) -> t
     return HaloPlan.of(tuple(dims), place), (counted[0], counted[1])
 
 
-def _own(plan: HaloPlan) -> Box:
-    """Where in its buffer a rank's own pixels lie."""
+def _owned_box(plan: HaloPlan) -> Box:
+    """Returns the box of a rank's own pixels in its buffer."""
     rows, columns = (
         dim.owned[at].shift(-dim.needed[at].start).as_slice() for dim, at in zip(plan.dims, plan.place, strict=True)
     )

@@ -1,8 +1,8 @@
-"""The stacks of a sparse autoencoder on tiles, with one exchange for each stack.
+"""The stacks of a sparse autoencoder on tiles, with one halo exchange per stack.
 
-Filters belong to the rank of their outputs, so their outputs have to travel. Pooling and normalisation have no
-parameters: from a halo of the outputs that is wide enough, a rank computes all that its own filters of the next stack
-need, its neighbours' border rows too. That is less work than an exchange after each layer.
+Each rank holds the filters of its tile's outputs, so these outputs must be exchanged. Pooling and normalisation have no
+parameters: from a wide halo of outputs, a rank computes all inputs of its filters in the next stack, including border
+rows of its neighbours. That is faster than an exchange after each layer.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from torchmn.geometry import DimPlan, HaloPlan, Interval, all_owned
 from torchmn.models.sparse_autoencoder.tile_features import TileSteps, tile_features
 from torchmn.nn.local_filters.contrast_norm import LocalContrastNorm2d
 from torchmn.nn.local_filters.contrast_region import Normalisation
+from torchmn.nn.local_filters.field_grid import FieldGrid
 from torchmn.nn.local_filters.l2_pool import L2Pool2d
 from torchmn.nn.local_filters.local_filter import TiledLocalFilter2d
-from torchmn.nn.local_filters.tiling import Tiling
 from torchmn.nn.local_filters.window_sums import Windows
 from torchmn.sharded.sharding import Sharding, image_layout
 from torchmn.sharded.tensor import ShardedTensor, local, wrap
@@ -29,12 +29,12 @@ if TYPE_CHECKING:
     from torchmn.models.sparse_autoencoder.model import SparseAutoencoder, Stack
 
 Pair = tuple[int, int]
-Cuts = tuple[tuple[Interval, ...], tuple[Interval, ...]]  # along height and width, what each place has
+Cuts = tuple[tuple[Interval, ...], tuple[Interval, ...]]  # along height and width, the interval of each place
 
 
-def runs_on_tiles(model: SparseAutoencoder, x: Tensor) -> bool:
-    """Whether all layers are the library's own, every rank has a tile of each, and nobody looks in between."""
-    if not isinstance(x, ShardedTensor) or local(x).is_meta or x.shape[0] == 0:
+def runs_on_tiles(model: SparseAutoencoder, x: ShardedTensor) -> bool:
+    """Whether all layers are those of this package, without hooks, and every rank has a tile of each output."""
+    if local(x).is_meta or x.shape[0] == 0:
         return False
     if not all(_is_plain(stack) for stack in model.stacks):
         return False
@@ -44,9 +44,12 @@ def runs_on_tiles(model: SparseAutoencoder, x: Tensor) -> bool:
 
 
 def inputs_with_halo(model: SparseAutoencoder, x: ShardedTensor, number: int) -> Tensor:
-    """What the filters of stack `number` on this rank see: (batch, map, height, width), in memory with the batch last.
+    """Returns the inputs of this rank's filters in stack `number`: (batch, map, height, width), batch last in memory.
 
-    x: this rank's part of the images
+    Args:
+        model: the network.
+        x: the images in tiles.
+        number: of the stack, counted from 0.
     """
     first = filters_of(model.stacks[0])
     first.check_shape(x, "forward", (first.in_maps, *first.in_size))
@@ -59,7 +62,7 @@ def inputs_with_halo(model: SparseAutoencoder, x: ShardedTensor, number: int) ->
 
 
 def features(model: SparseAutoencoder, x: ShardedTensor, stacks: int) -> ShardedTensor:
-    """This rank's part of the outputs of the first `stacks` stacks."""
+    """Returns the sharded outputs of the first `stacks` stacks for images in tiles."""
     last = model.stacks[stacks - 1]
     grid = filters_of(last).grid
     buffer = inputs_with_halo(model, x, stacks - 1)
@@ -67,12 +70,12 @@ def features(model: SparseAutoencoder, x: ShardedTensor, stacks: int) -> Sharded
     layout: Sharding = image_layout(grid, (x.shape[0], maps, height, width), x.spec.samples)
     parts = grid.parts_of(2)
     with DisableTorchFunction():
-        mine = _features(last, buffer, (all_owned(height, parts[0]), all_owned(width, parts[1])))
-    return wrap(mine, layout)
+        tile = _features(last, buffer, (all_owned(height, parts[0]), all_owned(width, parts[1])))
+    return wrap(tile, layout)
 
 
 def pooled_size(stack: Stack) -> tuple[int, int]:
-    """(height, width) of a stack's features."""
+    """Returns (height, width) of a stack's features."""
     height, width = (
         (n - k) // s + 1 for n, k, s in zip(stack.filter.out_size, stack.pool.kernel, stack.pool.stride, strict=True)
     )
@@ -80,15 +83,15 @@ def pooled_size(stack: Stack) -> tuple[int, int]:
 
 
 def filters_of(stack: Stack) -> TiledLocalFilter2d:
-    """The stack's filters, of which this rank has its tile's."""
+    """Returns the stack's filters, which are those of this rank's tile."""
     return cast(TiledLocalFilter2d, stack.filter)
 
 
 def _features(stack: Stack, buffer: Tensor, wanted: Cuts) -> Tensor:
-    """Those of the stack's outputs that each rank wants, from what this rank's filters see."""
+    """Returns the outputs of a stack in the intervals `wanted` of this rank, from the inputs of its filters."""
     filters = filters_of(stack)
-    tiling = Tiling((buffer.shape[2], buffer.shape[3]), filters.kernel, filters.stride)
-    return tile_features(buffer, filters.weight, tiling, stack.pool.eps, _steps(stack, wanted), filters.grid.tiles)
+    field_grid = FieldGrid((buffer.shape[2], buffer.shape[3]), filters.kernel, filters.stride)
+    return tile_features(buffer, filters.weight, field_grid, stack.pool.eps, _steps(stack, wanted), filters.grid.tiles)
 
 
 def _steps(stack: Stack, wanted: Cuts) -> TileSteps:
@@ -125,10 +128,10 @@ def _is_plain(stack: Stack) -> bool:
         and pool.padding == (0, 0)
         and type(norm) is LocalContrastNorm2d
         and norm.gaussian is not None
-        and not any(_is_watched(module) for module in (stack, filters, pool, norm))
+        and not any(_has_hooks(module) for module in (stack, filters, pool, norm))
     )
 
 
-def _is_watched(module: nn.Module) -> bool:
-    """A hook wants to see what a layer makes: then each layer is called by itself."""
+def _has_hooks(module: nn.Module) -> bool:
+    """Whether a module has hooks; then each layer must be called."""
     return bool(forward_hooks(module)) or any(backward_hooks(module))

@@ -1,4 +1,4 @@
-"""Pictures of what a sparse autoencoder has learned: its reconstructions, and what excites a unit most."""
+"""visualize: pictures of a sparse autoencoder's reconstructions, and of the stimuli that excite a unit most."""
 
 from __future__ import annotations
 
@@ -16,13 +16,20 @@ from torchmn.models.sparse_autoencoder.model import SparseAutoencoder
 def save_pictures(
     path: Path, rows: Sequence[Tensor], titles: Sequence[str], captions: Sequence[str] | None = None
 ) -> Path:
-    """Write a PNG with a row of pictures for each of `rows`, and give its path.
+    """Writes a PNG with a row of pictures for each of `rows`, and returns its path.
 
-    rows: (count, map, height, width) each, of equal count; three maps are red, green and blue, others are averaged.
-    titles: one per row; captions: one per column. Each picture spans black to white.
+    Args:
+        path: of the file.
+        rows: (count, map, height, width) each, of equal count. Three maps are red, green and blue; others are averaged.
+            Each picture is scaled from black to white.
+        titles: one per row.
+        captions: one per column.
+
+    Raises:
+        TorchMNError: if matplotlib is not installed.
     """
     try:
-        from matplotlib.figure import Figure  # not a dependency of training
+        from matplotlib.figure import Figure  # an optional dependency
     except ImportError as error:
         raise TorchMNError("pictures need matplotlib: pip install matplotlib") from error
     columns = len(rows[0])
@@ -42,7 +49,7 @@ def save_pictures(
 
 
 def _picture(image: Tensor):
-    """(height, width) or (height, width, 3), from 0 to 1."""
+    """Returns (height, width) or (height, width, 3), scaled from 0 to 1."""
     shown = image.permute(1, 2, 0) if len(image) == 3 else image.mean(0)
     low, high = shown.min(), shown.max()
     return ((shown - low) / (high - low if high > low else 1.0)).numpy()
@@ -56,20 +63,31 @@ def visualize(
     *,
     steps: int = 100,
 ) -> list[Path]:
-    """Write `reconstructions.png`, and with `units` also `stimuli.png`, into `directory`; gives their paths.
+    """Writes `reconstructions.png`, and with `units` also `stimuli.png`, into `directory`.
 
-    images: (count, in_maps, *in_size): those that are reconstructed, and where the search for stimuli starts
-    units: (map, row, column) of top units, such as `spot_check` finds them
+    For a plain model on one rank. Of a parallel model, load `torchmn.full_state_dict(model)` into a plain one first.
 
-    For one rank: of a parallel model, load `torchmn.full_state_dict(model)` into a plain one first.
+    Args:
+        model: the network.
+        images: (count, in_maps, *in_size), to be reconstructed, and the starting points of the search for stimuli.
+        directory: is created if it does not exist.
+        units: (map, row, column) of top units, such as those that `spot_check` finds.
+        steps: of the search for stimuli.
+
+    Returns:
+        The paths of the files.
+
+    Raises:
+        ArgumentError: if the model is parallel, or a unit does not exist.
+        TorchMNError: if matplotlib is not installed.
     """
     _check_plain(model)
     directory = Path(directory)
     directory.mkdir(parents=True, exist_ok=True)
     with torch.no_grad():
-        made = model.stacks[0].reconstruct(images)
+        reconstructions = model.stacks[0].reconstruct(images)
     titles = ["image", "reconstruction"]
-    written = [save_pictures(directory / "reconstructions.png", [images, made], titles)]
+    written = [save_pictures(directory / "reconstructions.png", [images, reconstructions], titles)]
     if units:
         stimuli, values = optimal_stimuli(model, images, units, steps=steps)
         captions = [f"{unit}: {value:.3g}" for unit, value in zip(units, values.tolist(), strict=True)]
@@ -80,11 +98,22 @@ def visualize(
 def optimal_stimuli(
     model: SparseAutoencoder, images: Tensor, units: Sequence[Unit], *, steps: int = 100
 ) -> tuple[Tensor, Tensor]:
-    """For each top unit an image of L2 norm 1 that excites it as much as could be found, and that excitation.
+    """Returns for each top unit an image of L2 norm 1 that excites it strongly, and the value of the unit.
 
-    Starts from the one of `images`, each scaled to norm 1, that excites the unit most, and climbs along the
-    gradient on the sphere: a step that does not lead upwards is taken back and halved, so the result is never worse
-    than the start. Gives (units, in_maps, *in_size) and (units,).
+    Gradient ascent on the sphere of norm 1, from the image that excites the unit most: a step that does not increase
+    the value is undone and halved, so the result is never worse than the start.
+
+    Args:
+        model: the network, not parallel.
+        images: (count, in_maps, *in_size), from which to start.
+        units: (map, row, column) of top units.
+        steps: of the ascent.
+
+    Returns:
+        (units, in_maps, *in_size), and (units,).
+
+    Raises:
+        ArgumentError: if the model is parallel, a unit does not exist, or all images are zero.
     """
     _check_plain(model)
     numbers = torch.tensor([_number(model, unit) for unit in units], device=images.device)
@@ -106,7 +135,7 @@ def optimal_stimuli(
 
 
 def _climb(model: SparseAutoencoder, x: Tensor, numbers: Tensor) -> tuple[Tensor, Tensor]:
-    """The excitation of each unit by its own image, and the direction, of norm 1, in which it rises."""
+    """Returns the value of each unit for its image, and its gradient, scaled to norm 1."""
     x = x.detach().requires_grad_()
     values = model.features(x).flatten(1).gather(1, numbers.view(-1, 1)).squeeze(1)
     (gradient,) = torch.autograd.grad(values.sum(), x)
@@ -119,11 +148,11 @@ def _on_sphere(x: Tensor) -> Tensor:
 
 
 def _number(model: SparseAutoencoder, unit: Unit) -> int:
-    """The place of a unit among the flattened features."""
+    """Returns the index of a unit in the flattened features."""
     _, rows, columns = model.feature_shape
     if len(unit) != 3 or not all(0 <= at < extent for at, extent in zip(unit, model.feature_shape, strict=True)):
         shape = model.feature_shape
-        raise ArgumentError(f"optimal_stimuli: no unit {tuple(unit)}: expected (map, row, column) below {shape}")
+        raise ArgumentError(f"optimal_stimuli: expected a unit (map, row, column) below {shape}, got {tuple(unit)}")
     return (unit[0] * rows + unit[1]) * columns + unit[2]
 
 

@@ -1,4 +1,4 @@
-"""Batch normalisation over the batch of all ranks: the numbers of ordinary BatchNorm on the concatenated batch."""
+"""MultiNodeBatchNorm1d, 2d, 3d: batch normalisation with the statistics of the batches of all ranks."""
 
 from __future__ import annotations
 
@@ -16,23 +16,37 @@ from torchmn.functions.moments import Moments, accumulator, local_moments, norma
 
 
 class MultiNodeBatchNorm(BatchNorm):
-    """Batch normalisation of the concatenated batch of all ranks of `comm`: outputs, gradients, running statistics.
+    """Batch normalisation of the concatenated batches of all ranks of `comm` (elsewhere: SyncBatchNorm).
 
-    Use MultiNodeBatchNorm1d, 2d or 3d; each is also torch's layer of its dimension. In training, every rank must
-    call the layer, and run backward through it, equally often; local batches may differ in size, and some may be
-    empty, of shape (0, channel, ...). Forward sends one message, backward one.
+    Outputs, gradients and running statistics are those of torch's layer on the concatenated batch. Use
+    MultiNodeBatchNorm1d, 2d or 3d, which are also subclasses of torch's layers. In training, every rank must call the
+    layer, and run backward through it, equally often. Local batches may differ in size, and may be empty, of shape
+    (0, channel, ...). Forward needs one all-gather, backward one all-reduce.
 
-    Gradients follow the convention that the loss is the sum over ranks of the local losses: the gradient of the
-    input is that of this sum; those of weight and bias are this rank's part, to be summed over ranks as those of
-    any other layer. So a local loss of `sum over this rank's samples * comm.size / samples of the whole batch`,
-    followed by the mean of gradients over ranks, gives the gradients of the mean loss of the whole batch.
+    The loss is the sum of the losses of all ranks: the gradient of the input is that of this sum; the gradients of
+    weight and bias are this rank's contributions, to be summed over ranks like those of any other layer. So a local
+    loss of `sum over this rank's samples * comm.size / size of the global batch`, followed by the mean of gradients
+    over ranks, gives the gradients of the mean loss of the global batch.
 
-    In eval mode nothing is communicated: running statistics are used or, where there are none, those of the local
-    batch. A deep copy talks to the same ranks. The keys of `state_dict` are those of torch's layer.
+    In evaluation mode there is no communication: running statistics are used or, if there are none, those of the local
+    batch. A deep copy uses the same communicator. The keys of `state_dict` are those of torch's layer.
+
+    Args:
+        num_features: the number of channels.
+        comm: the ranks over whose batches to normalise.
+        eps: added to the variance.
+        momentum: of the running statistics; None for the mean of all batches.
+        affine: whether to have a weight and a bias per channel.
+        track_running_stats: whether to keep running statistics.
+        device: of parameters and buffers.
+        dtype: of parameters and buffers.
+
+    Raises:
+        ArgumentError: in forward, on every rank, if inputs or settings differ between ranks or do not suit the layer.
     """
 
-    # The input's gradient depends on the other ranks' losses. Weights on these losses must therefore be applied
-    # before backward: weighing the gradients of ranks afterwards is too late.
+    # The gradient of the input depends on the losses of other ranks, so an optimizer that weights ranks must scale the
+    # losses before backward; scaling the gradients afterwards would be wrong.
     gradients_cross_ranks = True
 
     comm: Communicator | None
@@ -47,7 +61,7 @@ class MultiNodeBatchNorm(BatchNorm):
         track_running_stats: bool = True,
         device: Any = None,
         dtype: torch.dtype | None = None,
-        **options: Any,  # what newer versions of torch add, such as bias=False
+        **options: Any,  # arguments that newer versions of torch have, such as bias=False
     ):
         if not isinstance(comm, Communicator):
             raise ArgumentError(f"{type(self).__name__}: expected comm to be a communicator, got {comm!r}")
@@ -69,13 +83,13 @@ class MultiNodeBatchNorm(BatchNorm):
         problem = self._input_problem(x)
         same = {"num_features": self.num_features, "eps": self.eps, "momentum": self.momentum}
         if problem is None:
-            same |= {"dtype": x.dtype, "gradients for": self._gradients_asked_for(x)}
+            same |= {"dtype": x.dtype, "gradients for": self._gradients_needed(x)}
         with comm.agreed(type(self).__name__, problem, **same), torch.no_grad():
-            mine = local_moments(x.to(accumulator(x.dtype))).packed()
-            return union([Moments.unpacked(part) for part in comm.allgather(mine)])
+            packed = local_moments(x.to(accumulator(x.dtype))).packed()
+            return union([Moments.unpacked(part) for part in comm.allgather(packed)])
 
     def _input_problem(self, x: object) -> str | None:
-        """What is wrong with the input, where torch's layer would raise on this rank alone."""
+        """Returns the error of torch's layer for this input, which it would raise on this rank only."""
         if not isinstance(x, Tensor) or not x.is_floating_point():
             return f"expected a floating-point tensor, got {x.dtype if isinstance(x, Tensor) else type(x).__name__}"
         try:
@@ -86,8 +100,8 @@ class MultiNodeBatchNorm(BatchNorm):
             return f"expected {self.num_features} channels, got input size {tuple(x.shape)}"
         return None
 
-    def _gradients_asked_for(self, x: Tensor) -> str:
-        """A rank whose backward does not come through this layer would leave the others waiting: all must agree."""
+    def _gradients_needed(self, x: Tensor) -> str:
+        """Returns what backward computes. It must be the same on all ranks, since backward communicates."""
         if not torch.is_grad_enabled():
             return "nothing"
         if x.requires_grad:
@@ -104,14 +118,15 @@ class MultiNodeBatchNorm(BatchNorm):
 
     @torch.no_grad()
     def _track(self, moments: Moments) -> None:
-        """Move the running statistics towards those of the whole batch."""
+        """Updates the running statistics with those of the global batch."""
         if not self.track_running_stats or self.running_mean is None or self.running_var is None:
             return
+        factor = self.momentum
         if self.num_batches_tracked is not None:
             self.num_batches_tracked.add_(1)
-        factor = self.momentum
-        if factor is None:  # the plain mean of all batches so far
-            factor = 1.0 / float(self.num_batches_tracked)  # type: ignore[arg-type]
+            if factor is None:  # the mean of all batches so far
+                factor = 1.0 / float(self.num_batches_tracked)
+        assert factor is not None  # num_batches_tracked exists where running statistics do
         track_statistics(self.running_mean, self.running_var, moments, factor)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> MultiNodeBatchNorm:
@@ -122,25 +137,25 @@ class MultiNodeBatchNorm(BatchNorm):
         return copied
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "comm": None}  # a communicator is this process's alone
+        return {**self.__dict__, "comm": None}  # a communicator cannot be pickled
 
 
 class MultiNodeBatchNorm1d(MultiNodeBatchNorm, nn.BatchNorm1d):
-    """`nn.BatchNorm1d` over the batches of all ranks, as `MultiNodeBatchNorm` says.
+    """`nn.BatchNorm1d` over the batches of all ranks; see `MultiNodeBatchNorm`.
 
-    input: (batch, channel) or (batch, channel, length), this rank's part of the batch.
+    input: (batch, channel) or (batch, channel, length), this rank's batch.
     """
 
 
 class MultiNodeBatchNorm2d(MultiNodeBatchNorm, nn.BatchNorm2d):
-    """`nn.BatchNorm2d` over the batches of all ranks, as `MultiNodeBatchNorm` says.
+    """`nn.BatchNorm2d` over the batches of all ranks; see `MultiNodeBatchNorm`.
 
-    input: (batch, channel, height, width), this rank's part of the batch.
+    input: (batch, channel, height, width), this rank's batch.
     """
 
 
 class MultiNodeBatchNorm3d(MultiNodeBatchNorm, nn.BatchNorm3d):
-    """`nn.BatchNorm3d` over the batches of all ranks, as `MultiNodeBatchNorm` says.
+    """`nn.BatchNorm3d` over the batches of all ranks; see `MultiNodeBatchNorm`.
 
-    input: (batch, channel, depth, height, width), this rank's part of the batch.
+    input: (batch, channel, depth, height, width), this rank's batch.
     """

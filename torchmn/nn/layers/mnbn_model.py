@@ -1,4 +1,4 @@
-"""create_mnbn_model: an ordinary model in, the same model with multi-node batch normalisation out."""
+"""create_mnbn_model: returns a copy of a model with multi-node batch normalisation."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from torchmn.nn.layers.batch_norm import (
     MultiNodeBatchNorm3d,
 )
 
-Model = TypeVar("Model", bound=nn.Module)
+AnyModule = TypeVar("AnyModule", bound=nn.Module)
 
 MULTI_NODE: dict[type, type[MultiNodeBatchNorm]] = {
     nn.BatchNorm1d: MultiNodeBatchNorm1d,
@@ -29,13 +29,22 @@ MULTI_NODE: dict[type, type[MultiNodeBatchNorm]] = {
 }
 
 
-def create_mnbn_model(model: Model, comm: Communicator) -> Model:
-    """A deep copy of `model` in which every BatchNorm1d, 2d and 3d normalises over the batches of all ranks.
+def create_mnbn_model(model: AnyModule, comm: Communicator) -> AnyModule:
+    """Returns a deep copy of `model` in which every BatchNorm1d, 2d and 3d normalises over the batches of all ranks.
 
-    Names, `state_dict`, hooks and settings stay; a module that stands in several places stays one module. Layers
-    that already are multi-node ones of `comm` stay. A layer that can not be replaced with the same numbers, such as
-    SyncBatchNorm, a lazy layer without its shape yet or a subclass with a forward of its own, is an error that
-    names it. All ranks must call this, with the same model; an error on one is raised on all.
+    Collective: all ranks must call it, with the same model. Names, `state_dict`, hooks and settings stay, a module that
+    is registered several times stays one module, and multi-node layers of `comm` stay as they are.
+
+    Args:
+        model: the model. It is not changed.
+        comm: the ranks over whose batches to normalise.
+
+    Returns:
+        The copy, of the same class.
+
+    Raises:
+        ArgumentError: on every rank, if a layer cannot be replaced with the same numbers, such as SyncBatchNorm, a lazy
+            layer without a shape, or a subclass with another forward. The error names the layer.
     """
     if not isinstance(comm, Communicator):
         raise ArgumentError(f"create_mnbn_model: expected comm to be a communicator, got {describe(comm)}")
@@ -44,11 +53,11 @@ def create_mnbn_model(model: Model, comm: Communicator) -> Model:
     if problem is None:
         layers = _replaceable(model)
         try:
-            copied = _copied(model, list(layers.values()), comm)
-        except Exception as error:  # copying runs the modules' own code, which may raise anything
+            copied = _copy(model, list(layers.values()), comm)
+        except Exception as error:  # deepcopy runs code of the modules, which may raise any error
             problem = f"expected a model that can be copied, got {type(error).__name__}: {error}"
     if copied is not None and (left := _replaceable(copied)):
-        problem = f"expected a __deepcopy__ that passes its memo on, got one that makes {', '.join(left)} anew"
+        problem = f"expected a __deepcopy__ that passes its memo on, got one that creates {', '.join(left)} again"
     signature = tuple(f"{name or '(the model)'}: {layer}" for name, layer in layers.items())
     comm.agree("create_mnbn_model", problem, layers=signature)
     assert copied is not None
@@ -59,12 +68,12 @@ def _replaceable(model: nn.Module) -> dict[str, nn.Module]:
     return {name: module for name, module in model.named_modules() if type(module) in MULTI_NODE}
 
 
-def _copied(model: Model, layers: list[nn.Module], comm: Communicator) -> Model:
-    """A deep copy of `model` in which all that refers to one of `layers` refers to a multi-node one in its place.
+def _copy(model: AnyModule, layers: list[nn.Module], comm: Communicator) -> AnyModule:
+    """Returns a deep copy of `model` in which every reference to one of `layers` refers to a multi-node layer.
 
-    A multi-node layer has the attributes of torch's, parameters, buffers and hooks among them, and its communicator.
+    That has the attributes of torch's layer, including parameters, buffers and hooks, and the communicator.
     """
-    memo: dict[int, Any] = {}  # of deepcopy: by id, what stands for an object in the copy
+    memo: dict[int, Any] = {}  # of deepcopy: id of an object -> its copy
     for layer in layers:
         kind = MULTI_NODE[type(layer)]
         memo[id(layer)] = kind.__new__(kind)
@@ -81,7 +90,7 @@ def _problem(model: object, comm: Communicator) -> str | None:
 
 
 def _why_not(module: nn.Module, comm: Communicator) -> str | None:
-    """Why a multi-node layer in the place of `module` would give other numbers than `module` means; else None."""
+    """Returns why `module` cannot be replaced by a multi-node layer; None if it can, or need not."""
     kind = type(module)
     name = f"{kind.__module__}.{kind.__qualname__}"
     if isinstance(module, MultiNodeBatchNorm):
@@ -93,9 +102,9 @@ def _why_not(module: nn.Module, comm: Communicator) -> str | None:
     if isinstance(module, LazyModuleMixin):
         return f"{name} has no shape yet: run one forward pass first"
     if isinstance(module, nn.SyncBatchNorm):
-        return f"{name} has a process group of its own: build the model with nn.BatchNorm1d, 2d or 3d instead"
+        return f"{name} uses another process group: build the model with nn.BatchNorm1d, 2d or 3d instead"
     if kind not in MULTI_NODE:
-        return f"{name}, a subclass of BatchNorm whose meaning is not known here: use nn.BatchNorm1d, 2d or 3d"
+        return f"{name}, an unknown subclass of BatchNorm: use nn.BatchNorm1d, 2d or 3d"
     if "forward" in vars(module):
-        return f"{name} with a forward of its own"
+        return f"{name}, whose forward was replaced"
     return None

@@ -1,4 +1,4 @@
-"""A recurrent network over several ranks: one rank's final states are the next rank's initial states."""
+"""MultiNodeNStepRNN: a recurrent network over several ranks, which pass their final states on as initial states."""
 
 from __future__ import annotations
 
@@ -20,20 +20,36 @@ _Recurrent = nn.RNN | nn.GRU | nn.LSTM
 def create_multi_node_n_step_rnn(
     rnn: _Recurrent, comm: Communicator, rank_in: int | None = None, rank_out: int | None = None, *, tag: int = 0
 ) -> MultiNodeNStepRNN:
-    """`rnn` as one part of a recurrent network over ranks: see `MultiNodeNStepRNN`.
+    """Returns `rnn` as one part of a recurrent network over several ranks.
 
-    `rnn` is an `nn.RNN`, `nn.GRU` or `nn.LSTM`, of any number of layers and directions; its parameters are shared,
-    not copied. The parts of one network must have the same kind, number of layers, directions and hidden size.
+    All parts of a network must have the same kind, number of layers, directions and hidden size.
+
+    Args:
+        rnn: an `nn.RNN`, `nn.GRU` or `nn.LSTM`, of any number of layers and directions. It is used, not copied.
+        comm: communicator of the ranks.
+        rank_in: the rank from which the initial states come; None if they are zero or passed to forward.
+        rank_out: the rank to which the final states are sent; None if they are not sent.
+        tag: of the messages.
+
+    Returns:
+        The `MultiNodeNStepRNN`.
+
+    Raises:
+        ArgumentError: on this rank, if `rnn` is another module, or a rank is out of range or this one.
     """
     return MultiNodeNStepRNN(rnn, comm, rank_in, rank_out, tag)
 
 
 class MultiNodeNStepRNN(nn.Module):
-    """A recurrent network that gets its initial states from `rank_in` and sends its final states to `rank_out`.
+    """A recurrent network that receives its initial states from `rank_in` and sends its final states to `rank_out`.
 
-    Either may be None. Each state (`h`, and `c` of an LSTM) is a message of its own, with a gradient of its own. The
-    network itself is at `actual_rnn`. A deep copy talks to the same ranks; a pickled one must be given its
-    `communicator` again.
+    Each state (`h`, and `c` of an LSTM) is a separate message, whose gradient is sent back in backward. A deep copy
+    uses the same communicator; after unpickling, `communicator` must be assigned again.
+
+    Attributes:
+        actual_rnn: the recurrent network of this rank.
+        communicator: of the ranks.
+        rank_in, rank_out: see `create_multi_node_n_step_rnn`.
     """
 
     communicator: Communicator | None
@@ -58,11 +74,20 @@ class MultiNodeNStepRNN(nn.Module):
     def forward(
         self, sequence: Tensor | PackedSequence, hx: Any = None, *, delegate_variable: Tensor | None = None
     ) -> tuple[Any, Any, Tensor | None]:
-        """What the network returns (its output, and its final states), and a delegate for what was sent, or None.
+        """Runs the network, with the states of other ranks.
 
-        The delegate must take part in this rank's backward, as that of `functions.send` must: where this rank has no
-        loss of its own, call backward on it. `delegate_variable` is that of an earlier `send`; it is passed on to the
-        first `recv`. The initial states `hx` may be given where they do not come from another rank.
+        Args:
+            sequence: the input of the network.
+            hx: initial states; only if `rank_in` is None.
+            delegate_variable: the delegate of an earlier `functions.send`, passed on to the first `recv`.
+
+        Returns:
+            Output and final states as the network returns them, and the delegate of the messages that were sent; None
+            if `rank_out` is None. As with `functions.send`, the delegate must be part of this rank's backward: on a
+            rank without a loss, call its `backward()`.
+
+        Raises:
+            ArgumentError: if `hx` is given and `rank_in` too, or a delegate without `rank_in`.
         """
         comm = self.communicator
         if comm is None:
@@ -70,40 +95,40 @@ class MultiNodeNStepRNN(nn.Module):
         if self.rank_in is not None:
             if hx is not None:
                 raise ArgumentError(
-                    f"rank {comm.rank} of {comm.size}: the initial states come from rank {self.rank_in}: expected hx "
-                    "to be None"
+                    f"rank {comm.rank} of {comm.size}: MultiNodeNStepRNN: expected hx to be None, since the initial "
+                    f"states come from rank {self.rank_in}, got {arguments.describe(hx)}"
                 )
-            hx = self._received(comm, delegate_variable)
+            hx = self._receive(comm, delegate_variable)
         elif delegate_variable is not None:
             raise ArgumentError(
-                f"rank {comm.rank} of {comm.size}: expected delegate_variable only where the initial states come from "
-                "another rank (rank_in); join it to the output by pseudo_connect"
+                f"rank {comm.rank} of {comm.size}: MultiNodeNStepRNN: expected delegate_variable only with rank_in, "
+                "the rank from which the initial states come. Connect it to the output with pseudo_connect"
             )
         output, states = self.actual_rnn(sequence, hx)
-        return output, states, None if self.rank_out is None else self._sent(comm, states)
+        return output, states, None if self.rank_out is None else self._send(comm, states)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> MultiNodeNStepRNN:
-        memo[id(self.communicator)] = self.communicator  # a place in the world, which copies share
+        memo[id(self.communicator)] = self.communicator  # copies use the same communicator
         copied = type(self).__new__(type(self))
         memo[id(self)] = copied
         copied.__dict__ = deepcopy(self.__dict__, memo)
         return copied
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "communicator": None}  # which is this process's alone
+        return {**self.__dict__, "communicator": None}  # a communicator cannot be pickled
 
     def extra_repr(self) -> str:
         here = "no communicator" if self.communicator is None else f"rank {self.communicator.rank}"
         return f"{here}, rank_in={self.rank_in}, rank_out={self.rank_out}"
 
-    def _received(self, comm: Communicator, delegate: Tensor | None) -> Any:
+    def _receive(self, comm: Communicator, delegate: Tensor | None) -> Any:
         assert self.rank_in is not None
         h = F.recv(comm, self.rank_in, delegate, self.tag)
         if not isinstance(self.actual_rnn, nn.LSTM):
             return h
         return h, F.recv(comm, self.rank_in, tag=self.tag)
 
-    def _sent(self, comm: Communicator, states: Any) -> Tensor:
+    def _send(self, comm: Communicator, states: Any) -> Tensor:
         assert self.rank_out is not None
         delegate = None
         for state in states if isinstance(self.actual_rnn, nn.LSTM) else (states,):

@@ -1,9 +1,8 @@
-"""Images in memory pixel by pixel with the batch innermost, as the layers of local filters compute on them.
+"""The memory format "batch last": images in memory as (height, width, map, batch).
 
-A tensor stays (batch, map, height, width) to everyone who looks at it; only the order in memory is (height, width, map,
-batch), in the way in which torch's own layers have channels_last. Then the pixels that a row of a filter sees are one
-run of memory, as its products want them, and so are the rows of a halo. A layer that gets images in this order gives
-images in this order, and in torch's own otherwise.
+The shape of a tensor stays (batch, map, height, width), as with torch's channels_last. In this order, the pixels under
+a row of a filter are contiguous in memory, which its matrix products need, and so are the rows of a halo. Layers of
+local filters return images in the memory format of their input.
 """
 
 from __future__ import annotations
@@ -20,79 +19,79 @@ from torchmn.geometry import DimPlan, HaloPlan, Interval
 
 
 def pixels(x: Tensor) -> Tensor:
-    """(height, width, map, batch) from (batch, map, height, width): a view."""
+    """Returns a view (height, width, map, batch) of x: (batch, map, height, width)."""
     return x.permute(2, 3, 1, 0)
 
 
 def from_pixels(image: Tensor) -> Tensor:
-    """(batch, map, height, width) from (height, width, map, batch): a view."""
+    """Returns a view (batch, map, height, width) of image: (height, width, map, batch)."""
     return image.permute(3, 2, 0, 1)
 
 
 def is_batch_last(x: Tensor) -> bool:
-    """Whether (batch, map, height, width) lies in memory with the batch innermost, and not in torch's own order."""
+    """Whether x: (batch, map, height, width) is in memory with the batch last, and is not contiguous."""
     return x.dim() == 4 and not x.is_contiguous() and pixels(x).is_contiguous()
 
 
 def batch_last(x: Tensor) -> Tensor:
-    """(height, width, map, batch) from (batch, map, height, width), in memory of that order; no copy if it is there."""
-    return pixels(x) if is_batch_last(x) else _BatchLast.apply(x)  # type: ignore[return-value]
+    """Returns contiguous (height, width, map, batch) from x: (batch, map, height, width); a view if possible."""
+    return pixels(x) if is_batch_last(x) else _BatchLast.apply(x)
 
 
 def batch_first(image: Tensor) -> Tensor:
-    """(batch, map, height, width) from (height, width, map, batch), in memory of torch's own order."""
-    return _BatchFirst.apply(image)  # type: ignore[return-value]
+    """Returns contiguous (batch, map, height, width) from image: (height, width, map, batch)."""
+    return _BatchFirst.apply(image)
 
 
 def in_order_of(x: Tensor, image: Tensor) -> Tensor:
-    """`image`, (height, width, map, batch), as (batch, map, height, width), in the order in memory of `x`."""
+    """Returns (batch, map, height, width) from image: (height, width, map, batch), in the memory format of `x`."""
     return from_pixels(image) if is_batch_last(x) else batch_first(image)
 
 
 def as_batch_last(x: Tensor) -> Tensor:
-    """`x` itself, (batch, map, height, width), in memory with the batch innermost."""
+    """Returns x: (batch, map, height, width) in memory with the batch last."""
     return from_pixels(batch_last(x))
 
 
 def pixels_as(y: Tensor, x: Tensor) -> Tensor:
-    """`pixels(y)`, in memory with the batch innermost if `x` is: operations on both are slow in two orders."""
+    """Returns `pixels(y)` in the memory format of `x`: operations on two memory formats are slow."""
     return pixels(y).contiguous() if is_batch_last(x) else pixels(y)
 
 
-def room_in_order_of(x: Tensor, shape: tuple[int, ...]) -> Tensor:
-    """Memory without values, in which dims follow each other as those of `x` do."""
+def empty_in_order_of(x: Tensor, shape: tuple[int, ...]) -> Tensor:
+    """Returns an uninitialised tensor of `shape` with the order of dims in memory of `x`."""
     order = sorted(range(x.dim()), key=x.stride, reverse=True)
     return x.new_empty([shape[dim] for dim in order]).permute([order.index(dim) for dim in range(x.dim())])
 
 
 def halo_of(x: Tensor, plan: HaloPlan, comm: Communicator) -> Tensor:
-    """`halo_exchange` of (batch, map, height, width), in memory with the batch last: then a halo of rows is one run."""
+    """Returns `halo_exchange` of x: (batch, map, height, width), in memory with the batch last."""
     if x.shape[0] == 0 or x.is_meta:
-        return _without_values(x, plan.buffer_shape) if x.is_meta else halo_exchange(x, plan, comm)
+        return _meta(x, plan.buffer_shape) if x.is_meta else halo_exchange(x, plan, comm)
     return from_pixels(halo_exchange(pixels(x), over_all_dims(plan, x.shape[1], x.shape[0]), comm))
 
 
 def sum_of_halos(buffer: Tensor, plan: HaloPlan, comm: Communicator) -> Tensor:
-    """`halo_scatter_add` of (batch, map, height, width), in memory with the batch last."""
+    """Returns `halo_scatter_add` of (batch, map, height, width), in memory with the batch last."""
     if buffer.shape[0] == 0 or buffer.is_meta:
-        return _without_values(buffer, plan.owned_shape) if buffer.is_meta else halo_scatter_add(buffer, plan, comm)
-    every = over_all_dims(plan, buffer.shape[1], buffer.shape[0])
-    return from_pixels(halo_scatter_add(pixels(buffer), every, comm))
+        return _meta(buffer, plan.owned_shape) if buffer.is_meta else halo_scatter_add(buffer, plan, comm)
+    all_dims = over_all_dims(plan, buffer.shape[1], buffer.shape[0])
+    return from_pixels(halo_scatter_add(pixels(buffer), all_dims, comm))
 
 
-def _without_values(x: Tensor, size: tuple[int, ...]) -> Tensor:
+def _meta(x: Tensor, size: tuple[int, ...]) -> Tensor:
     return x.new_empty((*x.shape[:2], *size)) + x.sum()
 
 
 @lru_cache(maxsize=256)
 def over_all_dims(plan: HaloPlan, maps: int, batch: int) -> HaloPlan:
-    """The plan of (height, width, map, batch), of which every rank has all maps and images."""
+    """Returns the halo plan of (height, width, map, batch) from the plan of (height, width)."""
     every_map, every_image = (DimPlan(n, (Interval(0, n),), (Interval(0, n),)) for n in (maps, batch))
     return HaloPlan.of((*plan.dims, every_map, every_image), (*plan.place, 0, 0))
 
 
-# Gradients come back in the order in memory in which the values went. A transposed matrix is what torch copies fastest:
-# so the batch is brought to its place first, then the maps, whose rows are long by then.
+# Gradients have the memory format of the values. Torch copies a transposed matrix fastest, so the batch dim is moved
+# first, and then the maps in long rows.
 class _BatchLast(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""Local contrast normalisation: each pixel relative to the mean and the deviation of its surroundings."""
+"""LocalContrastNorm2d: local contrast normalisation, by the mean and the deviation around each pixel."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from torchmn._torch_compat import DisableTorchFunction
 from torchmn.errors import ArgumentError, nearest
 from torchmn.geometry import Interval
 from torchmn.nn.local_filters.contrast_region import Normalisation, normalised
-from torchmn.nn.local_filters.pair import Size, count, odd_pair
+from torchmn.nn.local_filters.image_sizes import Size, count, odd_pair
 from torchmn.sharded.redistribute import whole
 from torchmn.sharded.tensor import ShardedTensor
 from torchmn.sharded.windows import plan_needs, windowed
@@ -22,17 +22,28 @@ KINDS = ("subtractive-divisive", "response")
 
 
 class LocalContrastNorm2d(nn.Module):
-    """Images whose local mean and contrast are evened out; as large as the input.
-
-    kernel: the window, odd; maps: the input's maps
+    """Normalises the local mean and contrast of images; the output has the size of the input.
 
     kind "subtractive-divisive": with a Gaussian window g over space and all maps, of sum 1,
         v = x - g∗x  (one mean for all maps),  y = v / √(g∗v²),  and y = v where that root is at most `threshold`.
-        Outside the image lie zeros.
-    kind "response": per map, with d = x - the mean of the part of the window that lies in the image,
+        Beyond the image are zeros.
+    kind "response": per map, with d = x - the mean of the pixels of the window that are inside the image,
         y = x · (1 + alpha / (kernel height · width) · Σ d² over the window) ** -beta.
 
-    The gradient is that of these formulas, nothing left out.
+    Gradients are exact.
+
+    Args:
+        kernel: size of the window, odd.
+        maps: number of maps of the input.
+        kind: "subtractive-divisive" or "response".
+        alpha: only for "response"; 1.0 by default.
+        beta: only for "response"; 0.75 by default.
+        threshold: only for "subtractive-divisive"; 0.0 by default.
+        device: of the window.
+        dtype: of the window.
+
+    Raises:
+        ArgumentError: if an argument is wrong or does not belong to `kind`.
     """
 
     gaussian: Tensor | None
@@ -52,8 +63,8 @@ class LocalContrastNorm2d(nn.Module):
         super().__init__()
         if kind not in KINDS:
             raise ArgumentError(f"LocalContrastNorm2d: kind {kind!r} does not exist. {nearest(kind, KINDS)}")
-        foreign = {"threshold": threshold} if kind == "response" else {"alpha": alpha, "beta": beta}
-        for name, value in foreign.items():
+        not_allowed = {"threshold": threshold} if kind == "response" else {"alpha": alpha, "beta": beta}
+        for name, value in not_allowed.items():
             if value is not None:
                 raise ArgumentError(f"LocalContrastNorm2d: {name} has no meaning for kind {kind!r}: leave it out")
         self.kernel = odd_pair("LocalContrastNorm2d", "kernel", kernel)
@@ -65,15 +76,15 @@ class LocalContrastNorm2d(nn.Module):
         window = None
         if kind == "subtractive-divisive":
             window = gaussian_window(self.kernel, self.maps)
-            # A round Gaussian is the product of one along height and one along width.
+            # A two-dimensional Gaussian is the product of one along height and one along width.
             rows, columns = window[0, 0].sum(1), window[0, 0].sum(0)
             self._weights = tuple(rows.tolist()), tuple((columns / columns.sum()).tolist())
             window = window.to(device, dtype or torch.get_default_dtype())
-        # Not in the state dict: it follows from the arguments.
+        # Not in the state dict, since the arguments determine it.
         self.register_buffer("gaussian", window, persistent=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        """The normalised images, from x: (batch, maps, height, width)."""
+        """Returns the normalised images, of the shape of x: (batch, maps, height, width)."""
         if x.dim() != 4 or x.shape[1] != self.maps:
             raise ArgumentError(
                 f"LocalContrastNorm2d: expected (batch, {self.maps}, height, width), got {tuple(x.shape)}"
@@ -81,25 +92,25 @@ class LocalContrastNorm2d(nn.Module):
         if self.gaussian is None:
             return self._responses(x)
         if isinstance(x, ShardedTensor) and not x.spec.is_tile:
-            x = whole(x)  # its maps are cut
+            x = whole(x)  # maps are cut
         if isinstance(x, ShardedTensor):
             with DisableTorchFunction():
-                return self._normalised_part(x)
+                return self._normalised_tile(x)
         size = x.shape[2], x.shape[3]
         return normalised(x, self.region(size, (Interval(0, size[0]), Interval(0, size[1]))))
 
     def region(self, size: tuple[int, int], outputs: tuple[Interval, Interval]) -> Normalisation:
-        """What a box of the normalised image takes, of images of `size`."""
+        """Returns the region of an image of `size` from which a box of the normalised image is computed."""
         return Normalisation.of(size, outputs, self._weights, self.threshold)
 
-    def _normalised_part(self, x: ShardedTensor) -> ShardedTensor:
-        """This rank's part. One exchange of a halo that is wide enough for mean and variance."""
+    def _normalised_tile(self, x: ShardedTensor) -> ShardedTensor:
+        """Returns this rank's tile, with one exchange of a halo that is wide enough for mean and variance."""
         layout = x.spec
         size = layout.shape[2], layout.shape[3]
-        around = [2 * (kernel // 2) for kernel in self.kernel]
+        reach = [2 * (kernel // 2) for kernel in self.kernel]
 
-        def needed(dim: int, mine: Interval) -> Interval:
-            return Interval(max(0, mine.start - around[dim]), min(size[dim], mine.stop + around[dim]))
+        def needed(dim: int, outputs: Interval) -> Interval:
+            return Interval(max(0, outputs.start - reach[dim]), min(size[dim], outputs.stop + reach[dim]))
 
         region = self.region(size, (layout.interval(2), layout.interval(3)))
         return windowed(x, plan_needs(layout, size, needed), lambda tile: normalised(tile, region))
@@ -107,7 +118,7 @@ class LocalContrastNorm2d(nn.Module):
     def _responses(self, x: Tensor) -> Tensor:
         middle = self._middle()
         distance = x - F.avg_pool2d(x, self.kernel, 1, middle, count_include_pad=False)
-        # With the padding counted, the mean is the sum over the window divided by the kernel's area.
+        # Including padding, the mean is the sum over the window divided by the area of the kernel.
         contrast = F.avg_pool2d(distance * distance, self.kernel, 1, middle)
         return x * (1.0 + self.alpha * contrast) ** -self.beta
 
@@ -122,9 +133,9 @@ class LocalContrastNorm2d(nn.Module):
 
 
 def gaussian_window(kernel: tuple[int, int], maps: int) -> Tensor:
-    """A round Gaussian for the sum of `maps` maps: (1, 1, height, width), float64, of sum 1 over window and maps.
+    """Returns a Gaussian window for the sum of `maps` maps: (1, 1, height, width), float64, of sum 1 / maps.
 
-    Its deviation is a third of the distance from the middle to a corner: 0.471 for 3 x 3.
+    Its standard deviation is a third of the distance from the centre to a corner: 0.471 for 3 x 3.
     """
     half_height, half_width = kernel[0] // 2, kernel[1] // 2
     deviation = math.hypot(half_height, half_width) / 3 or 1.0

@@ -1,4 +1,8 @@
-"""Subtractive and divisive normalisation of a region of an image, and its gradient."""
+"""Subtractive-divisive normalisation of a region of an image, and its gradient: the computation of LocalContrastNorm2d.
+
+A region is the image on one rank, or a rank's tile with its halo. `Blur` is the weighted mean around each pixel, with
+which `contrast_of` computes mean and variance.
+"""
 
 from __future__ import annotations
 
@@ -10,19 +14,18 @@ from torch import Tensor
 
 from torchmn.bounded_cache import cached_tensors
 from torchmn.geometry import Interval
-from torchmn.nn.local_filters.batch_last import from_pixels, pixels, pixels_as, empty_in_order_of
+from torchmn.nn.local_filters.batch_last import empty_in_order_of, from_pixels, pixels, pixels_as
 
 Pair = tuple[int, int]
 
 
 class Blur(NamedTuple):
-    """Weights along height and width, and which pixels come out.
+    """A separable weighted mean around each pixel. Pixels beyond the inputs count as zeros.
 
-    weights: of the pixels around each, along height and along width
-    before: where the window of the first output begins, counted from the first pixel: negative if in front of it
-    size: how many outputs there are along height and width
-
-    Pixels that are not there count as zeros.
+    Attributes:
+        weights: of the window along height and along width.
+        before: index of the first pixel of the first window; negative if it is before the first pixel.
+        size: number of outputs along height and width.
     """
 
     weights: tuple[tuple[float, ...], tuple[float, ...]]
@@ -30,13 +33,14 @@ class Blur(NamedTuple):
     size: Pair
 
     def adjoint(self, size: Pair) -> Blur:
-        """The blur whose matrix is the transposed one, with outputs of `size`, the inputs of this one."""
-        before = tuple(1 - len(row) - start for row, start in zip(self.weights, self.before, strict=True))
-        return Blur((self.weights[0][::-1], self.weights[1][::-1]), before, size)
+        """Returns the transposed blur, whose outputs are the inputs of this one, of `size`."""
+        rows, columns = self.weights
+        before = 1 - len(rows) - self.before[0], 1 - len(columns) - self.before[1]
+        return Blur((rows[::-1], columns[::-1]), before, size)
 
 
 def blurred(x: Tensor, blur: Blur) -> Tensor:
-    """(*blur.size, ...) from x: (height, width, ...). Differentiable to any order."""
+    """Returns (*blur.size, ...) from x: (height, width, ...). Differentiable to any order."""
     if x.requires_grad and torch.is_grad_enabled():
         return _Blurred.apply(x, blur)
     return _blurred(x, blur)
@@ -62,13 +66,12 @@ def _blurred(x: Tensor, blur: Blur) -> Tensor:
     return torch.bmm(across.expand(blur.size[0], -1, -1), rows).view(*blur.size, *rest)
 
 
-# Two products with matrices of mostly zeros are fewer calls than additions of shifted images, and calls are what a
-# small map costs.
+# Two products with banded matrices need fewer calls than sums of shifted images, and calls dominate for small maps.
 @cached_tensors(64 << 20)
 def _matrix(
     weights: tuple[float, ...], before: int, outputs: int, inputs: int, dtype: torch.dtype, device: torch.device
 ) -> Tensor:
-    """(outputs, inputs): the weights of each output's window along one dim."""
+    """Returns (outputs, inputs): the weights of each output's window along one dim."""
     matrix = torch.zeros(outputs, inputs, dtype=torch.float64, device="cpu")
     for at, weight in enumerate(weights):
         matrix.diagonal(before + at).fill_(weight)
@@ -82,9 +85,16 @@ MAPS = 2  # the dim of maps in (height, width, map, batch)
 
 @dataclass(frozen=True)
 class Normalisation:
-    """Which rows and columns of the image come in, are centred and come out, and with which weights around each.
+    """The boxes of pixels and the weights of a normalisation.
 
-    Each of them surrounds the next by half a window, as far as the image reaches: beyond it lie zeros.
+    Each box contains the next one and half a window around it, as far as there is an image. Beyond are zeros.
+
+    Attributes:
+        inputs: the pixels that are needed.
+        centred: those from which the mean is subtracted.
+        outputs: those that are normalised.
+        weights: of the window along height and width.
+        threshold: see `LocalContrastNorm2d`.
     """
 
     inputs: Box
@@ -97,17 +107,19 @@ class Normalisation:
     def of(
         size: Pair, outputs: Box, weights: tuple[tuple[float, ...], tuple[float, ...]], threshold: float
     ) -> Normalisation:
-        """What a box of outputs of an image of `size` takes."""
+        """Returns the normalisation of a box of outputs, in an image of `size`."""
         halves = len(weights[0]) // 2, len(weights[1]) // 2
         centred = _around(outputs, halves, size)
         return Normalisation(_around(centred, halves, size), centred, outputs, weights, threshold)
 
     @property
     def mean(self) -> Blur:
+        """The blur from inputs to centred pixels."""
         return self._blur(self.inputs, self.centred)
 
     @property
     def variance(self) -> Blur:
+        """The blur from centred pixels to outputs."""
         return self._blur(self.centred, self.outputs)
 
     def _blur(self, source: Box, target: Box) -> Blur:
@@ -116,15 +128,18 @@ class Normalisation:
 
 
 def normalised(x: Tensor, how: Normalisation) -> Tensor:
-    """The outputs, (batch, map, *how.outputs), from x: (batch, map, *how.inputs), in the same order in memory."""
+    """Returns (batch, map, *how.outputs) from x: (batch, map, *how.inputs), in the memory format of `x`."""
     return _Normalised.apply(x, how)
 
 
 class Contrast(NamedTuple):
-    """What the gradient of a normalisation needs of it.
+    """Intermediate results of a normalisation that its gradient needs.
 
-    centred: v, the pixels without the mean around them; balance: the sum of v over maps
-    scale: the factor of each output pixel; steepness: the same, and 0 where there is no contrast
+    Attributes:
+        centred: v, the pixels minus the mean around them.
+        balance: the sum of v over maps.
+        scale: the factor of each output pixel.
+        steepness: the same, with 0 where there is no contrast.
     """
 
     centred: Tensor
@@ -134,8 +149,8 @@ class Contrast(NamedTuple):
 
 
 def contrast_of(x: Tensor, how: Normalisation) -> tuple[Tensor, Contrast]:
-    """The outputs, (*how.outputs, map, batch), from x: (*how.inputs, map, batch), and what their gradient needs."""
-    # The window is the same for all maps: summed first, there is one map to blur.
+    """Returns the outputs, (*how.outputs, map, batch), from x: (*how.inputs, map, batch), and intermediate results."""
+    # The window is the same for all maps, so maps are summed first and only one is blurred.
     total = x.sum(MAPS, keepdim=True)
     mean = blurred(total, how.mean)
     centred = _inside(x, how.inputs, how.centred) - mean
@@ -148,13 +163,13 @@ def contrast_of(x: Tensor, how: Normalisation) -> tuple[Tensor, Contrast]:
 
 
 def gradient_of_contrast(g: Tensor, seen: Contrast, how: Normalisation) -> Tensor:
-    """The gradient of the inputs, from `g`, that of the outputs. No autograd."""
-    # y = v·s with s = (blurred Σ v²)^-½ and v = x - blurred Σ x: the sums are over maps
+    """Returns the gradient of the inputs from `g`, the gradient of the outputs. Not differentiable."""
+    # y = v·s with s = (blurred Σ v²)^-½ and v = x - blurred Σ x, sums over maps.
     centred, balance, scale, steepness = seen
     slope = (g * _inside(centred, how.centred, how.outputs)).sum(MAPS, keepdim=True)
     slope.mul_(steepness).mul_(steepness).mul_(steepness).neg_()
     by_scale = blurred(slope, how.variance.adjoint((centred.shape[0], centred.shape[1])))
-    # The gradient of v is v·by_scale + g·s. Its sum over maps is known before it is, so x's can be written at once.
+    # The gradient of v is v·by_scale + g·s. Its sum over maps is computed without it, which saves one temporary image.
     by_centred = balance * by_scale
     _inside(by_centred, how.centred, how.outputs).addcmul_(g.sum(MAPS, keepdim=True), scale)
     shared = blurred(by_centred, how.mean.adjoint((len(how.inputs[0]), len(how.inputs[1])))).neg_()
@@ -181,7 +196,7 @@ class _Normalised(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, None]:
         x, *seen = ctx.saved_tensors
-        if torch.is_grad_enabled():  # second derivatives are wanted: the formulas, by torch's own rules
+        if torch.is_grad_enabled():  # create_graph=True: the formulas as differentiable torch functions
             x = x if x.requires_grad else x.detach().requires_grad_()
             y = from_pixels(contrast_of(pixels(x), ctx.how)[0])
             return torch.autograd.grad(y, x, gradients[0], create_graph=True)[0], None
@@ -197,7 +212,7 @@ def _around(box: Box, halves: Pair, size: Pair) -> Box:
 
 
 def _inside(x: Tensor, box: Box, inner: Box) -> Tensor:
-    """The pixels of `inner` of an image, (height, width, map, batch), that holds those of `box`."""
+    """Returns the pixels `inner` of an image (height, width, map, batch) that holds the pixels `box`."""
     for dim, (outside, inside) in enumerate(zip(box, inner, strict=True)):
         if outside != inside:
             x = x.narrow(dim, inside.start - outside.start, len(inside))
@@ -205,7 +220,7 @@ def _inside(x: Tensor, box: Box, inner: Box) -> Tensor:
 
 
 def _outside(box: Box, inner: Box) -> list[tuple[slice, slice]]:
-    """The strips of `box` around `inner`, as they lie in an image of `box`."""
+    """Returns the slices of an image of `box` that are outside of `inner`: strips that do not overlap."""
     rows, columns = (inside.shift(-outside.start) for outside, inside in zip(box, inner, strict=True))
     every_column = slice(None)
     return [

@@ -1,4 +1,4 @@
-"""Layers that combine the maps at each position, and never look at a neighbouring one."""
+"""CrossMapResponseNorm and CrossMapPool: layers that combine the maps at each position."""
 
 from __future__ import annotations
 
@@ -8,13 +8,21 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from torchmn.nn.local_filters.pair import count
+from torchmn.nn.local_filters.image_sizes import count
 
 
 class CrossMapResponseNorm(nn.Module):
-    """x / (1 + alpha / size · Σ x²) ** beta, the sum over the `size` maps around each map at the same position.
+    """x / (1 + alpha / size · Σ x²) ** beta, with the sum over the `size` maps around each map at the same position.
 
-    Beside the first and the last map lies nothing. An even `size` reaches one map further down than up.
+    Maps beyond the first and last count as zeros. An even `size` includes one more map below than above.
+
+    Args:
+        size: number of maps in the sum.
+        alpha: factor of the sum.
+        beta: exponent.
+
+    Raises:
+        ArgumentError: if `size` is not an integer of at least 1.
     """
 
     def __init__(self, size: int, alpha: float = 1e-4, beta: float = 0.75) -> None:
@@ -24,7 +32,7 @@ class CrossMapResponseNorm(nn.Module):
         self.beta = float(beta)
 
     def forward(self, x: Tensor) -> Tensor:
-        """The normalised images, from x: (batch, maps, height, width)."""
+        """Returns the normalised images, of the shape of x: (batch, maps, height, width)."""
         return F.local_response_norm(x, self.size, self.alpha, self.beta, k=1.0)
 
     def extra_repr(self) -> str:
@@ -34,8 +42,20 @@ class CrossMapResponseNorm(nn.Module):
 class CrossMapPool(nn.Conv2d):
     """Each output map is a sum of the input maps with non-negative weights: a 1 x 1 convolution without bias.
 
-    weight: (out_maps, in_maps, 1, 1), which starts uniformly random with a mean of 1 / in_maps. An optimizer can
-    make a weight negative: call `nonnegative_()` after its step to keep the promise.
+    Weights are initialised uniformly with a mean of 1 / in_maps. A step of an optimizer can make a weight negative:
+    call `nonnegative_()` after it.
+
+    Args:
+        in_maps: number of maps of the input.
+        out_maps: number of maps of the output.
+        device: of the weight.
+        dtype: of the weight.
+
+    Attributes:
+        weight: (out_maps, in_maps, 1, 1).
+
+    Raises:
+        ArgumentError: if a number of maps is not an integer of at least 1.
     """
 
     def __init__(self, in_maps: int, out_maps: int, *, device: Any = None, dtype: torch.dtype | None = None) -> None:
@@ -45,12 +65,12 @@ class CrossMapPool(nn.Conv2d):
 
     @torch.no_grad()
     def reset_parameters(self) -> None:
-        """Random weights from 0 to 2 / in_maps."""
+        """Initialises the weights uniformly from 0 to 2 / in_maps."""
         self.weight.uniform_(0, 2 / self.in_channels)
 
     @torch.no_grad()
     def nonnegative_(self) -> CrossMapPool:
-        """Set every negative weight to 0."""
+        """Sets every negative weight to 0, and returns the layer."""
         self.weight.clamp_(min=0)
         return self
 

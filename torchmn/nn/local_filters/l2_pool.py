@@ -1,4 +1,4 @@
-"""Pooling by the L2 norm of each window."""
+"""L2Pool2d: pooling by the L2 norm of each window."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torchmn.errors import ArgumentError
 from torchmn.geometry import Window
 from torchmn.nn.layers.halo_layer import HaloLayer
 from torchmn.nn.local_filters.batch_last import from_pixels, pixels, pixels_as
-from torchmn.nn.local_filters.pair import Size, pair
+from torchmn.nn.local_filters.image_sizes import Size, pair
 from torchmn.nn.local_filters.window_sums import (
     Windows,
     room_for_spreading,
@@ -26,10 +26,17 @@ from torchmn.sharded.tensor import ShardedTensor
 class L2Pool2d(HaloLayer):
     """The square root of `eps` plus the sum of squares of each window, per map.
 
-    stride: as the kernel, if not given; padding: zeros around the image.
+    The gradient is x / y inside a window, and zero where the window is all zero (`nn.LPPool2d` gives NaN there).
+    Elements whose square underflows count as zero.
 
-    The gradient is exact: x / y inside a window, and zero where the window is all zero, where torch's `LPPool2d`
-    gives NaN. Magnitudes whose square is too small for the dtype count as zero.
+    Args:
+        kernel: size of the window.
+        stride: the kernel by default.
+        eps: added to the sum of squares.
+        padding: zeros around the image, at most half the kernel.
+
+    Raises:
+        ArgumentError: if an argument is wrong.
     """
 
     def __init__(self, kernel: Size, stride: Size | None = None, eps: float = 0.0, *, padding: Size = 0) -> None:
@@ -40,7 +47,7 @@ class L2Pool2d(HaloLayer):
         if any(2 * pad > extent for pad, extent in zip(self.padding, self.kernel, strict=True)):
             raise ArgumentError(
                 f"L2Pool2d: expected padding of at most half the kernel {self.kernel}, got {self.padding}: "
-                f"more would pool nothing but padding."
+                "a window must contain pixels"
             )
         if not eps >= 0:
             raise ArgumentError(f"L2Pool2d: expected eps to be at least 0, got {eps!r}")
@@ -49,14 +56,14 @@ class L2Pool2d(HaloLayer):
         self.windows = [Window(extent, step, (pad, pad)) for extent, step, pad in settings]
 
     def forward(self, x: Tensor) -> Tensor:
-        """(batch, maps, out_height, out_width) from x: (batch, maps, height, width)."""
+        """Returns (batch, maps, out_height, out_width) from x: (batch, maps, height, width)."""
         if not isinstance(x, ShardedTensor):
             return super().forward(x)
         with DisableTorchFunction():
             return super().forward(x)
 
     def local(self, x: Tensor) -> Tensor:
-        """(batch, maps, out_height, out_width), from images that contain their padding or halo."""
+        """Returns (batch, maps, out_height, out_width) from images with their padding or halo."""
         return pooled(x, Windows((x.shape[-2], x.shape[-1]), self.kernel, self.stride), self.eps)
 
     def extra_repr(self) -> str:
@@ -66,20 +73,20 @@ class L2Pool2d(HaloLayer):
 
 
 def pooled(x: Tensor, windows: Windows, eps: float = 0.0) -> Tensor:
-    """The square root of `eps` plus the sum of squares of each window: (batch, map, height, width), as is `x`."""
-    return _Pool.apply(x, windows, eps)  # type: ignore[return-value]
+    """Returns the pooled images, (batch, map, out_height, out_width), from x: (batch, map, height, width)."""
+    return _Pool.apply(x, windows, eps)
 
 
 def norms_of(image: Tensor, windows: Windows, eps: float) -> Tensor:
-    """The pooled values of an image, both (height, width, map, batch). No autograd."""
+    """Returns the pooled values of an image, both (height, width, map, batch). Not differentiable."""
     squares = sums_of_squares(image, windows)
     return (squares.add_(eps) if eps else squares).sqrt_()
 
 
 def gradient_of_norms(g: Tensor, image: Tensor, norms: Tensor, windows: Windows) -> Tensor:
-    """The gradient of the image from `g`, that of its `norms`. No autograd."""
+    """Returns the gradient of the image from `g`, the gradient of its `norms`. Not differentiable."""
     field, slopes = room_for_spreading(g, windows)
-    # Where a sum of squares is 0, its own slope is: divided by infinity.
+    # Division by infinity: the gradient is 0 where the sum of squares is 0.
     torch.div(g, torch.threshold(norms, 0.0, torch.inf), out=slopes)
     return spread_of(field, windows).mul_(image)
 
@@ -96,7 +103,7 @@ class _Pool(torch.autograd.Function):
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:
         x, y = ctx.saved_tensors
         g, image, norms = pixels_as(gradients[0], x), pixels(x), pixels(y)
-        if torch.is_grad_enabled():  # second derivatives are wanted
+        if torch.is_grad_enabled():  # create_graph=True
             slopes = g / norms.masked_fill(norms == 0, torch.inf)
             return from_pixels(image * spread_over_windows(slopes, ctx.windows)), None, None
         return from_pixels(gradient_of_norms(g, image, norms, ctx.windows)), None, None

@@ -1,4 +1,7 @@
-"""A convolution without shared weights: every output position has filters of its own."""
+"""LocalFilter2d: a convolution without shared weights, on one rank and, as TiledLocalFilter2d, on tiles.
+
+Every output position has different filters. On a grid of tiles each rank holds the filters of its outputs.
+"""
 
 from __future__ import annotations
 
@@ -13,30 +16,45 @@ from torchmn.communicators.process_grid import ProcessGrid
 from torchmn.errors import ArgumentError
 from torchmn.functions.halo.global_array import GlobalArray
 from torchmn.geometry import Window, all_owned
-from torchmn.nn.layers.slices import SlicedModule
+from torchmn.nn.layers.sliced_module import SlicedModule
 from torchmn.nn.local_filters.batch_last import batch_last, halo_of, in_order_of, sum_of_halos
-from torchmn.nn.local_filters.pair import Size, count, pair
+from torchmn.nn.local_filters.field_grid import FieldGrid
+from torchmn.nn.local_filters.image_sizes import Size, count, pair
 from torchmn.nn.local_filters.receptive_fields import decoded, outputs
-from torchmn.nn.local_filters.tiling import Tiling
-from torchmn.sharded.redistribute import whole
+from torchmn.sharded.redistribute import gathered
 from torchmn.sharded.refusals import refuse
 from torchmn.sharded.sharding import Sharding, image_layout
 from torchmn.sharded.tensor import ShardedTensor, local, wrap
-from torchmn.sharded.windows import nothing
+from torchmn.sharded.windows import empty_with_graph
 
 
 class LocalFilter2d(nn.Module):
-    """Each output unit is the product of a filter of its own with its receptive field; no two share weights.
+    """A convolution whose filters differ at every position (locally connected layer).
 
-    in_size: the (height, width) of the images, which fixes the number of filters
-    padding: zeros around the image
-    tied: `transpose` uses the filters themselves; otherwise `decoder_weight`, which starts as a copy of them
+    Filters are initialised with a uniformly random direction and L2 norm 1. Besides its output, a forward needs memory
+    for a copy of the image and for a few rows of unfolded fields.
 
-    weight: (out_height, out_width, out_maps, in_maps, kernel height, kernel width), so that `weight[row, column]` is
-    the weight of the Conv2d that applies there; in memory, in_maps come last. bias: (out_height, out_width, out_maps).
+    Args:
+        in_maps: number of maps of the input.
+        out_maps: number of maps of the output.
+        kernel: size of the filters.
+        stride: distance between filters.
+        in_size: (height, width) of the images, which determines the number of filters.
+        bias: whether each output has a bias.
+        padding: zeros around the image.
+        tied: whether `transpose` uses the filters themselves, or else `decoder_weight`, initialised as a copy of them.
+        device: of the parameters.
+        dtype: of the parameters.
 
-    Filters start with a uniformly random direction and L2 norm 1. Beside its output, a pass takes the memory of a copy
-    of the image and of a few rows of it unfolded.
+    Attributes:
+        weight: (out_height, out_width, out_maps, in_maps, kernel height, kernel width): `weight[row, column]` is the
+            weight of an equivalent Conv2d at that position. In memory, in_maps are last.
+        decoder_weight: the same shape, or None if tied.
+        bias: (out_height, out_width, out_maps), or None.
+        out_size: (out_height, out_width).
+
+    Raises:
+        ArgumentError: if an argument is wrong, or the kernel is larger than the padded image.
     """
 
     weight: nn.Parameter
@@ -69,7 +87,7 @@ class LocalFilter2d(nn.Module):
                 f"LocalFilter2d: a kernel of {self.kernel} does not fit into an image of {self.in_size} with padding "
                 f"{self.padding}. Use a smaller kernel."
             )
-        self.out_size = self._tiling(padded).positions
+        self.out_size = self._field_grid(padded).positions
         positions = (*self.out_size, self.out_maps)
         filters = torch.empty(*positions, self.in_maps, *self.kernel, device=device, dtype=dtype)
         self.weight = nn.Parameter(maps_last(filters))
@@ -78,17 +96,22 @@ class LocalFilter2d(nn.Module):
         self.reset_parameters()
 
     def forward(self, x: Tensor) -> Tensor:
-        """(batch, out_maps, out_height, out_width) from x: (batch, in_maps, *in_size)."""
+        """Returns (batch, out_maps, out_height, out_width) from x: (batch, in_maps, *in_size)."""
         x = self._checked(x, "forward", (self.in_maps, *self.in_size))
         (top, left) = self.padding
         return self.local(F.pad(x, (left, left, top, top)) if top or left else x)
 
     def transpose(self, y: Tensor, weight: Tensor | None = None) -> Tensor:
-        """The decoder's image: every output unit puts its filter, times its value, where it took its input from.
+        """Returns the decoded images: the sum of all filters times their outputs, at their positions.
 
-        y: (batch, out_maps, *out_size). Gives (batch, in_maps, *in_size). With `tied`, the exact transpose of
-        `forward` without bias.
-        weight: filters to decode with in place of the layer's own, of the same shape
+        With tied filters, this is the exact transpose of `forward` without bias.
+
+        Args:
+            y: (batch, out_maps, *out_size).
+            weight: other filters to decode with, of the shape of `self.weight`.
+
+        Returns:
+            (batch, in_maps, *in_size).
         """
         y = self._checked(y, "transpose", (self.out_maps, *self.out_size))
         (top, left), (height, width) = self.padding, self.in_size
@@ -96,19 +119,19 @@ class LocalFilter2d(nn.Module):
         return image[:, :, top : top + height, left : left + width]
 
     def local(self, x: Tensor) -> Tensor:
-        """The outputs of the filters that this layer holds, from images that contain their padding or halo."""
-        y = outputs(batch_last(x), by_pixel(self.weight), self._tiling((x.shape[2], x.shape[3])))
+        """Returns the outputs of the filters of this rank, from images with their padding or halo."""
+        y = outputs(batch_last(x), by_pixel(self.weight), self._field_grid((x.shape[2], x.shape[3])))
         if self.bias is not None:
             y = y + self.bias.unsqueeze(3)
         return in_order_of(x, y)
 
     def local_transpose(self, y: Tensor, size: tuple[int, int], weight: Tensor) -> Tensor:
-        """The transpose of `local` for images of `size`, which contains padding and halo."""
-        return in_order_of(y, decoded(batch_last(y), by_pixel(weight), self._tiling(size)))
+        """Returns the transpose of `local` for images of `size`, which includes padding and halo."""
+        return in_order_of(y, decoded(batch_last(y), by_pixel(weight), self._field_grid(size)))
 
     @torch.no_grad()
     def unit_norm_(self) -> LocalFilter2d:
-        """Divide every filter, the decoder's too, by its L2 norm; a filter of zeros stays as it is."""
+        """Divides every filter, also of the decoder, by its L2 norm, and returns the layer. Zero filters stay."""
         for weight in (self.weight, self.decoder_weight):
             if weight is not None:
                 unit_norm_(weight)
@@ -116,8 +139,8 @@ class LocalFilter2d(nn.Module):
 
     @torch.no_grad()
     def reset_parameters(self) -> None:
-        """Random filters of norm 1; the decoder a copy of them; bias 0."""
-        # Drawn in the order of the dims, not in that in memory: a seed means the same filters in either.
+        """Initialises filters at random with norm 1, the decoder as a copy of them, and the bias with 0."""
+        # Drawn in the order of dims, not of memory, so that a seed gives the same filters for every memory format.
         self.weight.copy_(torch.empty_like(self.weight, memory_format=torch.contiguous_format).uniform_(-0.1, 0.1))
         unit_norm_(self.weight)
         if self.decoder_weight is not None:
@@ -126,11 +149,11 @@ class LocalFilter2d(nn.Module):
             self.bias.zero_()
 
     def slice_over(self, grid: Any) -> nn.Module:
-        """This rank's part of the layer under halopar: the filters of its own tile's outputs."""
-
+        """Returns this rank's slice of the layer under halopar: the filters of its tile's outputs."""
         return TiledLocalFilter2d.of(self, grid)
 
     def decoding_weight(self, weight: Tensor | None) -> Tensor:
+        """Returns `weight`, or by default the filters with which the layer decodes."""
         if weight is not None:
             return weight
         return self.weight if self.decoder_weight is None else self.decoder_weight
@@ -138,15 +161,16 @@ class LocalFilter2d(nn.Module):
     def _padded_size(self) -> tuple[int, int]:
         return self.in_size[0] + 2 * self.padding[0], self.in_size[1] + 2 * self.padding[1]
 
-    def _tiling(self, size: tuple[int, int]) -> Tiling:
-        return Tiling(size, self.kernel, self.stride)
+    def _field_grid(self, size: tuple[int, int]) -> FieldGrid:
+        return FieldGrid(size, self.kernel, self.stride)
 
     def _checked(self, x: Tensor, operation: str, expected: tuple[int, int, int]) -> Tensor:
-        """`x`, the whole of it: of a grid with one tile, or of maps that are cut, it is a ShardedTensor."""
+        """Returns `x` as a whole tensor. It may be sharded: on a grid with one tile, or along maps."""
         self.check_shape(x, operation, expected)
-        return whole(x) if isinstance(x, ShardedTensor) else x
+        return gathered(x)
 
     def check_shape(self, x: Tensor, operation: str, expected: tuple[int, int, int]) -> None:
+        """Raises an ArgumentError if the shape of `x` is not (batch, *expected)."""
         if x.dim() != 4 or tuple(x.shape[1:]) != expected:
             shape = ", ".join(map(str, expected))
             raise ArgumentError(
@@ -155,7 +179,7 @@ class LocalFilter2d(nn.Module):
             )
 
     def _hint(self) -> str:
-        """What else may be wrong with an image of another size."""
+        """Returns a hint for the error about an image of another size."""
         return ""
 
     def extra_repr(self) -> str:
@@ -168,23 +192,23 @@ class LocalFilter2d(nn.Module):
 
 @torch.no_grad()
 def unit_norm_(weight: Tensor) -> Tensor:
-    """Divide every filter of a LocalFilter2d's `weight` by its L2 norm, in place; a filter of zeros stays as it is."""
+    """Divides every filter of a LocalFilter2d's `weight` by its L2 norm, in place. Zero filters stay."""
     norm = torch.linalg.vector_norm(weight, dim=(3, 4, 5), keepdim=True)
     return weight.div_(norm.masked_fill_(norm == 0, 1))
 
 
 def by_pixel(weight: Tensor) -> Tensor:
-    """(row, column, out_map, kernel row, kernel column, map) from a LocalFilter2d's `weight`: a view."""
+    """Returns a view (row, column, out_map, kernel row, kernel column, map) of a LocalFilter2d's `weight`."""
     return weight.permute(0, 1, 2, 4, 5, 3)
 
 
 def from_by_pixel(filters: Tensor) -> Tensor:
-    """The inverse of `by_pixel`."""
+    """Returns the inverse of `by_pixel`, a view."""
     return filters.permute(0, 1, 2, 5, 3, 4)
 
 
 def maps_last(weight: Tensor) -> Tensor:
-    """A `weight` of the same values, in memory in the order of `by_pixel`, in which it is multiplied with images."""
+    """Returns a `weight` with the same values, in memory in the order of `by_pixel`, as products need it."""
     return from_by_pixel(by_pixel(weight).contiguous())
 
 
@@ -192,75 +216,78 @@ Box = tuple[slice, slice]
 
 
 class TiledLocalFilter2d(SlicedModule, LocalFilter2d):
-    """`LocalFilter2d` of which this rank holds the filters of its own outputs. They never travel.
+    """The filters of a LocalFilter2d for the outputs of this rank's tile.
 
-    weight: (own rows, own columns, out_maps, in_maps, kernel height, kernel width). `forward` fetches the halo of the
-    images; `transpose` adds what it decodes into neighbours' tiles to them, and gets back what they decode into its
-    own.
+    `forward` needs a halo exchange of the images; `transpose` adds the parts of decoded images that are in neighbours'
+    tiles to these. Filters are never sent.
+
+    Attributes:
+        weight: (rows, columns, out_maps, in_maps, kernel height, kernel width) of this rank's outputs.
+        array: the halo exchange.
     """
 
     array: GlobalArray
 
     @staticmethod
     def of(layer: LocalFilter2d, grid: ProcessGrid) -> TiledLocalFilter2d:
-        """This rank's filters of `layer`."""
+        """Returns this rank's filters of `layer`."""
         made: Any = TiledLocalFilter2d.in_place_of(layer, grid)
         windows = [
             Window(kernel, stride, (padding, padding))
             for kernel, stride, padding in zip(layer.kernel, layer.stride, layer.padding, strict=True)
         ]
         made.array = GlobalArray(grid, layer.in_size, windows, name="LocalFilter2d")
-        made.cut_parameters = dict.fromkeys(name for name, _ in layer.named_parameters(recurse=False))
+        made.sliced_parameters = dict.fromkeys(name for name, _ in layer.named_parameters(recurse=False))
         for name, value in own_parameters(layer).items():
-            mine = None if value is None else nn.Parameter(made.sliced(name, value.detach()), value.requires_grad)
-            made.register_parameter(name, mine)
+            sliced = None if value is None else nn.Parameter(made.sliced(name, value.detach()), value.requires_grad)
+            made.register_parameter(name, sliced)
         return made
 
     def forward(self, x: Tensor) -> Tensor:
-        """This rank's part of the outputs, from the sharded images."""
+        """Returns the sharded outputs of sharded images."""
         self.check_shape(x, "forward", (self.in_maps, *self.in_size))
-        mine, layout = self._opened(x, "forward")
-        result = image_layout(self.grid, (mine.shape[0], self.out_maps, *self.out_size), layout.samples, layout.learned)
+        tile, layout = self._open(x, "forward")
+        result = image_layout(self.grid, (tile.shape[0], self.out_maps, *self.out_size), layout.samples, layout.learned)
         with DisableTorchFunction():
-            buffer = self.fetched(mine)
+            buffer = self.fetched(tile)
             if self.weight.numel() == 0:
-                return wrap(nothing(result.local_shape(), buffer, self.weight, self.bias), result)
-            return wrap(_as(mine, self.local(buffer)), result)
+                return wrap(empty_with_graph(result.local_shape(), buffer, self.weight, self.bias), result)
+            return wrap(_in_memory_format_of(tile, self.local(buffer)), result)
 
     def transpose(self, y: Tensor, weight: Tensor | None = None) -> Tensor:
-        """This rank's part of the decoded images, from the sharded outputs."""
+        """Returns the sharded decoded images of sharded outputs."""
         self.check_shape(y, "transpose", (self.out_maps, *self.out_size))
-        (mine, layout), decoder = self._opened(y, "transpose"), self.decoding_weight(weight)
-        result = image_layout(self.grid, (mine.shape[0], self.in_maps, *self.in_size), layout.samples, layout.learned)
+        (tile, layout), decoder = self._open(y, "transpose"), self.decoding_weight(weight)
+        result = image_layout(self.grid, (tile.shape[0], self.in_maps, *self.in_size), layout.samples, layout.learned)
         with DisableTorchFunction():
             if decoder.numel() == 0:
-                image = nothing((mine.shape[0], self.in_maps, *self.array.plan.buffer_shape), mine, decoder)
+                image = empty_with_graph((tile.shape[0], self.in_maps, *self.array.plan.buffer_shape), tile, decoder)
             else:
                 height, width = self.array.plan.buffer_shape
-                image = self.local_transpose(mine, (height, width), decoder)
-            return wrap(_as(mine, sum_of_halos(image, self.array.plan, self.grid.tiles)), result)
+                image = self.local_transpose(tile, (height, width), decoder)
+            return wrap(_in_memory_format_of(tile, sum_of_halos(image, self.array.plan, self.grid.tiles)), result)
 
-    def fetched(self, mine: Tensor) -> Tensor:
-        """This rank's tile of the images with its halo and padding, in memory with the batch last."""
-        return halo_of(mine, self.array.plan, self.grid.tiles)
+    def fetched(self, tile: Tensor) -> Tensor:
+        """Returns this rank's tile of the images with its halo and padding, in memory with the batch last."""
+        return halo_of(tile, self.array.plan, self.grid.tiles)
 
     def sliced(self, name: str, whole: Tensor) -> Tensor:
-        """This rank's filters, as memory of their own, of those of all positions."""
-        mine = whole[self._boxes()[self.grid.tiles.rank]].clone()
-        return mine if name == "bias" else maps_last(mine)
+        """Returns a copy of this rank's filters from those of all positions."""
+        slice_ = whole[self._boxes()[self.grid.tiles.rank]].clone()
+        return slice_ if name == "bias" else maps_last(slice_)
 
-    def gathered(self, name: str, mine: Tensor) -> Tensor:
-        """The filters of all positions; every rank of `grid.tiles` must call it."""
-        whole = mine.new_empty((*self.out_size, *mine.shape[2:]))
-        for box, part in zip(self._boxes(), self.grid.tiles.allgather(mine), strict=True):
-            whole[box] = part.to(mine.device)
+    def gathered(self, name: str, slice_: Tensor) -> Tensor:
+        """Returns the filters of all positions; every rank of `grid.tiles` must call it."""
+        whole = slice_.new_empty((*self.out_size, *slice_.shape[2:]))
+        for box, part in zip(self._boxes(), self.grid.tiles.allgather(slice_), strict=True):
+            whole[box] = part.to(slice_.device)
         return whole
 
-    def _is_global(self, name: str, mine: Tensor, given: Tensor) -> bool:
-        return tuple(given.shape[:2]) == self.out_size
+    def _is_global(self, name: str, parameter: Tensor, loaded: Tensor) -> bool:
+        return tuple(loaded.shape[:2]) == self.out_size
 
-    def _opened(self, x: Tensor, operation: str) -> tuple[Tensor, Sharding]:
-        """What this rank holds of a ShardedTensor, and how the whole is cut."""
+    def _open(self, x: Tensor, operation: str) -> tuple[Tensor, Sharding]:
+        """Returns this rank's tile of a ShardedTensor, and its sharding."""
         if not isinstance(x, ShardedTensor):
             refuse(
                 f"LocalFilter2d.{operation} holds the filters of one tile: expected a ShardedTensor, got a whole tensor"
@@ -269,10 +296,10 @@ class TiledLocalFilter2d(SlicedModule, LocalFilter2d):
 
     def _hint(self) -> str:
         shape = self.in_maps, *self.in_size
-        return f" If each rank passed whole images, not tiles: parallelize(..., input_shape={shape}) tells them apart."
+        return f" If each rank passed whole images, not tiles, pass parallelize(..., input_shape={shape})."
 
     def _boxes(self) -> list[Box]:
-        """The output positions of each rank of `grid.tiles`, row by row."""
+        """Returns the output positions of each rank of `grid.tiles`, row by row."""
         rows, columns = (all_owned(n, p) for n, p in zip(self.out_size, self.grid.parts_of(2), strict=True))
         return [(row.as_slice(), column.as_slice()) for row in rows for column in columns]
 
@@ -280,6 +307,6 @@ class TiledLocalFilter2d(SlicedModule, LocalFilter2d):
         return f"{super().extra_repr()}, {tuple(self.weight.shape[:2])} of {self.out_size} positions here"
 
 
-def _as(x: Tensor, y: Tensor) -> Tensor:
-    """`y` in the order in memory of `x`."""
+def _in_memory_format_of(x: Tensor, y: Tensor) -> Tensor:
+    """Returns `y` in the memory format of `x`."""
     return in_order_of(x, batch_last(y))

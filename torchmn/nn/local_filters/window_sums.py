@@ -1,8 +1,8 @@
-"""The sums of all windows of an image, and the image that is the sum of windows of equal values.
+"""Sums over all windows of an image, and the adjoint, which spreads values over windows.
 
-The two are each other's adjoint, so that each is the other's gradient, to any order. They add shifted images, row by
-row and column by column, which is several times as fast as torch's average pools. A sum of squares is zero exactly
-where all squares are. Images are (height, width, ...), in any order in memory, and results are in the same.
+Each is the gradient of the other, so both are differentiable to any order. They add shifted images, row by row and
+column by column, which is several times as fast as torch's average pools. A sum of squares is zero exactly where all
+squares are zero. Images are (height, width, ...), in any memory format; results have the same.
 """
 
 from __future__ import annotations
@@ -12,31 +12,37 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from torchmn.nn.local_filters.batch_last import room_in_order_of
+from torchmn.nn.local_filters.batch_last import empty_in_order_of
 
 
 class Windows(NamedTuple):
-    """Which windows of an image: of `kernel`, every `stride`-th, in an image of `size` that contains its padding."""
+    """The windows of an image.
+
+    Attributes:
+        size: (height, width) of the image, including its padding.
+        kernel: (height, width) of a window.
+        stride: distance between windows along height and width.
+    """
 
     size: tuple[int, int]
     kernel: tuple[int, int]
     stride: tuple[int, int]
 
     def along(self, dim: int, at: int) -> tuple[slice, ...]:
-        """Along height (0) or width (1), the pixels at place `at` of all windows."""
+        """Returns the index of the pixels at position `at` of all windows along height (0) or width (1)."""
         count = (self.size[dim] - self.kernel[dim]) // self.stride[dim] + 1
         pixels = slice(at, at + (count - 1) * self.stride[dim] + 1, self.stride[dim])
         return (slice(None), pixels) if dim else (pixels,)
 
 
 def window_sums(image: Tensor, windows: Windows) -> Tensor:
-    """The sum of each window that lies fully in the image: (out_height, out_width, ...)."""
-    return _Sums.apply(image, windows) if _is_watched(image) else _sums(image, windows)  # type: ignore[return-value]
+    """Returns the sum of each window that is fully inside the image: (out_height, out_width, ...)."""
+    return _Sums.apply(image, windows) if _needs_graph(image) else _sums(image, windows)
 
 
 def spread_over_windows(sums: Tensor, windows: Windows) -> Tensor:
-    """The image in which every pixel is the sum of the values of all windows that it lies in."""
-    return _Spread.apply(sums, windows) if _is_watched(sums) else _spread(sums, windows)  # type: ignore[return-value]
+    """Returns the image in which every pixel is the sum of the values of all windows that contain it."""
+    return _Spread.apply(sums, windows) if _needs_graph(sums) else _spread(sums, windows)
 
 
 class _Sums(torch.autograd.Function):
@@ -62,7 +68,7 @@ class _Spread(torch.autograd.Function):
 
 
 def sums_of_squares(image: Tensor, windows: Windows) -> Tensor:
-    """`window_sums` of the squares of all pixels. No autograd."""
+    """Returns `window_sums` of the squares of all pixels. Not differentiable."""
     first, *others = (image[windows.along(0, at)] for at in range(windows.kernel[0]))
     squares = first * first
     for more in others:
@@ -89,15 +95,15 @@ def _spread(sums: Tensor, windows: Windows) -> Tensor:
 
 
 def room_for_spreading(like: Tensor, windows: Windows) -> tuple[Tensor, Tensor]:
-    """The room that `spread_of` takes, and the view of it to write values of the shape of `like` into."""
+    """Returns the buffer that `spread_of` needs, and a view of it for the values, of the shape of `like`."""
     before = [k - 1 for k in windows.kernel]
     size = windows.size[0] + before[0], windows.size[1] + before[1]
-    field = room_in_order_of(like, (*size, *like.shape[2:]))
+    field = empty_in_order_of(like, (*size, *like.shape[2:]))
     rows, columns = (
         slice(start, start + (count - 1) * stride + 1, stride)
         for start, count, stride in zip(before, like.shape[:2], windows.stride, strict=True)
     )
-    if windows.stride == (1, 1):  # all else will be written
+    if windows.stride == (1, 1):  # all other elements will be overwritten
         for border in (
             field[: rows.start],
             field[rows.stop :],
@@ -111,11 +117,11 @@ def room_for_spreading(like: Tensor, windows: Windows) -> tuple[Tensor, Tensor]:
 
 
 def spread_of(field: Tensor, windows: Windows) -> Tensor:
-    """`spread_over_windows` of the values that were written into a field of `room_for_spreading`. No autograd."""
-    # With zeros around, the windows in which a pixel lies are a window, too: the one that ends where theirs begin.
+    """Returns `spread_over_windows` of values in a buffer of `room_for_spreading`. Not differentiable."""
+    # In a buffer with zeros around the values, the windows that contain a pixel form a window of the buffer.
     return _sums(field, Windows((field.shape[0], field.shape[1]), windows.kernel, (1, 1)))
 
 
-def _is_watched(x: Tensor) -> bool:
-    """Whether autograd looks: if not, a call is the cheaper one without it."""
+def _needs_graph(x: Tensor) -> bool:
+    """Whether autograd must record a function; if not, the call without an autograd.Function is faster."""
     return x.requires_grad and torch.is_grad_enabled()

@@ -1,20 +1,20 @@
-"""What users may do with a parallel model that would silently give other numbers than one rank has: it is refused.
+"""Guards of parallel models: each refuses a use that would silently give other numbers than one rank computes.
 
-Each guard is an entry of the table `events.GUARDS`, registered by importing its file. `events.GUARDS` loads this
-package by name; no file imports it.
+Importing a file of this package registers its guard in the table `events.GUARDS`. The table loads the package by name;
+no other file imports it.
 """
 
 from torchmn.parallel.guards import (  # noqa: F401
+    batch_dependent_embeddings,
     buffer_averages,
-    compiled_modules,
+    compiled_submodules,
     custom_autograd,
-    embeddings,
-    hidden_images,
+    different_losses,
+    images_in_objects,
     inplace_views,
-    outside_calls,
     plain_optimizer,
-    same_loss,
-    scripts,
     sharded_buffers,
+    submodule_calls,
+    torchscript,
     tracing,
 )

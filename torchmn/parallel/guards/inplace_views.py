@@ -1,4 +1,4 @@
-"""Views that are changed in place: on parts, some of what torch calls a view is a copy."""
+"""Guard: in-place changes of views of sharded tensors, some of which are copies."""
 
 from __future__ import annotations
 
@@ -17,33 +17,33 @@ _VIEWS = names(
     "__getitem__ narrow select unbind chunk split split_with_sizes tensor_split squeeze unsqueeze view view_as reshape "
     "flatten unflatten transpose swapaxes swapdims permute movedim moveaxis expand expand_as"
 )
-_LOOKS = {"__get__", "size", "dim", "numel", "is_floating_point", "__len__", "__hash__"}
+_READS = {"__get__", "size", "dim", "numel", "is_floating_point", "__len__", "__hash__"}
 
 
 @guard(
     on="trace",
-    why="on one rank x[:, :, :2].zero_() changes x; rows of a cut image are fetched, so it would change the copy only",
+    why="on one rank x[:, :, :2].zero_() changes x; on a cut image it would change a copy of these rows only",
 )
-class ChangedViews(TraceGuard):
-    """Refuses a model that changes such a copy in place and then uses what it was taken from."""
+class InplaceViews(TraceGuard):
+    """Raises an error if a model changes such a copy in place and then uses the tensor of which it is a copy."""
 
     def __init__(self, model: nn.Module) -> None:
-        self._copies: dict[int, Tensor] = {}  # by the copy's memory: what it was taken from
-        self._outdated: dict[int, str] = {}  # by memory: what should have changed it
-        self._alive: list[Any] = []  # so that no memory is given to another tensor meanwhile
+        self._copies: dict[int, Tensor] = {}  # storage of a copy -> the tensor of which it is a copy
+        self._outdated: dict[int, str] = {}  # storage -> name of the function that should have changed it
+        self._alive: list[Any] = []  # references, so that storage is not reused
 
     def before(self, func: Any, args: tuple, kwargs: dict[str, Any]) -> None:
         name = getattr(func, "__name__", "")
-        if name in _LOOKS:
+        if name in _READS:
             return
         tensors = leaves_of(Tensor, (args, kwargs))
         for x in tensors if self._outdated else ():
             if _memory(x) in self._outdated:
                 refuse(
                     f"{self._outdated[_memory(x)]!r} changes a slice or view of a cut tensor in place, and the tensor "
-                    "is used again. On ranks the slice is a copy. Compute a new tensor instead, with torch.where or cat"
+                    "is used again, but here the slice is a copy. Compute a new tensor, with torch.where or torch.cat"
                 )
-        if _changes(name, kwargs) and tensors:
+        if _is_in_place(name, kwargs) and tensors:
             self._note_change(name, tensors[0])
 
     def after(self, func: Any, args: tuple, kwargs: dict[str, Any], result: Any) -> None:
@@ -67,7 +67,7 @@ def _memory(x: Tensor) -> int:
     return storage_id(local(x) if isinstance(x, ShardedTensor) else x)
 
 
-def _changes(name: str, kwargs: dict) -> bool:
+def _is_in_place(name: str, kwargs: dict) -> bool:
     """Whether a function changes its first argument."""
     if name in ("requires_grad_", "detach_"):
         return False

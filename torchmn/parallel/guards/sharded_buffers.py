@@ -1,4 +1,4 @@
-"""Buffers that a model sets to a sharded tensor."""
+"""Guard: buffers that a model sets to a sharded tensor."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from torchmn.sharded.tensor import ShardedTensor
 
 @guard(on="trace", why="each rank would keep its shard, and the state dict would not hold the global tensor")
 class ShardedBuffers(TraceGuard):
-    """Looks at the buffers that a forward leaves behind."""
+    """Raises an error if a buffer is a sharded tensor after forward."""
 
     def __init__(self, model: nn.Module):
         self.model = model
@@ -22,7 +22,7 @@ class ShardedBuffers(TraceGuard):
         for name, buffer in self.model.named_buffers():
             if isinstance(buffer, ShardedTensor):
                 raise ParallelizeError(
-                    f"the buffer {name} is given the values of a tensor that is cut over ranks, {buffer.spec}: each "
-                    "rank would keep its shard, and no state dict the whole. Keep statistics of whole values, as a "
-                    "mean over all cut dims is, or use mode='datapar'"
+                    f"the buffer {name} is set to a tensor that is cut over ranks, {buffer.spec}: each rank would keep "
+                    "its shard, and the state dict would not hold the global tensor. Keep statistics that are whole, "
+                    "such as a mean over all cut dims, or use mode='datapar'"
                 )

@@ -1,4 +1,4 @@
-"""Programs that record or transform a forward, instead of running it: that of a parallel model can not be."""
+"""Guard: torch.jit.trace, torch.fx, torch.export and torch.func, which cannot trace or transform communication."""
 
 from __future__ import annotations
 
@@ -9,27 +9,28 @@ import torch
 from torch import fx
 
 from torchmn._torch_compat import is_transforming
-from torchmn.parallel.events import Forward, guard
+from torchmn.parallel.events import ForwardEvent, guard
 from torchmn.trees import leaves
 
 
-@guard(on="forward", why="what communicates cannot be recorded or transformed: it would run once, or on one rank")
-def tracing(seen: Forward) -> str | None:
-    """Refuses a forward that somebody traces or transforms."""
+@guard(on="forward", why="communication would be traced as a constant, or run on one rank only")
+def tracing(seen: ForwardEvent) -> str | None:
+    """Returns an error if the forward is being traced or transformed."""
     parallelism = seen.parallelism
     if parallelism.mode == "datapar" and not (parallelism.grid.comm.size > 1 and seen.model.training):
         return None  # it does not communicate
-    who = _who_traces(seen.args if not seen.kwargs else leaves((seen.args, seen.kwargs)))
-    if who is None:
+    tracer = _running_tracer(seen.args if not seen.kwargs else leaves((seen.args, seen.kwargs)))
+    if tracer is None:
         return None
     return (
-        f"{who} of a parallel model: its forward communicates, which can not be recorded or transformed. For "
+        f"{tracer} of a parallel model: its forward communicates, which cannot be traced or transformed. For "
         "derivatives use backward or torch.autograd.grad; to export the model, load torchmn.full_state_dict(model) "
-        "into the plain one, and export that"
+        "into the plain model, and export that"
     )
 
 
-def _who_traces(leaves: Sequence[Any]) -> str | None:
+def _running_tracer(leaves: Sequence[Any]) -> str | None:
+    """Returns the name of the tracer or transform that calls the forward; None for an ordinary call."""
     if torch.jit.is_tracing():
         return "torch.jit.trace"
     if is_transforming():

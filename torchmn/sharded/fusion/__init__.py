@@ -1,21 +1,25 @@
-"""Fusion: convolutions that share an exchange of halos, and compute while it travels. Faster, and the same numbers.
+"""Fusion: consecutive convolutions share one halo exchange, and compute while halos are on the way, with equal results.
 
-An optional layer: loaded by name (passes.py), imported by nobody, switched off by `TORCHMN_FUSION=0` on all ranks.
+An optional pass: `parallel/passes.py` loads it by name, no other file imports it, and `TORCHMN_FUSION=0`, set on all
+ranks, switches it off.
 
-wide.py             tiles that remember what lies around them: one exchange for a run of convolutions
-wide_convolution.py around the rule of convolutions: on wide tiles, or while the halo travels
-pointwise.py        around the rules of functions of single elements, which keep what lies around the tile
-sequential.py       runs of convolutions inside an nn.Sequential, computed in one go
-chain.py, blocks.py what computes them
-borders.py, border_products.py  a convolution whose halo travels while the tile is computed
+fusion_pass.py       Fusion, the pass
+wide_halo.py         tiles with a wide halo: one exchange for a run of convolutions
+wide_convolution.py  wrapper around the rule of convolutions: on wide tiles, or overlapped with the exchange
+wide_pointwise.py    wrappers around the rules of elementwise functions, which keep the wide halo
+conv_fusion.py       runs of convolutions inside an nn.Sequential, computed as one chain
+conv_chain.py        the autograd function of a chain
+onednn_blocks.py     values of a chain that stay in the blocked memory format of oneDNN
+halo_convolution.py  a convolution that computes the tile while its halo is on the way
+halo_reach.py        which outputs and taps a received halo contributes to
 """
 
 from __future__ import annotations
 
 from torchmn.sharded.fusion import (
-    pointwise,  # noqa: F401  (importing them puts them around rules)
-    wide_convolution,  # noqa: F401  (importing them puts them around rules)
+    wide_convolution,  # noqa: F401  (importing it wraps rules)
+    wide_pointwise,  # noqa: F401  (importing it wraps rules)
 )
-from torchmn.sharded.fusion.fusion import Fusion
+from torchmn.sharded.fusion.fusion_pass import Fusion
 
 __all__ = ["Fusion"]

@@ -1,7 +1,7 @@
-"""What each torch function means for parts of tensors: one family of functions, one file.
+"""The rules by which torch functions compute with sharded tensors, one file per family of functions.
 
-A rule computes this rank's part of the result such that all parts together are the serial result. A function
-without a rule is refused by name where an image is cut; where only a vector is, it gets the whole vector.
+A rule computes this rank's shard of the result, such that all shards together are the result on one rank. fallback.py
+handles functions without a rule.
 """
 
 from __future__ import annotations
@@ -10,11 +10,11 @@ from torchmn.sharded.rules import (  # noqa: F401
     adaptive,
     convolution,
     dropout,
+    fallback,
     indexing,
     joining,
     metadata,
     normalization,
-    otherwise,
     padding,
     pointwise,
     pooling,

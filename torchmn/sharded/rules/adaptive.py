@@ -1,4 +1,4 @@
-"""Adaptive and global pools: bins whose borders depend on the global extent."""
+"""Rules for adaptive and global pools, whose bins depend on the global extent."""
 
 from __future__ import annotations
 
@@ -9,10 +9,11 @@ import torch
 from torch import Tensor
 
 from torchmn.geometry import Interval
-from torchmn.sharded.images import image_rule
-from torchmn.sharded.memory import in_memory_as
+from torchmn.sharded.exchange import image_cut
+from torchmn.sharded.image_rule import image_rule
+from torchmn.sharded.memory_format import with_memory_format_of
 from torchmn.sharded.refusals import refuse
-from torchmn.sharded.replicated import sum_of_parts
+from torchmn.sharded.replicated import sum_over_shards
 from torchmn.sharded.sharding import Sharding
 from torchmn.sharded.tensor import ShardedTensor, local
 from torchmn.sharded.windows import plan_needs, windowed
@@ -20,36 +21,36 @@ from torchmn.sharded.windows import plan_needs, windowed
 
 @image_rule("adaptive_avg_pool")
 def average(function: Any, x: ShardedTensor, output_size: Any) -> Tensor:
-    """The mean of each bin. Where every rank gets bins of its own the result stays cut; else it goes to all, whole."""
+    """Returns the mean of each bin: cut, if there are at least as many bins as ranks along every axis; else whole."""
     layout = x.spec
     sizes = _sizes(layout, output_size)
     if _enough_for_all(layout, sizes):
-        return _average_in_parts(x, sizes)
-    # Each rank multiplies its tile, dim by dim, with its columns of the matrix that averages over bins; the sum over
+        return _sharded_average(x, sizes)
+    # Each rank multiplies its tile, dim by dim, with its columns of the matrix that averages over bins. The sum over
     # ranks is the global result.
     result = _wide(local(x))
     for number, bins in enumerate(sizes):
-        columns = _averaging(layout.shape[2 + number], bins)[:, layout.interval(2 + number).as_slice()]
+        columns = _averaging_matrix(layout.shape[2 + number], bins)[:, layout.interval(2 + number).as_slice()]
         result = _multiplied(result, columns, 2 + number)
-    return sum_of_parts(in_memory_as(result, local(x)), layout.grid.tiles).to(x.dtype)
+    return sum_over_shards(with_memory_format_of(result, local(x)), layout.grid.tiles).to(x.dtype)
 
 
-def _average_in_parts(x: ShardedTensor, sizes: list[int]) -> ShardedTensor:
+def _sharded_average(x: ShardedTensor, sizes: list[int]) -> ShardedTensor:
     spec = x.spec
     bins = [_bins(spec.shape[2 + number], size) for number, size in enumerate(sizes)]
 
-    def needed(number: int, mine: Interval) -> Interval:
-        return Interval(bins[number][mine.start][0], bins[number][mine.stop - 1][1])
+    def needed(number: int, outputs: Interval) -> Interval:
+        return Interval(bins[number][outputs.start][0], bins[number][outputs.stop - 1][1])
 
     plan = plan_needs(spec, sizes, needed)
 
     def compute(tile: Tensor) -> Tensor:
         means = _wide(tile)
         for number, size in enumerate(sizes):
-            mine = plan.result.interval(2 + number)
-            rows = _averaging(spec.shape[2 + number], size)[mine.as_slice(), needed(number, mine).as_slice()]
-            means = _multiplied(means, rows, 2 + number)
-        return in_memory_as(means, local(x)).to(x.dtype)
+            outputs = plan.result.interval(2 + number)
+            matrix = _averaging_matrix(spec.shape[2 + number], size)
+            means = _multiplied(means, matrix[outputs.as_slice(), needed(number, outputs).as_slice()], 2 + number)
+        return with_memory_format_of(means, local(x)).to(x.dtype)
 
     return windowed(x, plan, compute)
 
@@ -57,11 +58,11 @@ def _average_in_parts(x: ShardedTensor, sizes: list[int]) -> ShardedTensor:
 def _enough_for_all(layout: Sharding, sizes: list[int]) -> bool:
     """Whether every cut dim has at least as many bins as ranks."""
     cuts = zip(layout.cuts[2:], sizes, strict=True)
-    return bool(layout.cut_dims) and all(cut is None or len(cut.intervals) <= size for cut, size in cuts)  # type: ignore[union-attr]
+    return bool(layout.cut_dims) and all(cut is None or len(image_cut(cut).intervals) <= size for cut, size in cuts)
 
 
 def _wide(x: Tensor) -> Tensor:
-    """Torch adds up small floats in float32."""
+    """Returns float32 for half precision, in which torch sums these too."""
     return x.float() if x.dtype in (torch.float16, torch.bfloat16) else x
 
 
@@ -72,25 +73,25 @@ def _multiplied(x: Tensor, matrix: Tensor, dim: int) -> Tensor:
 
 @image_rule("adaptive_max_pool")
 def maximum(function: Any, x: ShardedTensor, output_size: Any, return_indices: bool = False) -> Any:
-    """The maximum of each bin, on every rank; the gradient goes to the first of equal ones, as torch's does."""
+    """Returns the maximum of each bin, whole. The gradient goes to the first of equal elements, as in torch."""
     if return_indices:
         refuse("adaptive max pool with return_indices=True is not supported on cut images")
     layout = x.spec
     sizes = _sizes(layout, output_size)
-    mine, comm = local(x), layout.grid.tiles
-    if mine.is_meta:
-        return mine.new_empty((*layout.shape[:2], *sizes)) + mine.sum()
-    values, order = mine, _global_order(layout).to(mine.device).expand(mine.shape)
+    tile, comm = local(x), layout.grid.tiles
+    if tile.is_meta:
+        return tile.new_empty((*layout.shape[:2], *sizes)) + tile.sum()
+    values, order = tile, _global_order(layout).to(tile.device).expand(tile.shape)
     for number, bins in enumerate(sizes):
         values, order = _best_in_bins(values, order, 2 + number, layout, bins)
     with torch.no_grad():
         best = comm.allreduce(values, "max")
-        none = torch.Size(layout.shape[2:]).numel()
-        first = comm.allreduce(torch.where(values == best, order, none), "min")
+        after_all = torch.Size(layout.shape[2:]).numel()
+        first = comm.allreduce(torch.where(values == best, order, after_all), "min")
         chosen = (values == best) & (order == first) | values.isnan()
     shares = torch.where(chosen, values, values.new_zeros(()))
-    # A rank without a part must take part in the backward of the others.
-    return in_memory_as(sum_of_parts(shares + mine.narrow(0, 0, 0).sum(), comm), mine)
+    # A rank with an empty tile must take part in the backward of the others.
+    return with_memory_format_of(sum_over_shards(shares + tile.narrow(0, 0, 0).sum(), comm), tile)
 
 
 def _sizes(layout: Sharding, output_size: Any) -> list[int]:
@@ -99,16 +100,16 @@ def _sizes(layout: Sharding, output_size: Any) -> list[int]:
     sizes = sizes * len(extents) if len(sizes) == 1 else sizes
     sizes = [extent if size is None else size for size, extent in zip(sizes, extents, strict=True)]
     if min(sizes) < 1:
-        refuse(f"adaptive pool of {layout} to {sizes}: nothing would be left")
+        refuse(f"adaptive pool of {layout} to {sizes}: expected output sizes of at least 1")
     return sizes
 
 
 def _bins(extent: int, bins: int) -> list[tuple[int, int]]:
-    """First and last index (and one) of each bin: torch's formula; neighbours may overlap."""
+    """Returns (start, stop) of each bin by torch's formula. Neighbouring bins may overlap."""
     return [(at * extent // bins, -(-(at + 1) * extent // bins)) for at in range(bins)]
 
 
-def _averaging(extent: int, bins: int) -> Tensor:
+def _averaging_matrix(extent: int, bins: int) -> Tensor:
     matrix = torch.zeros(bins, extent, dtype=torch.float64)
     for at, (start, stop) in enumerate(_bins(extent, bins)):
         matrix[at, start:stop] = 1.0 / (stop - start)
@@ -116,17 +117,17 @@ def _averaging(extent: int, bins: int) -> Tensor:
 
 
 def _global_order(layout: Sharding) -> Tensor:
-    """The place of each of this rank's elements in the row-major order of the whole image."""
+    """Returns the index of each of this rank's elements in the flattened global image."""
     extents = layout.shape[2:]
     everything = torch.arange(torch.Size(extents).numel()).view(extents)
     return everything[tuple(layout.interval(2 + number).as_slice() for number in range(len(extents)))]
 
 
 def _best_in_bins(values: Tensor, order: Tensor, dim: int, layout: Sharding, bins: int) -> tuple[Tensor, Tensor]:
-    """The largest value of each bin along a dim (the first of equal ones), and its order; -inf where none is here."""
-    mine = layout.interval(dim)
+    """Returns the largest value of each bin along a dim (the first of equal ones) and its order; -inf for no value."""
+    owned = layout.interval(dim)
     spans = [
-        (max(a, mine.start) - mine.start, min(b, mine.stop) - mine.start) for a, b in _bins(layout.shape[dim], bins)
+        (max(a, owned.start) - owned.start, min(b, owned.stop) - owned.start) for a, b in _bins(layout.shape[dim], bins)
     ]
     found = [_best(values, order, dim, start, stop) for start, stop in spans]
     return torch.stack([value for value, _ in found], dim), torch.stack([at for _, at in found], dim)

@@ -1,4 +1,4 @@
-"""Convolutions: fetch the halo, compute this rank's outputs with the whole filter."""
+"""Rules for convolutions and transposed convolutions: a halo exchange, then torch's convolution of the tile."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from typing import Any
 from torch import Tensor
 
 from torchmn.geometry import Interval, Window
-from torchmn.sharded.images import image_rule, per_dim
-from torchmn.sharded.redistribute import entering
+from torchmn.sharded.image_rule import image_rule, per_dim
+from torchmn.sharded.redistribute import replicated_operand
 from torchmn.sharded.tensor import ShardedTensor
 from torchmn.sharded.windows import plan_needs, plan_windows, windowed
 
@@ -32,14 +32,18 @@ def convolution(
 
 
 def parameters_of(x: ShardedTensor, weight: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor | None]:
-    """Weight and bias as operands of the tile of `x`."""
-    return entering(weight, x.spec), None if bias is None else entering(bias, x.spec)
+    """Returns weight and bias as operands of the tile of `x`."""
+    return replicated_operand(weight, x.spec), None if bias is None else replicated_operand(bias, x.spec)
 
 
 def windows_of(
     weight: Sequence[int], stride: Any, padding: Any, dilation: Any, output_padding: Any = None
 ) -> tuple[Window, ...]:
-    """The windows of a convolution whose weight has that shape; of a transposed one, if it has an output padding."""
+    """Returns the windows of a convolution, one per image dim; with `output_padding`, of a transposed convolution.
+
+    Args:
+        weight: its shape.
+    """
     settings = [tuple(value) if isinstance(value, list) else value for value in (stride, padding, dilation)]
     return _windows(tuple(weight[2:]), *settings, output_padding)
 
@@ -94,18 +98,18 @@ def transposed_convolution(
 
     def compute(tile: Tensor) -> Tensor:
         everything = function(tile, weight, bias, stride, 0, 0, groups, dilation)
-        # The tile's first input reaches outputs from `first` on, which may lie before this rank's own.
+        # The first output that the tile's inputs reach, `first`, may be before this rank's first output.
         for dim, window in enumerate(windows, start=2):
-            mine = plan.result.interval(dim)
-            first = _covering(window, mine).start * window.stride - window.padding[0]
-            everything = everything.narrow(dim, mine.start - first, len(mine))
+            outputs = plan.result.interval(dim)
+            first = _covering(window, outputs).start * window.stride - window.padding[0]
+            everything = everything.narrow(dim, outputs.start - first, len(outputs))
         return everything
 
     return windowed(x, plan, compute, weight, bias)
 
 
 def _covering(window: Window, outputs: Interval) -> Interval:
-    """Inputs (zeros beyond the image) whose outputs reach over all of `outputs`, also where no tap falls."""
+    """Returns the inputs, with zeros beyond the image, whose outputs cover `outputs`, even those without a tap."""
     low = window.padding[0]
     start = (outputs.start + low - window.span + 1) // window.stride
     stop = (outputs.stop - 1 + low) // window.stride + 1

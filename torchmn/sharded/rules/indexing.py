@@ -1,4 +1,4 @@
-"""Slices of an image: what is left over lies in balanced tiles again."""
+"""Rules for indexing and slicing. Slices of cut dims are redistributed, so that the result is cut evenly again."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch import Tensor
 from torchmn.sharded.redistribute import whole
 from torchmn.sharded.refusals import refuse
 from torchmn.sharded.registry import rule
-from torchmn.sharded.rules.padding import moved
+from torchmn.sharded.rules.padding import at_indices
 from torchmn.sharded.sharding import Sharding
 from torchmn.sharded.tensor import ShardedTensor, local, wrap
 
@@ -24,7 +24,7 @@ def getitem(x: ShardedTensor, index: Any) -> Tensor:
     new_dims = [at for at, entry in enumerate(index) if entry is None]
     entries = [entry for entry in index if entry is not None]
     _check(entries, x.spec)
-    x = _without_cut_slices(x, entries)
+    x = _slice_cut_dims(x, entries)
     layout = x.spec
     local_index = tuple(entry if layout.cuts[dim] is None else slice(None) for dim, entry in enumerate(entries))
     kept = [dim for dim, entry in enumerate(entries) if isinstance(entry, slice)]
@@ -40,7 +40,7 @@ def getitem(x: ShardedTensor, index: Any) -> Tensor:
 
 
 def _full_index(index: Any, layout: Sharding) -> tuple:
-    """One entry per dim, and the Nones, which add one."""
+    """Returns one entry per dim, and the Nones, which insert dims."""
     index = index if isinstance(index, tuple) else (index,)
     taken = sum(entry is not None and entry is not Ellipsis for entry in index)
     rest = [slice(None)] * (len(layout.shape) - taken)
@@ -54,22 +54,22 @@ def _check(entries: Sequence[Any], layout: Sharding) -> None:
     if len(entries) != len(layout.shape):
         refuse(f"too many indices for {layout}")
     for dim, entry in enumerate(entries):
-        a_place = isinstance(entry, int) and not isinstance(entry, bool)
-        if not isinstance(entry, slice) and not (a_place and layout.cuts[dim] is None):
+        is_int = isinstance(entry, int) and not isinstance(entry, bool)
+        if not isinstance(entry, slice) and not (is_int and layout.cuts[dim] is None):
             refuse(f"index {entry!r} of dim {dim} of {layout} is not supported: cut dims take slices, others ints too")
     if layout.grid.sizes["data"] > 1 and entries[0] != slice(None):
-        refuse("an index of the batch, of which each rank has its own samples, is not supported")
+        refuse("an index of the batch dim is not supported on a grid with the axis data: ranks have different samples")
 
 
-def _without_cut_slices(x: ShardedTensor, entries: Sequence[Any]) -> ShardedTensor:
-    """`x` with the slices of cut dims taken."""
+def _slice_cut_dims(x: ShardedTensor, entries: Sequence[Any]) -> ShardedTensor:
+    """Returns `x` with the slices of cut dims applied."""
     layout = x.spec
     ranges = [
         range(*entry.indices(extent)) if isinstance(entry, slice) and cut is not None else range(extent)
         for entry, extent, cut in zip(entries, layout.shape, layout.cuts, strict=True)
     ]
     first = next((dim for dim, extent in enumerate(layout.shape) if ranges[dim] != range(extent)), None)
-    return x if first is None else moved(x, ranges[first:])
+    return x if first is None else at_indices(x, ranges[first:])
 
 
 @rule("narrow")
@@ -78,7 +78,7 @@ def narrow(x: ShardedTensor, dim: int, start: int, length: int) -> Tensor:
     start = int(start)
     start += x.spec.shape[dim] if start < 0 else 0
     if not 0 <= start <= start + length <= x.spec.shape[dim]:
-        refuse(f"narrow of dim {dim} of {x.spec} from {start} by {length} goes beyond its end")
+        refuse(f"narrow of dim {dim} of {x.spec} from {start} by {length} exceeds its extent")
     return getitem(x, (*[slice(None)] * dim, slice(start, start + length)))
 
 

@@ -1,4 +1,4 @@
-"""What a ShardedTensor says of itself: the global shape; dtype, device and the graph are those of its values."""
+"""Rules for attributes and conversions: the shape is the global one; dtype, device and graph are those of the shard."""
 
 from __future__ import annotations
 
@@ -44,28 +44,28 @@ def type_as(x: Tensor, other: Tensor) -> Tensor:
     return wrap(result, x.spec) if isinstance(x, ShardedTensor) else result
 
 
-def _made(function: Any, x: ShardedTensor, *args: Any, **kwargs: Any) -> Tensor:
-    """A new tensor of the shape that is asked for, whole on every rank."""
+def _new_tensor(function: Any, x: ShardedTensor, *args: Any, **kwargs: Any) -> Tensor:
+    """Returns a new tensor, whole on every rank."""
     return function(local(x), *args, **kwargs)
 
 
 for _name in names("new_zeros new_ones new_full new_empty new_tensor"):
     for _function in functions_named(_name):
-        RULES[_function] = partial(_made, _function)
+        RULES[_function] = partial(_new_tensor, _function)
 
 
-_TOLD_BY_THE_VALUES = names(
+_ATTRIBUTES_OF_THE_SHARD = names(
     "dim ndimension ndim dtype device requires_grad grad_fn is_leaf is_cuda is_cpu is_meta layout is_sparse "
     "is_quantized is_mkldnn is_nested is_floating_point is_complex is_signed is_contiguous itemsize element_size "
     "requires_grad_ _version get_device is_inference output_nr has_names __hash__ "
     "is_conj is_neg name grad_dtype retains_grad is_xpu is_mps data_ptr stride"
 )
-for _name in _TOLD_BY_THE_VALUES:
+for _name in _ATTRIBUTES_OF_THE_SHARD:
     for _function in functions_named(_name):
         RULES[_function] = _function
 
 
-def _kept(function: Any, x: ShardedTensor, *args: Any, **kwargs: Any) -> Any:
+def _convert(function: Any, x: ShardedTensor, *args: Any, **kwargs: Any) -> Any:
     result = function(x, *args, **kwargs)
     return result if result is x or result is None else wrap(result, x.spec)
 
@@ -76,27 +76,27 @@ _SAME_ELEMENTS = names(
 )
 for _name in _SAME_ELEMENTS:
     for _function in functions_named(_name):
-        RULES[_function] = partial(_kept, _function)
+        RULES[_function] = partial(_convert, _function)
 
 
-def _tile_alone(function: Any, x: ShardedTensor, *args: Any, **kwargs: Any) -> Any:
-    """Whoever watches the tile's gradient, or may write to it unseen, makes it the only thing that is computed with."""
+def _drop_halo(function: Any, x: ShardedTensor, *args: Any, **kwargs: Any) -> Any:
+    """Drops the halo in `extra`: a gradient must pass through the tile, and writes to `.data` go to the tile only."""
     x.extra = None
-    return _kept(function, x, *args, **kwargs) if function in _DATA else function(x, *args, **kwargs)
+    return _convert(function, x, *args, **kwargs) if function in _DATA else function(x, *args, **kwargs)
 
 
 _DATA = functions_named("data")
 for _function in (*functions_named("retain_grad"), *_DATA):
-    RULES[_function] = partial(_tile_alone, _function)
+    RULES[_function] = partial(_drop_halo, _function)
 
 
 @rule("register_hook")
 def register_hook(x: ShardedTensor, hook: Any) -> Any:
-    """The hook gets the gradient as a part, too: its norm is that of the whole gradient."""
+    """Registers a hook that gets the gradient as a ShardedTensor, so that its norm is that of the global gradient."""
     layout, x.extra = x.spec, None
 
-    def of_part(gradient: Tensor) -> Tensor | None:
+    def sharded_hook(gradient: Tensor) -> Tensor | None:
         result = hook(wrap(gradient, layout))
         return local(result) if isinstance(result, ShardedTensor) else result
 
-    return Tensor.register_hook(x, of_part)
+    return Tensor.register_hook(x, sharded_hook)

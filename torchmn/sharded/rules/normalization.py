@@ -1,4 +1,4 @@
-"""Normalisations: statistics over everything that the serial layer would see, on whichever ranks it lies."""
+"""Rules for normalisation layers, with the statistics over all ranks that one rank would compute."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from torch import Tensor
 
 from torchmn.communicators.communicator import Communicator
 from torchmn.functions.moments import Moments, local_moments, normalize_over_ranks, track_statistics, union
-from torchmn.sharded.memory import in_memory_as
-from torchmn.sharded.redistribute import cut_like, entering, gathered, whole
+from torchmn.sharded.memory_format import with_memory_format_of
+from torchmn.sharded.redistribute import gathered, replicated_operand, shard_like, whole
 from torchmn.sharded.refusals import refuse
 from torchmn.sharded.registry import composed, rule
 from torchmn.sharded.tensor import ShardedTensor, local, wrap
@@ -35,8 +35,8 @@ def batch_norm(
     if not layout.is_tile:
         weight, bias = gathered(weight), gathered(bias)
         return batch_norm_over_ranks(whole(x), *settings, weight, bias, training, momentum, eps, layout.grid.replicas)
-    weight = None if weight is None else entering(weight, layout)
-    bias = None if bias is None else entering(bias, layout)
+    weight = None if weight is None else replicated_operand(weight, layout)
+    bias = None if bias is None else replicated_operand(bias, layout)
     normal = batch_norm_over_ranks(local(x), *settings, weight, bias, training, momentum, eps, layout.grid.comm)
     return wrap(normal, layout)
 
@@ -52,15 +52,15 @@ def batch_norm_over_ranks(
     eps: float,
     comm: Communicator,
 ) -> Tensor:
-    """F.batch_norm with the statistics of the plain tensors of all ranks of `comm`."""
+    """Returns `F.batch_norm` of a plain tensor, with the statistics of the tensors of all ranks of `comm`."""
     if x.is_meta and training:
         if not x.numel():
             return x * 1
-        # A single value per channel is enough here: other ranks may have more.
+        # F.batch_norm raises an error for one value per channel; together with other ranks there may be more.
         return F.batch_norm(torch.cat([x, x]), None, None, weight, bias, True, 0.0, eps)[: len(x)]
     if not training or comm.size == 1:
         return F.batch_norm(x, running_mean, running_var, weight, bias, training, momentum or 0.0, eps)
-    moments = _of_all_ranks(x, comm)
+    moments = _moments_of_all_ranks(x, comm)
     if moments.count == 1:
         refuse(f"expected more than 1 value per channel when training, got 1 over all ranks, here {tuple(x.shape)}")
     if running_mean is not None and running_var is not None:
@@ -69,19 +69,18 @@ def batch_norm_over_ranks(
 
 
 @torch.no_grad()
-def _of_all_ranks(x: Tensor, comm: Communicator) -> Moments:
-    wide = x if x.dtype == torch.float64 else x.float()
-    mine = local_moments(wide).packed()
-    return union([Moments.unpacked(part.to(x.device)) for part in comm.allgather(mine)])
+def _moments_of_all_ranks(x: Tensor, comm: Communicator) -> Moments:
+    packed = local_moments(x if x.dtype == torch.float64 else x.float()).packed()
+    return union([Moments.unpacked(part.to(x.device)) for part in comm.allgather(packed)])
 
 
-def _wide(x: ShardedTensor) -> Tensor:
-    """Torch takes the statistics of small floats in float32."""
+def _wide(x: Tensor) -> Tensor:
+    """Returns float32 for half precision, as torch computes statistics of these."""
     return x.float() if x.dtype in (torch.float16, torch.bfloat16) else x
 
 
 def _standardized(x: ShardedTensor, dims: list[int], eps: float) -> Tensor:
-    """(x - mean) / sqrt(variance + eps) over `dims`, in two passes so that no digits cancel."""
+    """Returns (x - mean) / sqrt(variance + eps) over `dims`; in two passes, which avoids cancellation."""
     wide = _wide(x)
     distance = wide - wide.mean(dims, keepdim=True)
     return distance * torch.rsqrt(distance.square().mean(dims, keepdim=True) + eps)
@@ -110,18 +109,18 @@ def group_norm(
         ),
     )
     normal: Any = _standardized(grouped, list(range(2, len(layout.shape) + 1)), eps)
-    normal = in_memory_as(local(normal).flatten(1, 2), local(x))
+    normal = with_memory_format_of(local(normal).flatten(1, 2), local(x))
     return _scaled_channels(wrap(normal, layout), weight, bias).to(x.dtype)
 
 
 def _scaled_channels(x: ShardedTensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
-    """`x`, one weight and one bias per channel applied; parameters stay parameters until they meet the part."""
+    """Returns `x` times one weight plus one bias per channel."""
     layout, result = x.spec, local(x)
     shape = (-1, *[1] * (len(layout.shape) - 2))
     if weight is not None:
-        result = result * entering(weight, layout).view(shape)
+        result = result * replicated_operand(weight, layout).view(shape)
     if bias is not None:
-        result = result + entering(bias, layout).view(shape)
+        result = result + replicated_operand(bias, layout).view(shape)
     return wrap(result, layout)
 
 
@@ -140,10 +139,10 @@ def instance_norm(
     if not use_input_stats:
         return F.batch_norm(x, running_mean, running_var, weight, bias, False, momentum, eps)
     dims = range(2, len(layout.shape))
-    if not layout.is_tile and (weight is not None or running_mean is not None):  # numbers for all channels, not its own
+    if not layout.is_tile and (weight is not None or running_mean is not None):  # channels are cut, these are not
         full = whole(x)
         if running_mean is not None and running_var is not None:
-            variance, mean = torch.var_mean(_wide(full), list(dims), correction=0, keepdim=True)  # type: ignore[arg-type]
+            variance, mean = torch.var_mean(_wide(full), list(dims), correction=0, keepdim=True)
             _track_instances(x, mean, variance, running_mean, running_var, momentum)
         return F.instance_norm(full, None, None, gathered(weight), gathered(bias), True, momentum, eps)
     wide = _wide(x)
@@ -152,7 +151,8 @@ def instance_norm(
     variance = distance.square().mean(list(dims), keepdim=True)
     if running_mean is not None and running_var is not None:
         _track_instances(x, mean, variance, running_mean, running_var, momentum)
-    normal = wrap(local(distance * torch.rsqrt(variance + eps)).contiguous(), layout)  # as torch's: dropout may follow
+    # Contiguous as torch's result: a later dropout draws in the order of memory.
+    normal = wrap(local(distance * torch.rsqrt(variance + eps)).contiguous(), layout)
     return _scaled_channels(normal, weight, bias).to(x.dtype)
 
 
@@ -160,7 +160,7 @@ def instance_norm(
 def _track_instances(
     x: ShardedTensor, mean: Tensor, variance: Tensor, running_mean: Any, running_var: Any, momentum: float
 ) -> None:
-    """torch's running statistics of instance norm: the mean over samples of each sample's own."""
+    """Updates the running statistics as torch's instance norm does: with the mean over samples of each sample's."""
     layout = x.spec
     replicas, count = layout.grid.replicas, torch.Size(layout.shape[2:]).numel()
     sums = torch.stack([mean.flatten(1).sum(0), variance.flatten(1).sum(0) * (count / max(count - 1, 1))])
@@ -184,33 +184,33 @@ def layer_norm(
     first = len(layout.shape) - len(normalized_shape)
     if tuple(normalized_shape) != layout.shape[first:]:
         refuse(f"layer_norm expects the last dims to be {tuple(normalized_shape)}, got {layout}")
-    behind = {dim: dim + first for dim in range(len(normalized_shape))}
+    last_dims = {dim: dim + first for dim in range(len(normalized_shape))}
     if not any(layout.cuts[first:]):
-        weight = None if weight is None else entering(weight, layout)
-        bias = None if bias is None else entering(bias, layout)
+        weight = None if weight is None else replicated_operand(weight, layout)
+        bias = None if bias is None else replicated_operand(bias, layout)
         return wrap(F.layer_norm(local(x), tuple(normalized_shape), weight, bias, eps), layout)
     result = local(_standardized(x, list(range(first, len(layout.shape))), eps)).contiguous()
     if weight is not None:
-        result = result * cut_like(entering(weight, layout), layout, behind)
+        result = result * shard_like(replicated_operand(weight, layout), layout, last_dims)
     if bias is not None:
-        result = result + cut_like(entering(bias, layout), layout, behind)
+        result = result + shard_like(replicated_operand(bias, layout), layout, last_dims)
     return wrap(result.to(x.dtype), layout)
 
 
 @composed("local_response_norm")
 def local_response_norm(x: ShardedTensor, size: int, alpha: float = 1e-4, beta: float = 0.75, k: float = 1.0) -> Tensor:
-    """Over neighbouring channels, which no rank shares with another."""
+    """Normalises over neighbouring channels, all of which are on this rank."""
     layout = x.spec
     if layout.cuts[1] is not None:
         return F.local_response_norm(whole(x), size, alpha, beta, k)
-    mine = local(x)
-    # Torch's own formula needs at least one element; a rank without a part has nothing to normalise.
-    return wrap(F.local_response_norm(mine, size, alpha, beta, k) if mine.numel() else mine * 1, layout)
+    tile = local(x)
+    # torch's function raises an error for an empty tensor.
+    return wrap(F.local_response_norm(tile, size, alpha, beta, k) if tile.numel() else tile * 1, layout)
 
 
 @composed("normalize")
 def normalize(x: ShardedTensor, p: float = 2.0, dim: int = 1, eps: float = 1e-12, out: None = None) -> Tensor:
-    """F.normalize: divided by the norm along a dim."""
+    """Returns `x` divided by its norm along a dim."""
     layout = x.spec
     dims = [dim] if isinstance(dim, int) else dim
     if not any(layout.cuts[d] for d in dims):

@@ -1,4 +1,4 @@
-"""Padding, rolling and pixel shuffles: an image that is moved over the borders of the tiles."""
+"""Rules for pad, roll, flip and pixel shuffles, which move elements between tiles."""
 
 from __future__ import annotations
 
@@ -24,40 +24,46 @@ def pad(x: ShardedTensor, pad: Sequence[int], mode: str = "constant", value: flo
     layout = x.spec
     if not layout.is_tile:
         return F.pad(whole(x), pad, mode, value)
-    around = [(low, high) for low, high in zip(pad[::2], pad[1::2], strict=True)][::-1]  # of the last dims, in order
-    behind = len(layout.shape) - len(around)
-    if all(layout.cuts[behind + number] is None for number in range(len(around))):
+    amounts = [(low, high) for low, high in zip(pad[::2], pad[1::2], strict=True)][::-1]  # of the last dims, in order
+    first = len(layout.shape) - len(amounts)
+    if all(layout.cuts[first + number] is None for number in range(len(amounts))):
         shape = list(layout.shape)
-        for number, (low, high) in enumerate(around):
-            shape[behind + number] += low + high
+        for number, (low, high) in enumerate(amounts):
+            shape[first + number] += low + high
         return wrap(F.pad(local(x), pad, mode, value), layout.with_dims(tuple(shape), layout.cuts))
     if mode not in _MODES:
-        refuse(f"padding mode {mode!r} is not known")
+        refuse(f"expected a padding mode of {', '.join(_MODES)}, got {mode!r}")
     if mode != "constant" and not x.is_meta and torch.is_autocast_enabled(x.device.type):
-        x = _cast_as_torch_does(x, len(around), mode)
-    ranges = [range(-low, layout.shape[behind + number] + high) for number, (low, high) in enumerate(around)]
-    padded = moved(x, ranges, mode, value or 0.0)
-    if mode == "circular":  # contiguous as torch's: dropout draws in the order of memory
+        x = _cast_as_torch_does(x, len(amounts), mode)
+    ranges = [range(-low, layout.shape[first + number] + high) for number, (low, high) in enumerate(amounts)]
+    padded = at_indices(x, ranges, mode, value or 0.0)
+    if mode == "circular":  # contiguous as torch's result: a later dropout draws in the order of memory
         return wrap(local(padded).contiguous(), padded.spec)
     return padded
 
 
 def _cast_as_torch_does(x: ShardedTensor, dims: int, mode: str) -> ShardedTensor:
-    """`x` as autocast lets torch pad it: some modes in float32."""
-    mine = local(x)
-    padded = F.pad(mine.new_zeros((1, 1, *[2] * dims)), (1, 1) * dims, mode)
-    return x if padded.dtype == mine.dtype else wrap(mine.to(padded.dtype), x.spec)
+    """Returns `x` in the dtype in which torch pads it under autocast: some modes in float32."""
+    tile = local(x)
+    padded = F.pad(tile.new_zeros((1, 1, *[2] * dims)), (1, 1) * dims, mode)
+    return x if padded.dtype == tile.dtype else wrap(tile.to(padded.dtype), x.spec)
 
 
-def moved(x: ShardedTensor, ranges: Sequence[range], mode: str = "constant", fill: float = 0.0) -> ShardedTensor:
-    """The last dims at these indices (which may lie beyond the image), in balanced parts again."""
+def at_indices(x: ShardedTensor, ranges: Sequence[range], mode: str = "constant", fill: float = 0.0) -> ShardedTensor:
+    """Returns the elements at these indices of the last dims, cut evenly again.
+
+    Args:
+        ranges: one per dim. Indices beyond the image are padding.
+        mode: of padding, as of `F.pad`.
+        fill: the value of constant padding.
+    """
     layout = x.spec
     extents = [len(indices) for indices in ranges]
     if not all(extents):
-        refuse(f"nothing would be left of {layout} at {list(ranges)}")
+        refuse(f"no elements would be left of {layout} at {list(ranges)}")
 
-    def needed(number: int, mine: Interval) -> Interval:
-        indices = ranges[number][mine.as_slice()]
+    def needed(number: int, outputs: Interval) -> Interval:
+        indices = ranges[number][outputs.as_slice()]
         return Interval(indices[0], indices[-1] + 1)
 
     plan = plan_needs(layout, extents, needed, padding_mode=_MODES[mode])
@@ -68,7 +74,7 @@ def moved(x: ShardedTensor, ranges: Sequence[range], mode: str = "constant", fil
     def compute(tile: Tensor) -> Tensor:
         if any(indices.step > 1 for indices in ranges):
             tile = tile[steps]
-        # Some ranks need nothing but their own: who changes the result must not change x there.
+        # Where a rank needs exactly its tile, a later in-place change of the result must not change x.
         shares_memory = tile.untyped_storage().data_ptr() == local(x).untyped_storage().data_ptr()
         return tile.clone() if shares_memory else tile
 
@@ -90,7 +96,7 @@ def roll(x: ShardedTensor, shifts: Any, dims: Any = None) -> Tensor:
         shift = (shift - before.start) % extent if extent else 0
         ranges[dim] = range(-shift, extent - shift)
     first = min(dims)
-    return moved(x, ranges[first:], "circular")
+    return at_indices(x, ranges[first:], "circular")
 
 
 @rule("flip")
@@ -114,16 +120,16 @@ def pixel_shuffle(x: ShardedTensor, upscale_factor: int) -> Tensor:
         refuse(f"pixel_shuffle expects channels that are whole and divisible by {factor**2}, got {layout}")
     extents = [extent * factor for extent in layout.shape[-2:]]
 
-    def needed(_: int, mine: Interval) -> Interval:
-        return Interval(mine.start // factor, -(-mine.stop // factor))
+    def needed(_: int, outputs: Interval) -> Interval:
+        return Interval(outputs.start // factor, -(-outputs.stop // factor))
 
     plan = _with_channels(plan_needs(layout, extents, needed), channels // factor**2)
 
     def compute(tile: Tensor) -> Tensor:
         tile = F.pixel_shuffle(tile, factor)
         for dim in (len(layout.shape) - 2, len(layout.shape) - 1):
-            mine = plan.result.interval(dim)
-            tile = tile.narrow(dim, mine.start % factor, len(mine))
+            outputs = plan.result.interval(dim)
+            tile = tile.narrow(dim, outputs.start % factor, len(outputs))
         return tile
 
     return windowed(x, plan, compute)
@@ -138,15 +144,15 @@ def pixel_unshuffle(x: ShardedTensor, downscale_factor: int) -> Tensor:
         refuse(f"pixel_unshuffle expects whole channels and an image divisible by {factor}, got {layout}")
     extents = [extent // factor for extent in layout.shape[-2:]]
 
-    def needed(_: int, mine: Interval) -> Interval:
-        return Interval(mine.start * factor, mine.stop * factor)
+    def needed(_: int, outputs: Interval) -> Interval:
+        return Interval(outputs.start * factor, outputs.stop * factor)
 
     plan = _with_channels(plan_needs(layout, extents, needed), layout.shape[-3] * factor**2)
     return windowed(x, plan, lambda tile: F.pixel_unshuffle(tile, factor))
 
 
 def _with_channels(plan: WindowPlan, channels: int) -> WindowPlan:
-    """The plan for outputs with so many channels; there may be no batch dim."""
+    """Returns the plan for outputs with this number of channels, in dim -3: there may be no batch dim."""
     shape = list(plan.result.shape)
     shape[-3] = channels
     return plan._replace(result=plan.result.with_dims(tuple(shape), plan.result.cuts))

@@ -1,4 +1,4 @@
-"""Functions that work element by element: each rank computes its own elements, nothing travels."""
+"""Rules for elementwise functions, which need no communication."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from torchmn.sharded.redistribute import cut_like, entering, whole
+from torchmn.sharded.redistribute import gathered, replicated_operand, shard_like, whole
 from torchmn.sharded.refusals import refuse
 from torchmn.sharded.registry import RULES, functions_named, names, rule
 from torchmn.sharded.sharding import AnyCut, FlatCut, Sharding
@@ -38,64 +38,69 @@ IN_PLACE = names("__iadd__ __isub__ __imul__ __itruediv__ __idiv__ __ipow__ fill
 
 
 def pointwise(function: Any, in_place: bool, *args: Any, **kwargs: Any) -> Any:
-    """The rule: bring all operands to one layout and compute on what this rank holds."""
-    in_place = in_place or bool(kwargs.get("inplace"))  # activations of torch.nn.functional take it
+    """Returns an elementwise function of shards, after bringing all operands to one sharding.
+
+    Args:
+        function: of torch.
+        in_place: whether it changes its first argument.
+    """
+    in_place = in_place or bool(kwargs.get("inplace"))  # a keyword of activations in torch.nn.functional
     tensors = [x for x in (*args, *kwargs.values()) if isinstance(x, Tensor)]
-    if len(tensors) == 1 and args and args[0] is tensors[0]:  # activations, mostly
+    if len(tensors) == 1 and args and args[0] is tensors[0]:  # fast path for activations
         result = function(*args, **kwargs)
         return args[0] if in_place else wrap(result, args[0].spec)
-    parts = [x for x in tensors if isinstance(x, ShardedTensor)]
-    others = [x for x in tensors if not isinstance(x, ShardedTensor)]
+    sharded = [x for x in tensors if isinstance(x, ShardedTensor)]
+    replicated = [x for x in tensors if not isinstance(x, ShardedTensor)]
     if in_place and not (args and isinstance(args[0], ShardedTensor)):
-        refuse(f"{function.__name__!r} would change a whole tensor with the values of a cut one {parts[0].spec}")
-    if len(parts) == 1 and not others:
-        layout, operands = parts[0].spec, args
+        refuse(f"{function.__name__!r} would change a whole tensor with the values of a cut one {sharded[0].spec}")
+    if len(sharded) == 1 and not replicated:
+        layout, operands = sharded[0].spec, args
     else:
-        layout = broadcast_layout(parts, others)
-        if layout is None:  # vectors that are cut in different ways: together they are only whole
+        layout = broadcast_layout(sharded, replicated)
+        if layout is None:
             if in_place:
                 refuse(f"{function.__name__!r} in place, of vectors that are cut in different ways, is not supported")
-            return function(*[whole(x) if isinstance(x, ShardedTensor) else x for x in args], **kwargs)
+            return function(*[gathered(x) for x in args], **kwargs)
         operands = [operand(x, layout) for x in args]
         kwargs = {name: operand(x, layout) for name, x in kwargs.items()}
         if in_place and layout.shape != args[0].spec.shape:
-            refuse(f"{function.__name__!r} in place: {args[0].spec} can not become {layout}")
+            refuse(f"{function.__name__!r} in place: {args[0].spec} cannot become {layout}")
     result = function(*operands, **kwargs)
     return args[0] if in_place else wrap(result, layout)
 
 
 def operand(x: Any, layout: Sharding) -> Any:
-    """`x` as an operand of parts of `layout`: whole tensors are cut where they have the global extent."""
-    if isinstance(x, ShardedTensor) and _is_spread(x, layout.shape):
+    """Returns `x` as an operand of shards of `layout`: whole tensors are cut where they have the global extent."""
+    if isinstance(x, ShardedTensor) and _is_broadcast(x, layout.shape):
         x = whole(x)
     if not isinstance(x, Tensor) or isinstance(x, ShardedTensor):
         return x
-    behind = len(layout.shape) - x.dim()
-    return cut_like(entering(x, layout), layout, {dim: dim + behind for dim in range(x.dim())})
+    new_dims = len(layout.shape) - x.dim()
+    return shard_like(replicated_operand(x, layout), layout, {dim: dim + new_dims for dim in range(x.dim())})
 
 
-def broadcast_layout(parts: list[ShardedTensor], others: list[Tensor]) -> Sharding | None:
-    """The layout of what parts and whole tensors broadcast to; None for vectors that do not fit together."""
-    shapes = [x.spec.shape for x in parts] + [tuple(x.shape) for x in others]
+def broadcast_layout(sharded: list[ShardedTensor], replicated: list[Tensor]) -> Sharding | None:
+    """Returns the sharding to which these tensors broadcast; None for vectors that are cut in different ways."""
+    shapes = [x.spec.shape for x in sharded] + [tuple(x.shape) for x in replicated]
     shape = torch.broadcast_shapes(*shapes)
-    cuts: list = [None] * len(shape)
-    parts = [x for x in parts if not _is_spread(x, shape)] or parts
-    for x in parts:
-        behind = len(shape) - len(x.spec.shape)
+    cuts: list[AnyCut] = [None] * len(shape)
+    sharded = [x for x in sharded if not _is_broadcast(x, shape)] or sharded
+    for x in sharded:
+        new_dims = len(shape) - len(x.spec.shape)
         for dim in x.spec.cut_dims:
-            cuts[dim + behind] = x.spec.cuts[dim]
-    if _two_along_one_axis(cuts):  # x[:, :, None] * x[:, None]: each rank would have its own pairs only
-        if not any(x.spec.is_tile for x in parts):
+            cuts[dim + new_dims] = x.spec.cuts[dim]
+    if _two_along_one_axis(cuts):  # x[:, :, None] * x[:, None]: each rank could only compute pairs of its elements
+        if not any(x.spec.is_tile for x in sharded):
             return None
-        refuse(f"operands whose cut dims would lie side by side: {', '.join(str(x.spec) for x in parts)}")
-    layout = parts[0].spec.with_dims(tuple(shape), tuple(cuts))
-    for x in parts:
-        behind = len(shape) - len(x.spec.shape)
+        refuse(f"operands are cut along the same axis in different dims: {', '.join(str(x.spec) for x in sharded)}")
+    layout = sharded[0].spec.with_dims(tuple(shape), tuple(cuts))
+    for x in sharded:
+        new_dims = len(shape) - len(x.spec.shape)
         for dim, extent in enumerate(x.spec.shape):
-            if extent != 1 and x.spec.cuts[dim] != cuts[dim + behind]:
-                if not any(y.spec.is_tile for y in parts):
+            if extent != 1 and x.spec.cuts[dim] != cuts[dim + new_dims]:
+                if not any(y.spec.is_tile for y in sharded):
                     return None
-                refuse(f"operands are cut in different ways: {parts[0].spec} and {x.spec}")
+                refuse(f"operands are cut in different ways: {sharded[0].spec} and {x.spec}")
     return layout
 
 
@@ -105,10 +110,10 @@ def _two_along_one_axis(cuts: Sequence[AnyCut]) -> bool:
     return len(set(axes)) < len(axes)
 
 
-def _is_spread(x: ShardedTensor, shape: Sequence[int]) -> bool:
-    """Whether a cut dim of one index is about to be broadcast: all ranks then need what one of them has."""
-    behind = len(shape) - len(x.spec.shape)
-    return any(x.spec.shape[dim] == 1 and shape[dim + behind] != 1 for dim in x.spec.cut_dims)
+def _is_broadcast(x: ShardedTensor, shape: Sequence[int]) -> bool:
+    """Whether a cut dim of extent 1, which one rank holds, would be broadcast to all ranks."""
+    new_dims = len(shape) - len(x.spec.shape)
+    return any(x.spec.shape[dim] == 1 and shape[dim + new_dims] != 1 for dim in x.spec.cut_dims)
 
 
 def _register() -> None:
@@ -142,7 +147,7 @@ def randomized_relu(
 @rule("prelu")
 def prelu(x: ShardedTensor, weight: Tensor) -> Tensor:
     layout = x.spec
-    weight = entering(weight, layout)
+    weight = replicated_operand(weight, layout)
     if len(layout.shape) > 1:  # one weight per channel, or one for all
-        weight = cut_like(weight, layout, {0: 1})
+        weight = shard_like(weight, layout, {0: 1})
     return wrap(torch.prelu(x, weight), layout)

@@ -1,4 +1,4 @@
-"""Pools over windows: fetch the halo, compute this rank's outputs."""
+"""Rules for max, average and Lp pools: a halo exchange, then torch's pool of the tile."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from torchmn.geometry import Window
-from torchmn.sharded.images import image_rule, per_dim
+from torchmn.sharded.image_rule import image_rule, per_dim
 from torchmn.sharded.refusals import refuse
 from torchmn.sharded.registry import composed
 from torchmn.sharded.sharding import Sharding
@@ -32,7 +32,7 @@ def max_pool(
     return_indices: bool = False,
 ) -> Tensor:
     if return_indices:
-        refuse("max_pool with return_indices=True is not supported for cut images: indices count within one tile")
+        refuse("max_pool with return_indices=True is not supported on cut images: indices would refer to the tile")
     windows = _windows(len(x.spec.shape) - 2, kernel_size, stride, padding, dilation, ceil_mode)
     kernel, strides, dilations = zip(*[(w.kernel, w.stride, w.dilation) for w in windows], strict=True)
     plan = plan_windows(x.spec, windows)
@@ -78,12 +78,12 @@ def _windows(
 
 
 def _counts(layout: Sharding, result: Sharding, windows: Sequence[Window], count_include_pad: bool) -> Tensor:
-    """How many elements the window of each of this rank's outputs counts, as in torch's average pools."""
+    """Returns the divisor of torch's average pools for each of this rank's outputs: the size of its window."""
     counts = torch.ones(())
     for number, window in enumerate(windows):
-        mine, extent = result.interval(2 + number), layout.shape[2 + number]
+        outputs, extent = result.interval(2 + number), layout.shape[2 + number]
         low, high = window.padding
-        starts = torch.arange(mine.start, mine.stop) * window.stride - low
+        starts = torch.arange(outputs.start, outputs.stop) * window.stride - low
         stops = (starts + window.kernel).clamp(max=extent + high)
         if not count_include_pad:
             starts, stops = starts.clamp(min=0), stops.clamp(max=extent)
@@ -92,7 +92,7 @@ def _counts(layout: Sharding, result: Sharding, windows: Sequence[Window], count
 
 
 def _lp_pool(dims: int, x: Tensor, norm_type: float, kernel_size: Any, stride: Any, ceil_mode: bool) -> Tensor:
-    """torch's formula: the norm_type-th root of the sum of powers, kept positive."""
+    """Returns torch's formula: the norm_type-th root of the sum of powers."""
     size = torch.Size(per_dim(kernel_size, dims)).numel()
     means = _AVERAGE[dims - 1](x.pow(norm_type), kernel_size, stride, 0, ceil_mode)
     return (torch.sign(means) * F.relu(torch.abs(means))).mul(size).pow(1.0 / norm_type)

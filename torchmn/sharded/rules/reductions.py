@@ -1,4 +1,4 @@
-"""Reductions: over dims that are whole on each rank nothing travels; over the cut ones, ranks add up."""
+"""Rules for reductions. Over cut dims they need a sum (or maximum) over ranks; over other dims no communication."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from torch import Tensor
 from torchmn.sharded.redistribute import whole
 from torchmn.sharded.refusals import refuse
 from torchmn.sharded.registry import composed, functions_named, rule
-from torchmn.sharded.replicated import sum_of_parts
+from torchmn.sharded.replicated import sum_over_shards
 from torchmn.sharded.rules.pointwise import pointwise
 from torchmn.sharded.sharding import Sharding
 from torchmn.sharded.tensor import RULES, ShardedTensor, local, wrap
@@ -22,23 +22,27 @@ Dims = int | Sequence[int] | None
 
 
 def reduced_dims(layout: Sharding, dim: Dims) -> tuple[int, ...]:
-    """The dims of a reduction, counted from the first."""
+    """Returns the dims of a reduction, sorted and counted from the first."""
     dims = range(len(layout.shape)) if dim is None or dim == () else [dim] if isinstance(dim, int) else dim
     if any(not isinstance(d, int) or isinstance(d, bool) for d in dims):
         refuse(f"expected dims of {layout}, got {dim!r}")
     return tuple(sorted(layout.dim(d) for d in dims))
 
 
-def crosses(layout: Sharding, dims: tuple[int, ...], function: str) -> bool:
-    """Whether ranks must add up; all cut dims must then be in it."""
+def needs_reduction(layout: Sharding, dims: tuple[int, ...], function: str) -> bool:
+    """Whether a reduction over `dims` needs a reduction over ranks.
+
+    Raises:
+        ParallelizeError: if only some of the cut dims are among `dims`.
+    """
     crossing = [dim for dim in layout.cut_dims if dim in dims]
     if crossing and len(crossing) < len(layout.cut_dims):
         refuse(f"{function} over dims {dims} of {layout}, of which only some are cut, is not supported")
     return bool(crossing)
 
 
-def _rest(layout: Sharding, dims: tuple[int, ...], keepdim: bool) -> Sharding:
-    """The layout of a result that stays cut."""
+def _reduced(layout: Sharding, dims: tuple[int, ...], keepdim: bool) -> Sharding:
+    """Returns the sharding of the result of a reduction over dims that are not cut."""
     kept = [d for d in range(len(layout.shape)) if keepdim or d not in dims]
     shape = tuple(1 if d in dims else layout.shape[d] for d in kept)
     return layout.with_dims(shape, tuple(None if d in dims else layout.cuts[d] for d in kept))
@@ -48,50 +52,52 @@ def _rest(layout: Sharding, dims: tuple[int, ...], keepdim: bool) -> Sharding:
 def total(x: ShardedTensor, dim: Dims = None, keepdim: bool = False, dtype: torch.dtype | None = None) -> Tensor:
     layout = x.spec
     dims = reduced_dims(layout, dim)
-    mine = local(x).sum(dims, keepdim=keepdim, dtype=dtype)
-    if crosses(layout, dims, "sum"):
-        return sum_of_parts(mine, layout.grid.tiles)
-    return wrap(mine, _rest(layout, dims, keepdim))
+    here = local(x).sum(dims, keepdim=keepdim, dtype=dtype)
+    if needs_reduction(layout, dims, "sum"):
+        return sum_over_shards(here, layout.grid.tiles)
+    return wrap(here, _reduced(layout, dims, keepdim))
 
 
 @rule("mean")
 def mean(x: ShardedTensor, dim: Dims = None, keepdim: bool = False, dtype: torch.dtype | None = None) -> Tensor:
     layout = x.spec
     dims = reduced_dims(layout, dim)
-    if not crosses(layout, dims, "mean"):
-        return wrap(local(x).mean(dims, keepdim=keepdim, dtype=dtype), _rest(layout, dims, keepdim))
-    mine = local(x).sum(dims, keepdim=keepdim, dtype=dtype)
-    return sum_of_parts(mine, layout.grid.tiles) / torch.Size([layout.shape[d] for d in dims]).numel()
+    if not needs_reduction(layout, dims, "mean"):
+        return wrap(local(x).mean(dims, keepdim=keepdim, dtype=dtype), _reduced(layout, dims, keepdim))
+    here = local(x).sum(dims, keepdim=keepdim, dtype=dtype)
+    return sum_over_shards(here, layout.grid.tiles) / torch.Size([layout.shape[d] for d in dims]).numel()
 
 
 def _extreme(function: str, x: ShardedTensor, dim: Dims = None, keepdim: bool = False) -> Tensor:
-    """amax and amin: the gradient is shared equally by all elements that are the extreme one, as torch does."""
+    """Returns amax or amin. The gradient is divided equally between all elements with that value, as in torch."""
     layout = x.spec
     dims = reduced_dims(layout, dim)
-    mine, comm = local(x), layout.grid.tiles
+    shard, comm = local(x), layout.grid.tiles
     torch_function = getattr(torch, function)
-    if not crosses(layout, dims, function):
-        return wrap(torch_function(mine, dims, keepdim=keepdim), _rest(layout, dims, keepdim))
-    if mine.is_meta:
-        return mine.sum(dims, keepdim=keepdim)
+    if not needs_reduction(layout, dims, function):
+        return wrap(torch_function(shard, dims, keepdim=keepdim), _reduced(layout, dims, keepdim))
+    if shard.is_meta:
+        return shard.sum(dims, keepdim=keepdim)
     sign = 1 if function == "amax" else -1
     with torch.no_grad():
-        shape = tuple(1 if d in dims else extent for d, extent in enumerate(mine.shape))
-        best = torch_function(mine, dims, keepdim=True) if mine.numel() else mine.new_full(shape, _beyond(mine, sign))
+        shape = tuple(1 if d in dims else extent for d, extent in enumerate(shard.shape))
+        best = (
+            torch_function(shard, dims, keepdim=True) if shard.numel() else shard.new_full(shape, _limit(shard, sign))
+        )
         best = comm.allreduce(best, "max" if sign > 0 else "min")
-        chosen = mine == best
-        count = comm.allreduce(chosen.sum(dims, keepdim=True).to(mine.dtype))
-    if not mine.is_floating_point():  # no gradient, and no division
+        chosen = shard == best
+        count = comm.allreduce(chosen.sum(dims, keepdim=True).to(shard.dtype))
+    if not shard.is_floating_point():  # no gradient, and no division
         return best if keepdim else best.squeeze(dims)
-    share = torch.where(chosen, mine, mine.new_zeros(())) / count
-    result = sum_of_parts(share.sum(dims, keepdim=keepdim), comm)
-    # Equal shares lead the gradient; their sum is rounded, and a model may ask which elements are the extreme one.
+    share = torch.where(chosen, shard, shard.new_zeros(())) / count
+    result = sum_over_shards(share.sum(dims, keepdim=keepdim), comm)
+    # The sum of the shares has the right gradient but is rounded, and models compare elements with the maximum.
     result.detach().copy_(best if keepdim else best.squeeze(dims))
     return result
 
 
-def _beyond(x: Tensor, sign: int) -> float:
-    """What no element of the dtype of `x` is below (sign 1) or above (-1)."""
+def _limit(x: Tensor, sign: int) -> float:
+    """Returns the smallest (sign 1) or largest (sign -1) value of the dtype of `x`."""
     if x.is_floating_point():
         return -sign * torch.inf
     if x.dtype == torch.bool:
@@ -115,12 +121,12 @@ def minimum(x: ShardedTensor, *args: Any, **kwargs: Any) -> Any:
 
 
 def _extreme_of_all(name: str, function: Any, of_two: Any, x: ShardedTensor, args: tuple, kwargs: dict) -> Any:
-    """torch.max and torch.min: of all elements, of two tensors, or along a dim with the indices."""
+    """Returns torch.max or torch.min: of all elements, of two tensors, or along a dim with the indices."""
     if not args and not kwargs:
         return _extreme(name, x)
     if isinstance(kwargs.get("other", args[0] if args else None), Tensor):
         return pointwise(of_two, False, x, *args, **kwargs)
-    return along(function, x, *args, **kwargs)
+    return along_dim(function, x, *args, **kwargs)
 
 
 @composed("all")
@@ -153,23 +159,23 @@ def variance(
 
 @composed("std")
 def deviation(x: ShardedTensor, *args: Any, **kwargs: Any) -> Tensor:
-    """Its gradient where all elements are equal is zero, as torch's is."""
+    """Returns the standard deviation. Its gradient is zero where all elements are equal, as in torch."""
     squared = variance(x, *args, **kwargs)
-    nothing = squared == 0
-    return squared.masked_fill(nothing, 1.0).sqrt().masked_fill(nothing, 0.0)
+    is_zero = squared == 0
+    return squared.masked_fill(is_zero, 1.0).sqrt().masked_fill(is_zero, 0.0)
 
 
 @composed("var_mean")
 def variance_and_mean(
     x: ShardedTensor, dim: Dims | bool = None, unbiased: bool = True, keepdim: bool = False, **kwargs: Any
 ) -> tuple[Tensor, Tensor]:
-    of = None if isinstance(dim, bool) else dim
-    return variance(x, dim, unbiased, keepdim, **kwargs), x.mean(reduced_dims(x.spec, of), keepdim=keepdim)
+    mean_dim = None if isinstance(dim, bool) else dim
+    return variance(x, dim, unbiased, keepdim, **kwargs), x.mean(reduced_dims(x.spec, mean_dim), keepdim=keepdim)
 
 
 @composed(torch.norm, Tensor.norm, torch.linalg.vector_norm)
 def norm(x: ShardedTensor, p: Any = 2, dim: Dims = None, keepdim: bool = False, **kwargs: Any) -> Tensor:
-    """The p-norm over dims. Its gradient at zero is zero, as torch's is."""
+    """Returns the p-norm over dims. Its gradient at zero is zero, as in torch."""
     p = kwargs.pop("ord", 2.0 if p in (None, "fro") else p)
     if kwargs.get("out") is not None or kwargs.get("dtype") is not None or not isinstance(p, int | float) or p <= 0:
         refuse(f"a norm with p={p!r}, {kwargs} is not supported on cut tensors")
@@ -177,12 +183,12 @@ def norm(x: ShardedTensor, p: Any = 2, dim: Dims = None, keepdim: bool = False, 
     if p == float("inf"):
         return x.abs().amax(dims, keepdim=keepdim)
     total = x.abs().pow(p).sum(dims, keepdim=keepdim)
-    nothing = total == 0
-    return total.masked_fill(nothing, 1.0).pow(1.0 / p).masked_fill(nothing, 0.0)
+    is_zero = total == 0
+    return total.masked_fill(is_zero, 1.0).pow(1.0 / p).masked_fill(is_zero, 0.0)
 
 
-def along(function: Any, x: ShardedTensor, dim: int | None = None, *args: Any, **kwargs: Any) -> Any:
-    """Functions along one dim that is whole on every rank: each rank computes its own rows."""
+def along_dim(function: Any, x: ShardedTensor, dim: int | None = None, *args: Any, **kwargs: Any) -> Any:
+    """Returns a function along one dim that is not cut: each rank computes its shard."""
     layout = x.spec
     if not isinstance(dim, int) or isinstance(dim, bool):
         refuse(f"{function.__name__} without one dim is not supported on cut tensors, got dim={dim!r} for {layout}")
@@ -199,7 +205,7 @@ def along(function: Any, x: ShardedTensor, dim: int | None = None, *args: Any, *
 def _along_layout(result: Tensor, layout: Sharding, dim: int) -> ShardedTensor:
     dim = layout.dim(dim)
     if result.dim() < len(layout.shape):
-        return wrap(result, _rest(layout, (dim,), False))
+        return wrap(result, _reduced(layout, (dim,), False))
     shape = list(layout.shape)
     shape[dim] = result.shape[dim]
     return wrap(result, layout.with_dims(tuple(shape), layout.cuts))
@@ -208,16 +214,16 @@ def _along_layout(result: Tensor, layout: Sharding, dim: int) -> ShardedTensor:
 _ALONG = "softmin argmax argmin cumsum cumprod logcumsumexp logsumexp cummax cummin prod median sort"
 for _name in _ALONG.split():
     for _function in functions_named(_name):
-        RULES[_function] = partial(along, _function)
+        RULES[_function] = partial(along_dim, _function)
 
 
 @rule("topk")
 def topk(x: ShardedTensor, k: int, dim: int = -1, largest: bool = True, sorted: bool = True) -> Any:  # noqa: A002
-    def largest_of(mine: Tensor, along: int) -> Any:
-        return torch.topk(mine, k, along, largest, sorted)
+    def topk_along(shard: Tensor, dim: int) -> Any:
+        return torch.topk(shard, k, dim, largest, sorted)
 
-    largest_of.__name__ = "topk"  # as refusals call it
-    return along(largest_of, x, dim)
+    topk_along.__name__ = "topk"  # for error messages
+    return along_dim(topk_along, x, dim)
 
 
 @rule("glu")

@@ -1,4 +1,4 @@
-"""Other shapes for the same elements: flattening a tile keeps its columns where they are."""
+"""Rules for reshaping, permuting and expanding. No element changes its rank: a flattened image has a `FlatCut`."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torchmn.sharded.memory import in_memory_as
+from torchmn.sharded.memory_format import with_memory_format_of
 from torchmn.sharded.redistribute import whole
 from torchmn.sharded.refusals import refuse
 from torchmn.sharded.registry import rule
@@ -29,7 +29,7 @@ def view(x: ShardedTensor, *shape: Any) -> Tensor:
     if len(shape) == 1 and isinstance(shape[0], Sequence):
         shape = tuple(shape[0])
     if len(shape) == 1 and isinstance(shape[0], torch.dtype):
-        refuse("view as another dtype is not supported for parts")
+        refuse("view as another dtype is not supported for sharded tensors")
     known = torch.Size([extent for extent in shape if extent != -1]).numel()
     total = torch.Size(x.spec.shape).numel()
     return _reshaped(x, tuple(total // known if extent == -1 and known else extent for extent in shape))
@@ -37,7 +37,7 @@ def view(x: ShardedTensor, *shape: Any) -> Tensor:
 
 @rule("view_as")
 def view_as(x: Tensor, other: Tensor) -> Tensor:
-    """A view of the same shape, as functions return that only change the gradient."""
+    """Returns a view; autograd functions that only change the gradient use it with x itself."""
     if isinstance(x, ShardedTensor) and isinstance(other, ShardedTensor) and x.spec == other.spec:
         return wrap(local(x).view_as(local(x)), x.spec)
     shape = other.spec.shape if isinstance(other, ShardedTensor) else tuple(other.shape)
@@ -56,7 +56,7 @@ def squeeze(x: ShardedTensor, dim: int | Sequence[int] | None = None) -> Tensor:
     layout = x.spec
     dims = range(len(layout.shape)) if dim is None else [dim] if isinstance(dim, int) else dim
     gone = {layout.dim(d) for d in dims if layout.shape[layout.dim(d)] == 1}
-    if any(layout.cuts[d] is not None for d in gone):  # one rank has all of it: then it is small, and all may
+    if any(layout.cuts[d] is not None for d in gone):  # one rank holds all of a cut dim of extent 1
         return whole(x).squeeze(tuple(gone))
     kept = [d for d in range(len(layout.shape)) if d not in gone]
     left = layout.with_dims(tuple(layout.shape[d] for d in kept), tuple(layout.cuts[d] for d in kept))
@@ -79,7 +79,7 @@ def permute(x: ShardedTensor, *dims: Any) -> Tensor:
     layout = x.spec
     order = tuple(layout.dim(d) for d in order)
     if order[0] != 0:
-        if not layout.is_tile:  # vectors with time before the batch, as attention and recurrent layers want them
+        if not layout.is_tile:  # attention and recurrent layers take vectors with time before the batch
             return whole(x).permute(order)
         refuse(f"a permutation that moves the batch dim of {layout} is not supported. Keep the batch first")
     shape = tuple(layout.shape[d] for d in order)
@@ -95,25 +95,28 @@ def transpose(x: ShardedTensor, dim0: int, dim1: int) -> Tensor:
 
 @rule("movedim", "moveaxis")
 def movedim(x: ShardedTensor, source: int | Sequence[int], destination: int | Sequence[int]) -> Tensor:
-    numbered = torch.empty(tuple(range(len(x.spec.shape))), device="meta")  # torch says where its dims go
-    return permute(x, numbered.movedim(source, destination).shape)  # type: ignore[arg-type]
+    moved: Any = [source] if isinstance(source, int) else source
+    target: Any = [destination] if isinstance(destination, int) else destination
+    # Extents that are the numbers of the dims: after torch's movedim they are the permutation.
+    numbered = torch.empty(tuple(range(len(x.spec.shape))), device="meta")
+    return permute(x, numbered.movedim(moved, target).shape)
 
 
 @rule("expand")
 def expand(x: ShardedTensor, *sizes: Any) -> Tensor:
     shape = tuple(sizes[0]) if len(sizes) == 1 and isinstance(sizes[0], Sequence) else sizes
     layout = x.spec
-    behind = len(shape) - len(layout.shape)
-    new = tuple(layout.shape[at - behind] if extent == -1 else extent for at, extent in enumerate(shape))
-    if any(new[dim + behind] != layout.shape[dim] for dim in layout.cut_dims):
+    new_dims = len(shape) - len(layout.shape)
+    new = tuple(layout.shape[at - new_dims] if extent == -1 else extent for at, extent in enumerate(shape))
+    if any(new[dim + new_dims] != layout.shape[dim] for dim in layout.cut_dims):
         refuse(f"expand of cut dims of {layout} to {shape} is not supported")
-    wide = layout.with_dims(new, (*[None] * behind, *layout.cuts))
+    wide = layout.with_dims(new, (*[None] * new_dims, *layout.cuts))
     return wrap(local(x).expand(wide.local_shape()), wide)
 
 
 @rule("expand_as")
 def expand_as(x: Tensor, other: Tensor) -> Tensor:
-    """A whole tensor stays whole: the memory of an expanded one is that of what it was."""
+    """Returns `x` expanded; a whole tensor stays whole, which takes no memory."""
     shape = other.spec.shape if isinstance(other, ShardedTensor) else tuple(other.shape)
     return expand(x, shape) if isinstance(x, ShardedTensor) else x.expand(shape)
 
@@ -129,27 +132,27 @@ def channel_shuffle(x: ShardedTensor, groups: int) -> Tensor:
     if layout.cuts[1] is not None:
         refuse(f"channel_shuffle expects channels in dim 1, which is cut in {layout}")
     channels = torch.arange(layout.shape[1]).view(groups, -1).T.reshape(-1)
-    return wrap(in_memory_as(local(x).index_select(1, channels.to(x.device)), local(x)), layout)
+    return wrap(with_memory_format_of(local(x).index_select(1, channels.to(x.device)), local(x)), layout)
 
 
 def _reshaped(x: ShardedTensor, shape: tuple[int, ...]) -> Tensor:
-    """`x` in another shape, if each new dim is a run of old dims (or an old dim in pieces, where it is not cut)."""
+    """Returns `x` in another shape, if each new dim joins old dims, or divides an old dim that is not cut."""
     layout = x.spec
     if torch.Size(shape).numel() != torch.Size(layout.shape).numel():
-        refuse(f"a tensor of {layout} can not become {shape}")
+        refuse(f"a tensor of {layout} cannot become {shape}")
     if shape == layout.shape:
         return wrap(local(x).view_as(local(x)), layout)
     cuts = _new_cuts(layout, shape)
     if cuts is None:
         if not layout.is_tile or all(layout.shape[dim] == 1 for dim in layout.cut_dims):
-            return whole(x).reshape(shape)  # a vector, or an image of one pixel, which one rank has
-        refuse(f"a cut tensor of {layout} can not become {shape}: only whole dims may be joined, behind the batch dim")
+            return whole(x).reshape(shape)  # a vector, or an image of one pixel
+        refuse(f"a cut tensor of {layout} cannot become {shape}: only whole dims may be joined, after the batch dim")
     new = layout.with_dims(shape, cuts)
     return wrap(local(x).reshape(new.local_shape()), new)
 
 
 def _new_cuts(layout: Sharding, shape: tuple[int, ...]) -> tuple[AnyCut, ...] | None:
-    """The cuts of the new shape; None if there are none that leave every element on its rank."""
+    """Returns the cuts of the new shape; None if elements would have to change their rank."""
     old, new = list(range(len(layout.shape))), list(shape)
     cuts: list[AnyCut] = []
     while old or new:
@@ -171,7 +174,7 @@ def _new_cuts(layout: Sharding, shape: tuple[int, ...]) -> tuple[AnyCut, ...] | 
 
 
 def _run(layout: Sharding, old: list[int], new: list[int]) -> tuple[list[int], list[int]]:
-    """The shortest run of old dims that has as many elements as a run of new ones, taken from both."""
+    """Removes from both lists, and returns, the shortest runs of old and new dims with equally many elements."""
     run, made, left, right = [], [], 1, 1
     while not run or not made or left != right:
         if old and (left <= right or not new):
@@ -182,19 +185,20 @@ def _run(layout: Sharding, old: list[int], new: list[int]) -> tuple[list[int], l
             right *= made[-1]
         else:
             break
-    while old and not new:  # dims of one index, at the end
+    while old and not new:  # dims of extent 1 at the end
         run.append(old.pop(0))
     return run, made
 
 
 def _joined(layout: Sharding, run: list[int], made: list[int]) -> list[AnyCut] | None:
-    """The cuts of the dims `made` of a run of old ones; None where elements would have to change their rank."""
-    cut = [layout.cuts[dim] for dim in run]
-    if not any(cut):
+    """Returns the cuts of the new dims `made` from a run of old ones; None if elements would have to change ranks."""
+    cuts = [layout.cuts[dim] for dim in run]
+    if not any(cuts):
         return [None for _ in made]
-    if any(isinstance(c, FlatCut) for c in cut):
-        flat = cut[0]
+    image_cuts = tuple(cut for cut in cuts if not isinstance(cut, FlatCut))
+    if len(image_cuts) < len(cuts):
+        flat = cuts[0]
         return list(flat.cuts) if len(run) == 1 and isinstance(flat, FlatCut) and tuple(made) == flat.shape else None
     if len(made) != 1 or run[0] == 0:
         return None
-    return [FlatCut(tuple(layout.shape[dim] for dim in run), tuple(cut))]  # type: ignore[arg-type]
+    return [FlatCut(tuple(layout.shape[dim] for dim in run), image_cuts)]

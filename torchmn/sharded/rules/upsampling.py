@@ -1,4 +1,4 @@
-"""Interpolation: each output takes a few inputs with weights that depend on its global place."""
+"""Rules for interpolate and upsample: the weights of the inputs depend on the global position of each output."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from torchmn.geometry import Interval
-from torchmn.sharded.memory import in_memory_as
+from torchmn.sharded.memory_format import with_memory_format_of
 from torchmn.sharded.redistribute import whole
 from torchmn.sharded.refusals import refuse
 from torchmn.sharded.registry import rule
@@ -42,14 +42,14 @@ def interpolate(
         )
     extents, scales = _extents_and_scales(layout.shape[2:], size, scale_factor, recompute_scale_factor)
     if min(extents) < 1:
-        refuse(f"interpolate of {layout} to {extents}: nothing would be left")
+        refuse(f"interpolate of {layout} to {extents}: expected output sizes of at least 1")
     taps = [_Taps(layout.shape[2 + i], extents[i], scales[i], mode, bool(align_corners), dims) for i in range(dims)]
-    plan = plan_needs(layout, extents, lambda number, mine: taps[number].needed(mine))
+    plan = plan_needs(layout, extents, lambda number, outputs: taps[number].needed(outputs))
 
     def compute(tile: Tensor) -> Tensor:
         for number, tap in enumerate(taps):
             tile = tap.apply(tile, 2 + number, plan.result.interval(2 + number))
-        return in_memory_as(tile, local(x))
+        return with_memory_format_of(tile, local(x))
 
     return windowed(x, plan, compute)
 
@@ -60,7 +60,7 @@ def upsample(x: ShardedTensor, *args: Any, **kwargs: Any) -> Tensor:
 
 
 class _Taps:
-    """Which inputs, with which weights, the outputs along one dim are made of: torch's formulas."""
+    """The inputs of each output along one dim and their weights, by torch's formulas."""
 
     def __init__(self, extent: int, outputs: int, scale: float | None, mode: str, align_corners: bool, dims: int):
         self.nearest = mode.startswith("nearest")
@@ -68,7 +68,7 @@ class _Taps:
             self.first = _nearest(extent, outputs, scale, mode, dims)
         else:
             places, step = torch.arange(outputs, dtype=torch.float64), extent / outputs if scale is None else 1 / scale
-            if outputs == extent:  # torch copies then, whatever the scale
+            if outputs == extent:  # torch copies in this case, for any scale
                 source = places
             elif align_corners:
                 source = places * ((extent - 1) / (outputs - 1) if outputs > 1 else 0.0)
@@ -79,22 +79,24 @@ class _Taps:
             self.weight = (source - self.first).clamp_(0, 1)
 
     def needed(self, outputs: Interval) -> Interval:
+        """Returns the inputs of these outputs."""
         last = self.first if self.nearest else self.second
         return Interval(int(self.first[outputs.start]), int(last[outputs.stop - 1]) + 1)
 
     def apply(self, buffer: Tensor, dim: int, outputs: Interval) -> Tensor:
-        start, mine = self.needed(outputs).start, outputs.as_slice()
-        low = buffer.index_select(dim, (self.first[mine] - start).to(buffer.device))
+        """Returns these outputs along `dim` from a buffer with `needed(outputs)`."""
+        start, chosen = self.needed(outputs).start, outputs.as_slice()
+        low = buffer.index_select(dim, (self.first[chosen] - start).to(buffer.device))
         if self.nearest:
             return low
-        high = buffer.index_select(dim, (self.second[mine] - start).to(buffer.device))
-        weight = self.weight[mine].to(buffer).view(-1, *[1] * (buffer.dim() - 1 - dim))
+        high = buffer.index_select(dim, (self.second[chosen] - start).to(buffer.device))
+        weight = self.weight[chosen].to(buffer).view(-1, *[1] * (buffer.dim() - 1 - dim))
         return low * (1 - weight) + high * weight
 
 
 @lru_cache(maxsize=1024)
 def _nearest(extent: int, outputs: int, scale: float | None, mode: str, dims: int) -> Tensor:
-    """The input that each output copies. Torch is asked: its formula rounds in its own way, in 1D not as in 2D."""
+    """Returns the input that each output copies, computed by torch itself: its rounding differs between 1D and 2D."""
     rest = [1] * (dims - 1)
     places = torch.arange(extent, dtype=torch.float64).view(1, 1, extent, *rest)
     if scale is None:
@@ -105,7 +107,7 @@ def _nearest(extent: int, outputs: int, scale: float | None, mode: str, dims: in
 def _extents_and_scales(
     extents: Sequence[int], size: Any, scale_factor: Any, recompute: bool | None
 ) -> tuple[list[int], list[float | None]]:
-    """Output extents, and the scales where these say how far apart in the input two neighbouring outputs are."""
+    """Returns the output extents, and per dim the scale that the formulas use; None where the extents determine it."""
     dims = len(extents)
     if size is not None:
         sizes = [size] * dims if isinstance(size, int) else [int(s) for s in size]

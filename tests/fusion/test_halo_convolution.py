@@ -11,12 +11,12 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from tests._worlds import ranks
 from tests.functions.images import image, part_of, plan_here
-from torchmn.communicators.run_threads import run_threads
+from torchmn import run_threads
 from torchmn.errors import HaloError
 from torchmn.functions.halo.exchange import halo_exchange
 from torchmn.geometry import DimPlan, Window, all_owned
-from torchmn.sharded.fusion.border_products import halo_convolution
-from torchmn.sharded.fusion.borders import borders_of
+from torchmn.sharded.fusion.halo_convolution import halo_convolution
+from torchmn.sharded.fusion.halo_reach import borders_of
 
 
 def assert_convolution_is_serial(comm, extents, parts, windows, groups=1, mode="zeros", twice=False):

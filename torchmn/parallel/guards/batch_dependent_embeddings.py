@@ -1,17 +1,17 @@
-"""Embeddings that depend on all samples of a batch."""
+"""Guard: embeddings whose result depends on all samples of a batch."""
 
 from __future__ import annotations
 
 from torch import nn
 
-from torchmn.parallel.events import Model, guard
+from torchmn.parallel.events import ModelEvent, guard
 
 
 @guard(
     on="model", why="max_norm and scale_grad_by_freq depend on the ids of the whole batch, not of one rank's samples"
 )
-def embeddings(seen: Model) -> str | None:
-    """Finds such embeddings where ranks along `data` have different samples."""
+def batch_dependent_embeddings(seen: ModelEvent) -> str | None:
+    """Returns an error for such an embedding if ranks along `data` have different samples."""
     if seen.parallelism.grid.sizes["data"] == 1:
         return None
     for name, module in seen.model.named_modules():

@@ -27,31 +27,29 @@ from tests.sharded.parity import (
     run_serially,
     sizes_of,
 )
-from torchmn.communicators.process_grid import ProcessGrid
+from torchmn import ProcessGrid
 from torchmn.parallel import parallelize
-from torchmn.sharded.fusion import blocks as halo_blocks
-from torchmn.sharded.fusion import chain as halo_chain
-from torchmn.sharded.fusion import sequential as chains
+from torchmn.sharded.fusion import conv_chain, conv_fusion, onednn_blocks
 
 
 @pytest.fixture(autouse=True)
 def small_tiles_too(monkeypatch):
     let_small_tiles_have_wide_halos(monkeypatch)
-    monkeypatch.setattr(halo_blocks, "_LEAST_BYTES", 0)
-    monkeypatch.setattr(chains, "_ROWS_PER_HALO_IN_BLOCKS", 1)
+    monkeypatch.setattr(onednn_blocks, "_LEAST_BYTES", 0)
+    monkeypatch.setattr(conv_fusion, "_ROWS_PER_HALO_IN_BLOCKS", 1)
 
 
 @pytest.fixture
 def chained(monkeypatch) -> list[int]:
     """How many convolutions each chain had, on all ranks."""
     lengths: list[int] = []
-    convolve = chains.convolve_in_chain
+    convolve = conv_fusion.convolve_in_chain
 
     def counting(x: Tensor, links: Any, parameters: Any) -> Tensor:
         lengths.append(len(links))
         return convolve(x, links, parameters)
 
-    monkeypatch.setattr(chains, "convolve_in_chain", counting)
+    monkeypatch.setattr(conv_fusion, "convolve_in_chain", counting)
     return lengths
 
 
@@ -136,15 +134,15 @@ def in_blocks(last: int = 4) -> nn.Sequential:
 @pytest.mark.parametrize("grid", [(2, 1), (2, 2)], ids=str)
 def test_values_in_blocks_equal_one_rank(grid, monkeypatch):
     stayed: list[list[bool]] = []
-    convolve = chains.convolve_in_chain
+    convolve = conv_fusion.convolve_in_chain
 
     def noting(x: Tensor, links: Any, parameters: Any) -> Tensor:
         stayed.append([link.stays for link in links])
         return convolve(x, links, parameters)
 
-    monkeypatch.setattr(chains, "convolve_in_chain", noting)
+    monkeypatch.setattr(conv_fusion, "convolve_in_chain", noting)
     assert_parity(in_blocks(), IMAGE, grid, x=numbers(IMAGE, dtype=torch.float32), tolerance=1e-5)
-    known = halo_blocks._IS_KNOWN
+    known = onednn_blocks._IS_KNOWN
     assert stayed == [[known, known, known, False]] * (grid[0] * grid[1])
 
 
@@ -342,18 +340,18 @@ def test_a_hook_on_a_parameter_sees_the_gradient_that_the_parameter_gets():
 
 def test_the_gradients_of_a_chain_are_right_to_second_order():
     settings = ((1, 1), (1, 1), (1, 1), 1)
-    kept = halo_chain.Kept((6, 5), ((2, 1, 3),), (((2, 0, 1),), ((2, 4, 2),)))
+    kept = conv_chain.KeptOutputs((6, 5), ((2, 1, 3),), (((2, 0, 1),), ((2, 4, 2),)))
     for links in (
-        [halo_chain.Link(*settings, True, kept), halo_chain.Link(*settings, False)],
-        [halo_chain.Link(*settings, False), halo_chain.Link(*settings, True, kept)],
-        [halo_chain.Link(*settings, True), halo_chain.Link(*settings, False, kept)],
+        [conv_chain.Link(*settings, True, kept), conv_chain.Link(*settings, False)],
+        [conv_chain.Link(*settings, False), conv_chain.Link(*settings, True, kept)],
+        [conv_chain.Link(*settings, True), conv_chain.Link(*settings, False, kept)],
     ):
         inputs = [
             numbers(shape, seed).requires_grad_() for seed, shape in enumerate([(1, 2, 6, 5), (2, 2, 3, 3), (2,)])
         ]
 
         def chain(x: Tensor, weight: Tensor, bias: Tensor, links: Any = links) -> Tensor:
-            return halo_chain.convolve_in_chain(x, links, [weight, bias, weight.flip(0), None])
+            return conv_chain.convolve_in_chain(x, links, [weight, bias, weight.flip(0), None])
 
         assert torch.autograd.gradcheck(chain, inputs)
         assert torch.autograd.gradgradcheck(chain, inputs)

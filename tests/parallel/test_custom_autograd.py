@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 import torchmn
 from tests.sharded.parity import Applied, assert_parity
-from torchmn.communicators.process_grid import ProcessGrid
+from torchmn import ProcessGrid
 from torchmn.errors import ParallelizeError
 from torchmn.parallel import parallelize
 
@@ -76,26 +76,26 @@ def test_a_function_of_ones_own_that_works_element_by_element(function, mode, si
 
 
 REFUSED: dict[str, tuple[Callable[[Tensor], Any], str]] = {
-    "keeps a part": (Squared.apply, "Squared .torch.autograd.Function. keeps a cut tensor"),
+    "keeps a part": (Squared.apply, "Squared .torch.autograd.Function. saves a cut tensor"),
     "looks at all elements": (Centred.apply, "Centred .torch.autograd.Function. calls 'mean' of a cut tensor"),
     "TorchScript": (lambda x: scripted(x), "TorchScript function 'scripted'"),
     "vmap": (lambda x: torch.vmap(lambda sample: sample - sample.mean())(x), "torch function '(mean|sum)[^']*'"),
 }
 
 
-@pytest.mark.guard("OwnFunctions")
+@pytest.mark.guard("CustomAutograd")
 @pytest.mark.parametrize(("mode", "sizes"), MODES)
 @pytest.mark.parametrize(("function", "words"), REFUSED.values(), ids=REFUSED)
 def test_what_would_take_a_part_for_the_whole_is_refused(function, words, mode, sizes):
     assert_refused(nn.Sequential(nn.Conv2d(3, 3, 3), Applied(function), nn.Conv2d(3, 2, 3)), mode, sizes, words)
 
 
-@pytest.mark.guard("OwnFunctions")
+@pytest.mark.guard("CustomAutograd")
 @pytest.mark.parametrize(("mode", "sizes"), MODES)
 def test_a_full_backward_hook_is_refused(mode, sizes):
     net = nn.Sequential(nn.Conv2d(3, 3, 3), nn.ReLU(), nn.Conv2d(3, 2, 3))
     net[1].register_full_backward_hook(lambda module, inner, outer: (inner[0] / inner[0].norm(),))
-    assert_refused(net, mode, sizes, "a full backward hook would see this rank's part")
+    assert_refused(net, mode, sizes, "a full backward hook would get this rank's shard")
 
 
 def assert_refused(net: nn.Module, mode: str, sizes: dict[str, int], words: str) -> None:

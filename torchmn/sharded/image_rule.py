@@ -1,4 +1,4 @@
-"""Rules for functions of images: (batch, channel, image dims)."""
+"""image_rule: registers rules for functions of images of shape (batch, channel, *image)."""
 
 from __future__ import annotations
 
@@ -15,24 +15,24 @@ from torchmn.sharded.tensor import ShardedTensor
 
 
 def image_rule(family: str) -> Callable[[AnyRule], AnyRule]:
-    """Registers a rule for the torch functions `family`1d, `family`2d and `family`3d.
+    """Registers a rule for a family of torch functions, such as "conv" for conv1d, conv2d and conv3d.
 
-    The rule gets torch's function for that many dims, then the arguments: a sharded image first, all others whole.
-    Where no image is cut, torch's function computes with whole tensors.
+    The rule is called with the torch function, the sharded image and the other arguments, which are whole. It is not
+    called if no image is cut: then the torch function computes with gathered tensors.
     """
 
     def register(rule: AnyRule) -> AnyRule:
         for dims in (1, 2, 3):
             name = f"{family}{dims}d"
-            checked = partial(_of_image, rule, getattr(F, name), dims)
+            checked = partial(_check_and_compute, rule, getattr(F, name), dims)
             RULES.update(dict.fromkeys(functions_named(name), checked))
         return rule
 
     return register
 
 
-def _of_image(rule: Callable[..., Any], function: Any, dims: int, x: Any, *args: Any, **kwargs: Any) -> Any:
-    args = tuple([gathered(value) for value in args])  # weights that a model computes from sharded values
+def _check_and_compute(rule: Callable[..., Any], function: Any, dims: int, x: Any, *args: Any, **kwargs: Any) -> Any:
+    args = tuple([gathered(value) for value in args])  # a model may compute weights from sharded values
     kwargs = {name: gathered(value) for name, value in kwargs.items()}
     if not isinstance(x, ShardedTensor) or not x.spec.is_tile:
         return function(gathered(x), *args, **kwargs)
@@ -45,6 +45,6 @@ def _of_image(rule: Callable[..., Any], function: Any, dims: int, x: Any, *args:
 
 
 def per_dim(value: int | Sequence[int], dims: int) -> tuple[int, ...]:
-    """A setting of a layer, once per image dim."""
+    """Returns a setting such as a stride as a tuple with one number per image dim."""
     values = (value,) * dims if isinstance(value, int) else tuple(value)
     return values * dims if len(values) == 1 else values

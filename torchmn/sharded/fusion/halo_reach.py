@@ -1,8 +1,7 @@
-"""The borders of a convolution's tile: which outputs and which taps of the filter each received box reaches.
+"""Reach: which outputs and taps of a convolution a received box of halo contributes to, as a matrix product.
 
-A convolution is linear, so what a box adds to the outputs can be computed from the box alone. It reaches few of them,
-with few taps: that is a small product of matrices, in which torch's own convolutions would spend their time on setting
-up.
+A convolution is linear, so the contribution of a box to the outputs can be computed from the box alone. It contributes
+to few outputs, with few taps: a small matrix product, for which torch's convolutions would mostly spend setup time.
 """
 
 from __future__ import annotations
@@ -18,10 +17,15 @@ from torchmn.geometry import HaloPlan, Interval
 
 
 @dataclass(frozen=True)
-class ReachOfDim:
-    """Along one dim: which outputs a box reaches with which taps, and the strip of inputs that these see.
+class DimReach:
+    """The reach of a box along one dim.
 
-    offset: of the box in the strip, below zero where the strip begins behind the box's first index
+    Attributes:
+        outputs: to which the box contributes.
+        taps: with which it does.
+        strip: the number of inputs that these outputs depend on with these taps.
+        offset: of the box in that strip; negative if the strip begins after the box's first index.
+        stride, dilation: of the convolution.
     """
 
     outputs: Interval
@@ -34,19 +38,24 @@ class ReachOfDim:
 
 @dataclass(frozen=True)
 class Reach:
-    """What a received box adds to the outputs, in the terms of a product of matrices. Integers, and how to use them."""
+    """The contribution of a received box to the outputs, as a matrix product.
 
-    dims: tuple[ReachOfDim, ...]
-    box: tuple[int, ...]  # its image dims
+    Attributes:
+        dims: the reach along each image dim.
+        box: the image dims of the box.
+    """
+
+    dims: tuple[DimReach, ...]
+    box: tuple[int, ...]
 
     @cached_property
     def outputs(self) -> tuple:
-        """How to index the outputs that the box reaches."""
+        """Index of the outputs that the box contributes to."""
         return (..., *(dim.outputs.as_slice() for dim in self.dims))
 
     @cached_property
     def taps(self) -> tuple:
-        """How to index the filter's taps that reach it."""
+        """Index of the filter's taps with which it contributes."""
         return (..., *(dim.taps.as_slice() for dim in self.dims))
 
     @cached_property
@@ -78,18 +87,18 @@ class Reach:
 
     @cached_property
     def _is_strip(self) -> bool:
-        """Whether the box is the strip, without zeros around it."""
+        """Whether box and strip are the same."""
         return self.strip_shape == self.box and all(dim.offset == 0 for dim in self.dims)
 
     @cached_property
     def _column_strides(self) -> tuple[int, ...]:
-        """Of the view (*taps, *outputs) of a contiguous strip."""
+        """Strides of the view (*taps, *outputs) of a contiguous strip."""
         steps = [prod(self.strip_shape[at + 1 :]) for at in range(len(self.dims))]
         by_tap = [dim.dilation * step for dim, step in zip(self.dims, steps, strict=True)]
         return (*by_tap, *(dim.stride * step for dim, step in zip(self.dims, steps, strict=True)))
 
     def strip(self, block: Tensor) -> Tensor:
-        """The box in zeros, as far as its outputs see: (batch, channel, *strip_shape), contiguous."""
+        """Returns the strip of inputs with the box, zeros elsewhere: (batch, channel, *strip_shape), contiguous."""
         if self._is_strip:
             return block.contiguous()
         strip = block.new_zeros((*block.shape[:2], *self.strip_shape))
@@ -97,7 +106,7 @@ class Reach:
         return strip
 
     def block(self, strip: Tensor) -> Tensor:
-        """The adjoint of `strip`: (batch, channel, *box)."""
+        """Returns the adjoint of `strip`: (batch, channel, *box)."""
         inner = strip[self._in_strip]
         if inner.shape[2:] == self.box:
             return inner
@@ -106,7 +115,7 @@ class Reach:
         return block
 
     def columns(self, strip: Tensor, groups: int) -> Tensor:
-        """Per output, what the taps see of a strip: (batch, group, channels of it x taps, outputs)."""
+        """Returns the inputs of each output: (batch, group, channels of the group x taps, outputs)."""
         batch, channels = strip.shape[:2]
         size = prod(self.strip_shape)
         view = strip.as_strided(
@@ -114,24 +123,24 @@ class Reach:
         )
         return view.reshape(batch, groups, channels // groups * prod(self.tap_shape), prod(self.output_shape))
 
-    def folded(self, columns: Tensor, channels: int) -> Tensor:
-        """The adjoint of `columns`, dim by dim: (batch, channel, *strip_shape)."""
-        folded = columns.view(columns.shape[0], channels, *self.tap_shape, *self.output_shape)
-        for dim in self.dims:  # its taps are first; its outputs come behind the taps that are left and the folded dims
-            folded = _folded_dim(folded, 2 + len(self.dims), dim)
-        return folded
+    def fold(self, columns: Tensor, channels: int) -> Tensor:
+        """Returns the adjoint of `columns`: (batch, channel, *strip_shape)."""
+        fold = columns.view(columns.shape[0], channels, *self.tap_shape, *self.output_shape)
+        for dim in self.dims:  # its taps are in dim 2; its outputs follow the remaining taps and the folded dims
+            fold = _fold_dim(fold, 2 + len(self.dims), dim)
+        return fold
 
     def kernel(self, weight: Tensor, groups: int) -> Tensor:
-        """The taps that reach the box: (group, output channels of it, input channels of it x taps)."""
+        """Returns the taps of the weight: (group, output channels of the group, its input channels x taps)."""
         return weight[self.taps].reshape(groups, weight.shape[0] // groups, weight.shape[1] * prod(self.tap_shape))
 
     def output_gradient(self, g: Tensor, groups: int) -> Tensor:
-        """The gradient of the outputs that the box reaches: (batch, group, output channels of it, outputs)."""
+        """Returns the gradient of the outputs: (batch, group, output channels of the group, outputs)."""
         return g[self.outputs].reshape(g.shape[0], groups, g.shape[1] // groups, prod(self.output_shape))
 
 
-def _folded_dim(columns: Tensor, outputs_at: int, dim: ReachOfDim) -> Tensor:
-    """Add up along one dim what taps (dim 2) of outputs (dim `outputs_at`) give to each index of the strip."""
+def _fold_dim(columns: Tensor, outputs_at: int, dim: DimReach) -> Tensor:
+    """Returns the sum, for each index of the strip, over taps (dim 2) and outputs (dim `outputs_at`) along one dim."""
     if len(dim.taps) == 1 and len(dim.outputs) == dim.strip:
         return columns.select(2, 0)
     shape = [*columns.shape[:2], *columns.shape[3:]]
@@ -147,19 +156,22 @@ def _folded_dim(columns: Tensor, outputs_at: int, dim: ReachOfDim) -> Tensor:
 
 @dataclass(frozen=True)
 class Borders:
-    """A tile's convolution in two parts: torch's own, with `padding`, and what each received box adds to it.
+    """A tile's convolution as torch's convolution of the tile plus the contribution of each received box.
 
-    padding: that torch adds to the tile, at both ends of each dim
-    reaches: of each received box, in the order in which they come; None where it reaches no output
+    Attributes:
+        padding: that torch adds to the tile, at both ends of each dim.
+        reaches: of each received box, in the order of `HaloPlan.receives`; None if it contributes to no output.
+        box_counts: (peer, number of boxes from it).
+        box_shapes: the image dims of each box.
     """
 
     padding: tuple[int, ...]
     reaches: tuple[Reach | None, ...]
-    box_counts: tuple[tuple[int, int], ...]  # (peer, how many boxes come from it)
+    box_counts: tuple[tuple[int, int], ...]
     box_shapes: tuple[tuple[int, ...], ...]
 
     def by_peer(self, blocks: Sequence[Tensor | None], like: Tensor) -> dict[int, list[Tensor]]:
-        """Per peer, the gradients of its boxes; zeros where a box reaches nothing."""
+        """Returns by peer the gradients of its boxes; zeros for a box that contributes to no output."""
         filled = (
             like.new_zeros((*like.shape[:2], *shape)) if block is None else block
             for block, shape in zip(blocks, self.box_shapes, strict=True)
@@ -171,13 +183,13 @@ class Borders:
 def borders_of(
     plan: HaloPlan, kernel: tuple[int, ...], stride: tuple[int, ...], dilation: tuple[int, ...]
 ) -> Borders | None:
-    """The two parts of this rank's convolution; None where torch's padding can not give the first of them."""
+    """Returns this rank's convolution as such a sum; None if torch's padding does not suit the tile."""
     padding, counts = [], []
     for dim, at, taps, step, spread in zip(plan.dims, plan.place, kernel, stride, dilation, strict=True):
         own, needed, span = dim.owned[at], dim.needed[at], spread * (taps - 1) + 1
         low, outputs = own.start - needed.start, (len(needed) - span) // step + 1
-        # Padding beyond the image is zero only in mode "zeros". torch pads both ends with `low`; what is too much at
-        # the high end must not make more outputs, and what is too little must not make fewer.
+        # Padding beyond the image is zero only in mode "zeros". torch pads both ends with `low`, which must not change
+        # the number of outputs at the high end.
         fits = dim.padding_mode == "zeros" and bool(own) and bool(needed) and low >= 0
         if not fits or len(own) + 2 * low < span or (len(own) + 2 * low - span) // step + 1 != outputs:
             return None
@@ -200,8 +212,8 @@ def borders_of(
     )
 
 
-def _reach(box: Interval, outputs: int, kernel: int, stride: int, dilation: int) -> ReachOfDim | None:
-    """Along one dim, in indices of the buffer; None if no tap of any output falls into the box."""
+def _reach(box: Interval, outputs: int, kernel: int, stride: int, dilation: int) -> DimReach | None:
+    """Returns the reach along one dim, in indices of the buffer; None if no output depends on the box."""
     pairs = [
         (output, tap)
         for output in range(outputs)
@@ -214,6 +226,6 @@ def _reach(box: Interval, outputs: int, kernel: int, stride: int, dilation: int)
     low, high = min(tap for _, tap in pairs), max(tap for _, tap in pairs)
     start = first * stride + low * dilation
     stop = last * stride + high * dilation + 1
-    return ReachOfDim(
+    return DimReach(
         Interval(first, last + 1), Interval(low, high + 1), stop - start, box.start - start, stride, dilation
     )

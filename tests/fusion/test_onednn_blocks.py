@@ -10,11 +10,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from torchmn.sharded.fusion import blocks as halo_blocks
-from torchmn.sharded.fusion.blocks import may_stay_in_blocks
-from torchmn.sharded.fusion.chain import Kept, Link, convolve_in_chain
+from torchmn.sharded.fusion import onednn_blocks
+from torchmn.sharded.fusion.conv_chain import KeptOutputs, Link, convolve_in_chain
+from torchmn.sharded.fusion.onednn_blocks import may_stay_in_blocks
 
-pytestmark = pytest.mark.skipif(not halo_blocks._IS_KNOWN, reason="no oneDNN that is known")
+pytestmark = pytest.mark.skipif(not onednn_blocks._IS_KNOWN, reason="no oneDNN that is known")
 
 
 def links_of(dims: int, relus: Sequence[bool], kernel: int = 3, groups: int = 1, dilation: int = 1) -> list[Link]:
@@ -77,7 +77,7 @@ def test_other_settings(kernel, groups, dilation, bias):
 
 def test_a_last_convolution_with_few_channels_of_which_some_rows_are_dropped():
     *links, last = links_of(2, (True, True, True))
-    last = last._replace(kept=Kept((9, 7), ((2, 2, 7),), (((2, 0, 2),),)))
+    last = last._replace(kept=KeptOutputs((9, 7), ((2, 2, 7),), (((2, 0, 2),),)))
     assert_same(torch.randn(2, 3, 9, 7), [*links, last], parameters_of([3, 16, 16, 5], 2))
 
 

@@ -1,8 +1,8 @@
-"""TorchScript functions, which torch runs without asking for rules."""
+"""Guard: TorchScript functions, which torch runs without looking up rules."""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import nn
@@ -15,20 +15,20 @@ from torchmn.trees import leaves_of
 
 @guard(
     on="trace",
-    why="a TorchScript function would compute with this rank's part of a cut tensor as if it were the whole",
-    replaces="torch.jit.ScriptFunction.__call__: torch has no hook before it runs one",
+    why="a TorchScript function would compute with this rank's shard as if it were the global tensor",
+    replaces="torch.jit.ScriptFunction.__call__: torch has no hook before it",
 )
-class Scripts(TraceGuard):
-    """From the first run without values on, TorchScript functions refuse cut tensors."""
+class TorchScript(TraceGuard):
+    """Raises an error if a TorchScript function is called with a sharded tensor. Installed by the first dry run."""
 
     def __init__(self, model: nn.Module) -> None:
         called = torch.jit.ScriptFunction.__call__
         if not isinstance(called, _Checked):
-            torch.jit.ScriptFunction.__call__ = _Checked(called)  # type: ignore[method-assign]
+            cast(Any, torch.jit.ScriptFunction).__call__ = _Checked(called)
 
 
 class _Checked:
-    """`ScriptFunction.__call__`, with a look at its arguments."""
+    """`ScriptFunction.__call__` that checks its arguments."""
 
     def __init__(self, call: Any):
         self._call = call
@@ -39,7 +39,7 @@ class _Checked:
     def _checked(self, function: Any, args: tuple, kwargs: dict[str, Any]) -> Any:
         if leaves_of(ShardedTensor, (args, kwargs)):
             refuse(
-                f"the TorchScript function {function.name!r} would compute with this rank's part of a cut tensor as if "
-                "it were the whole. Call the plain function"
+                f"the TorchScript function {function.name!r} would compute with this rank's shard as if it were the "
+                "global tensor. Call the plain function"
             )
         return self._call(function, *args, **kwargs)

@@ -1,4 +1,4 @@
-"""convolve_in_chain: convolutions and ReLUs on a tile with its halo, as one autograd node."""
+"""convolve_in_chain: consecutive convolutions and ReLUs of a tile with its halo, as one autograd function."""
 
 from __future__ import annotations
 
@@ -10,27 +10,38 @@ from torch import Tensor
 
 from torchmn.compile_boundary import uncompiled
 from torchmn.functions.halo.exchange import empty_like_layout
-from torchmn.sharded.fusion.blocks import blocks, relu_in_blocks_, room
+from torchmn.sharded.fusion.onednn_blocks import empty_for_blocks, relu_in_blocks_, to_blocks
 
 _convolution_backward = torch.ops.aten.convolution_backward.default
 _relu_backward = torch.ops.aten.threshold_backward.default
 _relu_backward_into = torch.ops.aten.threshold_backward.grad_input
 
-Box = tuple[tuple[int, int, int], ...]  # dim, start, length
+Box = tuple[tuple[int, int, int], ...]  # arguments of `narrow`: dim, start, length
 
 
-class Kept(NamedTuple):
-    """What is kept of the outputs of a convolution."""
+class KeptOutputs(NamedTuple):
+    """The outputs of a convolution that are kept; the others hold wrong values.
 
-    shape: tuple[int, ...]  # of the image dims of all outputs
+    Attributes:
+        shape: the image dims of all outputs.
+        box: which of them are kept.
+        rest: boxes of the others.
+    """
+
+    shape: tuple[int, ...]
     box: Box
-    rest: tuple[Box, ...]  # the other outputs
+    rest: tuple[Box, ...]
 
 
 class Link(NamedTuple):
-    """The settings of a convolution, whether a ReLU follows, and what is kept of its outputs; None for all.
+    """One convolution of a chain.
 
-    stays: the outputs stay in oneDNN's blocks for the next convolution, see halo_blocks.py; all of them are kept then
+    Attributes:
+        stride, padding, dilation, groups: its settings, one number per image dim.
+        relu: whether a ReLU follows.
+        kept: which outputs are kept; None for all.
+        stays: whether the outputs stay in oneDNN's blocks for the next convolution (onednn_blocks.py); then all of them
+            are kept.
     """
 
     stride: tuple[int, ...]
@@ -38,19 +49,22 @@ class Link(NamedTuple):
     dilation: tuple[int, ...]
     groups: int
     relu: bool
-    kept: Kept | None = None
+    kept: KeptOutputs | None = None
     stays: bool = False
 
 
 def convolve_in_chain(x: Tensor, links: Sequence[Link], parameters: Sequence[Tensor | None]) -> Tensor:
-    """What these convolutions make of `x`, one after the other.
+    """Returns the result of these convolutions of `x`, one after the other.
 
-    parameters: the weight and the bias of each, one behind the other
+    Twice differentiable. Backward returns all gradients at once, at the end of the chain. There is little Python code
+    between two convolutions: it runs slowly there, because a convolution evicts it from the caches.
 
-    Differentiable, twice too. All gradients come at once, when backward has gone through the chain. Between two
-    convolutions there is next to no Python: it is slow there, because a convolution leaves the caches to nobody else.
+    Args:
+        x: (batch, channel, *image), a tile with its halo.
+        links: the convolutions.
+        parameters: weight and bias of each, in turn.
     """
-    return _Chain.apply(x, links, *parameters)  # type: ignore[no-any-return]
+    return _Chain.apply(x, links, *parameters)
 
 
 class _Chain(torch.autograd.Function):
@@ -68,7 +82,7 @@ class _Chain(torch.autograd.Function):
                 x.relu_()
             values.append(x)
         if not links[-1].relu:
-            values[-1] = None  # not needed: whoever comes next may change it in place
+            values[-1] = None  # not needed in backward, so that a later layer may change it in place
         ctx.save_for_backward(*values, *parameters)
         ctx.links = links
         return x
@@ -79,22 +93,23 @@ class _Chain(torch.autograd.Function):
         links, g, saved = ctx.links, grads[0], ctx.saved_tensors
         values, parameters = saved[: len(links) + 1], saved[len(links) + 1 :]
         wanted = (ctx.needs_input_grad[0], *ctx.needs_input_grad[2:])
-        if torch.is_grad_enabled():  # a second derivative is wanted: backward as differentiable steps
+        if torch.is_grad_enabled():  # create_graph=True: backward as differentiable steps
             return _differentiable_backward(values[0], links, parameters, g, wanted)
         found: list[Tensor | None] = []
         for number in reversed(range(len(links))):
             link, x, y = links[number], values[number], values[number + 1]
             weight, bias = parameters[2 * number : 2 * number + 2]
-            g = _before_relu(g, y, link, is_ours=number < len(links) - 1, in_blocks=x.is_mkldnn)
+            g = _before_relu(g, y, link, may_overwrite=number < len(links) - 1, in_blocks=x.is_mkldnn)
             wants = [any(wanted[: 2 * number + 1]), *wanted[2 * number + 1 : 2 * number + 3]]
             settings = (link.stride, link.padding, link.dilation, False, [0] * len(link.stride), link.groups, wants)
-            seen = x
+            inputs = x
             if link.stays or x.is_mkldnn:
-                g, seen = blocks(g), blocks(x)
-            g, *of_parameters = _convolution_backward(g, seen, weight, None if bias is None else bias.shape, *settings)
+                g, inputs = to_blocks(g), to_blocks(x)
+            bias_shape = None if bias is None else bias.shape
+            g, *parameter_gradients = _convolution_backward(g, inputs, weight, bias_shape, *settings)
             if wants[0] and g.is_mkldnn and not x.is_mkldnn:
                 g = g.to_dense()
-            found[:0] = of_parameters
+            found[:0] = parameter_gradients
             if not wants[0]:
                 found[:0] = [None] * (2 * number)
                 break
@@ -102,25 +117,28 @@ class _Chain(torch.autograd.Function):
 
 
 def _convolved(x: Tensor, link: Link, weight: Tensor | None, bias: Tensor | None) -> Tensor:
-    assert weight is not None  # only a bias may be missing
+    assert weight is not None  # only the bias may be None
     unset = [0] * len(link.stride)
-    x = blocks(x) if link.stays else x
+    x = to_blocks(x) if link.stays else x
     y = torch.convolution(x, weight, bias, link.stride, link.padding, link.dilation, False, unset, link.groups)
     return y.to_dense() if x.is_mkldnn and not link.stays else y
 
 
-def _before_relu(g: Tensor, y: Tensor | None, link: Link, is_ours: bool, in_blocks: bool) -> Tensor:
-    """The gradient of all outputs of a convolution, from that of what was kept of them behind the ReLU.
+def _before_relu(g: Tensor, y: Tensor | None, link: Link, may_overwrite: bool, in_blocks: bool) -> Tensor:
+    """Returns the gradient of all outputs of a convolution.
 
-    is_ours: nobody else has `g`, so its memory may be used
-    in_blocks: the convolution's inputs came in blocks, so this will go there
+    Args:
+        g: the gradient of the kept outputs, after the ReLU.
+        y: these outputs.
+        may_overwrite: whether the memory of `g` may be reused.
+        in_blocks: whether the convolution's inputs are in blocks, to which the result will be converted too.
     """
     if link.kept is None:
-        if link.relu and is_ours and not link.stays:
+        if link.relu and may_overwrite and not link.stays:
             return _relu_backward_into(g, y, 0, grad_input=g)
         return _relu_backward(g, y, 0) if link.relu else g
     shape = link.kept.shape
-    whole = room(g, (*g.shape[: -len(shape)], *shape)) if in_blocks else empty_like_layout(g, shape)
+    whole = empty_for_blocks(g, (*g.shape[: -len(shape)], *shape)) if in_blocks else empty_like_layout(g, shape)
     inner = _narrowed(whole, link.kept.box)
     if link.relu:
         _relu_backward_into(g, y, 0, grad_input=inner)
@@ -140,7 +158,7 @@ def _narrowed(x: Tensor, box: Box) -> Tensor:
 def _differentiable_backward(
     x: Tensor, links: Sequence[Link], parameters: Sequence[Tensor | None], g: Tensor, wanted: Sequence[bool]
 ) -> tuple[Tensor | None, ...]:
-    # Views: torch.autograd.grad calls the hooks of its inputs; those of parameters belong to the backward around it.
+    # Views, because torch.autograd.grad would call the hooks of the parameters, which the outer backward calls.
     x, parameters = x.view_as(x), [None if p is None else p.view_as(p) for p in parameters]
     y = x
     for number, link in enumerate(links):
