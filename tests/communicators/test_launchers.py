@@ -74,11 +74,11 @@ def test_each_launcher_is_recognised(environ, expected):
 @pytest.mark.parametrize("name", ELSEWHERE)
 def test_whatever_numbers_this_process_means_mpi_and_at_least_so_many_ranks(name):
     launch = detect(ELSEWHERE[name])
-    assert (launch.name, launch.transport, launch.rank, launch.least) == (name, "mpi", 1, 2)
+    assert (launch.name, launch.transport, launch.rank, launch.min_size) == (name, "mpi", 1, 2)
     assert launch.size in (2, None) and launch.may_be_several
     without_size = {key: value for key, value in ELSEWHERE[name].items() if key.endswith(("RANK", "ID", "PE", "CHILD"))}
     if "COMM_WORLD" not in "".join(without_size):
-        assert detect(without_size).least == 2
+        assert detect(without_size).min_size == 2
 
 
 @pytest.mark.parametrize(

@@ -153,7 +153,7 @@ def _thread_communicator(world: Communicator, settings: Settings, options: dict[
 
 
 def _solo(settings: Settings, launch: environment.Launch) -> Communicator:
-    size = max(launch.size or _load_mpi(settings, launch).COMM_WORLD.size, launch.least)
+    size = max(launch.size or _load_mpi(settings, launch).COMM_WORLD.size, launch.min_size)
     if size > 1:
         raise ArgumentError(
             f"create_communicator: 'solo', but according to {launch.title} this is rank {launch.rank} of {size}, and "
@@ -183,7 +183,7 @@ def _mpi(settings: Settings, mpi_comm: Any, launch: environment.Launch) -> Commu
     if problem:
         library = MPI.Get_library_version().split("\n")[0].strip()
         raise LaunchError(
-            f"rank {launch.rank}: according to {launch.title} there are {launch.size or f'at least {launch.least}'} "
+            f"rank {launch.rank}: according to {launch.title} there are {launch.size or f'at least {launch.min_size}'} "
             f"ranks, but the MPI library that mpi4py loaded ({library}) sees {MPI.COMM_WORLD.size}: {problem}"
         )
     with process_hooks.time_limit(settings.timeout):
@@ -228,10 +228,10 @@ def _world_problem(launch: environment.Launch, seen: int, given: bool) -> str | 
         given: whether the caller passed an MPI communicator, which need not be that of the launcher.
     """
     if launch.transport == "mpi":
-        if seen == launch.size or (launch.size is None and seen >= launch.least):
+        if seen == launch.size or (launch.size is None and seen >= launch.min_size):
             return None
         return "launcher and library belong to different MPIs. `torchmn doctor` shows which."
-    if given or seen > 1 or launch.least == 1:
+    if given or seen > 1 or launch.min_size == 1:
         return None
     return (
         f"each process would train alone. With {launch.title} ranks use gloo, or nccl if there are GPUs: use 'auto'. "

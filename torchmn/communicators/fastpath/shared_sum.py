@@ -70,8 +70,7 @@ class SharedSum:
         totals = flat.split(CHUNK_BYTES // flat.element_size())
         sources = totals if source.data_ptr() == flat.data_ptr() else source.split(len(totals[0]))
         summed: _Chunk | None = None
-        # One barrier per chunk separates both its writing from its summation, and that of the last chunk from its
-        # reading.
+        # Each barrier serves two chunks: this one is written and may be summed, the last one is summed and may be read.
         for chunk_source, total in zip(sources, totals, strict=True):
             chunk = self._write(chunk_source, total, before)
             self._comm.Barrier()

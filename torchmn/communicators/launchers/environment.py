@@ -12,7 +12,7 @@ from typing import Literal
 
 from torchmn.errors import LaunchError
 
-Transport = Literal["mpi", "torch", "solo"]
+LauncherTransport = Literal["mpi", "torch", "solo"]
 
 
 @dataclass(frozen=True)
@@ -34,13 +34,13 @@ class Launcher:
 
     name: str
     title: str
-    transport: Transport
+    transport: LauncherTransport
     rank: str
     size: tuple[str, ...]
     local_rank: tuple[str, ...]
     markers: tuple[str, ...] = ()
     needs: tuple[str, ...] = ()
-    alone: Transport | None = None
+    alone: LauncherTransport | None = None
     local_size: tuple[str, ...] = ()
     sets_size: bool = True
 
@@ -50,14 +50,14 @@ class Launch:
     """Values of the launcher's variables. `size` and `local_rank` are None if the launcher does not set them."""
 
     name: str
-    transport: Transport
+    transport: LauncherTransport
     rank: int
     size: int | None
     local_rank: int | None
     local_size: int = 1  # processes of the job on this host; 1 if the launcher does not set it
 
     @property
-    def least(self) -> int:
+    def min_size(self) -> int:
         """The smallest number of processes that the launcher can have started, this one included."""
         return self.size or max(self.rank + 1, self.local_size)
 
@@ -77,7 +77,7 @@ RUN_MARKER = "TORCHMN_RUN"
 STORE_VARIABLE = "TORCHMN_STORE"
 
 
-def _torch_row(name: str, title: str, marker: str | None = None, alone: Transport | None = None) -> Launcher:
+def _torch_row(name: str, title: str, marker: str | None = None, alone: LauncherTransport | None = None) -> Launcher:
     markers = (marker,) if marker else ()
     rendezvous = ("MASTER_ADDR", "MASTER_PORT")
     return Launcher(
@@ -176,7 +176,7 @@ LAUNCHER_PREFIXES = (
 )
 
 
-def detect(environ: Mapping[str, str] = os.environ, only: Transport | None = None) -> Launch:
+def detect(environ: Mapping[str, str] = os.environ, only: LauncherTransport | None = None) -> Launch:
     """Returns the values of this process's launcher; `NO_LAUNCHER` if there is none.
 
     Args:

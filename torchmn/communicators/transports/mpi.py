@@ -24,7 +24,7 @@ from torchmn.communicators.messages import plain_values, reductions, wire
 from torchmn.communicators.messages.wire import Header, Kind, Layout, Message, TensorSpec
 from torchmn.communicators.transports.group import Group
 from torchmn.communicators.transports.mpi_library import reads_gpu_memory
-from torchmn.communicators.transports.transport import Buffers, Carrier, Exchange, Pending, Traits
+from torchmn.communicators.transports.transport import Carrier, Exchange, PeerBuffers, Pending, Traits
 
 INLINE_BYTES = 68 << 10  # 64 KB and its header
 _COPIED_BYTES = 512 << 10  # up to this size a copy is cheaper than a "ready" message
@@ -87,8 +87,8 @@ class _Exchange:
     transport: MPITransport
     receives: list[MPI.Request]
     sends: list[MPI.Request]
-    outgoing: Buffers
-    incoming: Buffers
+    outgoing: PeerBuffers
+    incoming: PeerBuffers
 
     def wait(self) -> None:
         MPI.Request.Waitall(self.receives + self.sends)
@@ -242,7 +242,7 @@ class MPITransport:
 
     # -- collective operations ---------------------------------------------------------------------------------
 
-    def exchange(self, outgoing: Buffers, incoming: Buffers) -> Exchange:
+    def exchange(self, outgoing: PeerBuffers, incoming: PeerBuffers) -> Exchange:
         receives = [self.collective.Irecv([memory(x), MPI.BYTE], peer) for peer, x in incoming.items()]
         sends = [self.collective.Isend([memory(x), MPI.BYTE], peer) for peer, x in outgoing.items()]
         return _Exchange(self, receives, sends, outgoing, incoming)

@@ -28,7 +28,7 @@ from torchmn.communicators.messages import reductions, wire
 from torchmn.communicators.messages.wire import Header, Kind, Layout, Message, TensorSpec
 from torchmn.communicators.transports import gloo
 from torchmn.communicators.transports.group import Group, Settings
-from torchmn.communicators.transports.transport import Buffers, Carrier, Exchange, Pending, Traits
+from torchmn.communicators.transports.transport import Carrier, Exchange, PeerBuffers, Pending, Traits
 from torchmn.communicators.watchdog.process_hooks import time_limit
 from torchmn.communicators.watchdog.waits import Watch
 from torchmn.errors import LaunchError, PeerError
@@ -262,7 +262,7 @@ class ProcessGroupTransport:
     def _backend(self, x: Tensor) -> Any:
         return self._nccl if x.is_cuda else self._gloo
 
-    def exchange(self, outgoing: Buffers, incoming: Buffers) -> Exchange:
+    def exchange(self, outgoing: PeerBuffers, incoming: PeerBuffers) -> Exchange:
         on_gpu = any(x.is_cuda for x in (*outgoing.values(), *incoming.values()))
         if on_gpu:  # nccl: as one group call, or two ranks that both send first would wait for each other
             start_coalescing(self._nccl, self.group.settings.device)

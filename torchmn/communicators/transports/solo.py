@@ -10,7 +10,7 @@ from torch import Tensor
 from torchmn.communicators.messages import reductions
 from torchmn.communicators.messages.wire import Message
 from torchmn.communicators.transports.group import Group, Settings
-from torchmn.communicators.transports.transport import DONE, Buffers, Carrier, Exchange, Pending, Traits
+from torchmn.communicators.transports.transport import DONE, Carrier, Exchange, PeerBuffers, Pending, Traits
 from torchmn.communicators.watchdog.waits import Watch
 
 
@@ -38,7 +38,7 @@ class SoloTransport:
     def arrived(self, source: int, tag: int) -> bool:
         return False
 
-    def exchange(self, outgoing: Buffers, incoming: Buffers) -> Exchange:
+    def exchange(self, outgoing: PeerBuffers, incoming: PeerBuffers) -> Exchange:
         return DONE
 
     def equal(self, number: int) -> bool:

@@ -18,7 +18,7 @@ from torch import Tensor
 from torchmn.communicators.messages import reductions
 from torchmn.communicators.messages.wire import Message
 from torchmn.communicators.transports.group import Group
-from torchmn.communicators.transports.transport import Buffers, Carrier, Exchange, Pending, Traits
+from torchmn.communicators.transports.transport import Carrier, Exchange, PeerBuffers, Pending, Traits
 from torchmn.communicators.watchdog import report
 from torchmn.communicators.watchdog.waits import RankState, Watch
 from torchmn.errors import PeerError, ThreadError, WaitTimeout
@@ -173,7 +173,7 @@ class ThreadTransport:
                 del boxes[key]  # tags that never repeat must not fill the memory
             return item
 
-    def exchange(self, outgoing: Buffers, incoming: Buffers) -> Exchange:
+    def exchange(self, outgoing: PeerBuffers, incoming: PeerBuffers) -> Exchange:
         for peer, x in outgoing.items():
             self._put(peer, self._exchange_tag(self._rank, peer), x.clone())
         return _Receives(self, {(peer, self._exchange_tag(peer, self._rank)): x for peer, x in incoming.items()})

@@ -15,7 +15,7 @@ from torch import Tensor
 from torchmn.communicators.messages.wire import Message
 from torchmn.communicators.transports.group import Group
 
-Buffers = Mapping[int, Tensor]
+PeerBuffers = Mapping[int, Tensor]
 """Flat, contiguous tensors by peer."""
 
 
@@ -131,7 +131,7 @@ class Transport(Protocol):
         """Returns whether `take` would return at once. See `Traits.sees_arrivals`."""
         ...
 
-    def exchange(self, outgoing: Buffers, incoming: Buffers) -> Exchange:
+    def exchange(self, outgoing: PeerBuffers, incoming: PeerBuffers) -> Exchange:
         """Starts to send and to receive buffers, none of which may be used until the exchange has been waited for.
 
         Exchanges between two ranks are matched in the order in which they are started. Number of bytes and dtype are
