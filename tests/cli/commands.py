@@ -1,4 +1,4 @@
-"""The torchmn command as its users run it: in a process of its own, of which nothing outlives the test."""
+"""Runs the torchmn command in a subprocess, and ends all of its processes with the test."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ class Command:
         self, arguments: list[str], directory: Path, env: dict[str, str], python: str, warm: bool = False, **streams
     ):
         self.directory, self.label = directory, uuid.uuid4().hex
-        # TMPDIR: what a killed launcher can not remove goes with the test's own directory.
+        # TMPDIR: files that a killed launcher cannot remove are removed with the test's directory.
         surroundings = {"PYTHONPATH": str(ROOT), "TMPDIR": str(directory)}
         if warm:
             surroundings |= warm_environment([str(ROOT)])

@@ -1,4 +1,4 @@
-"""`torchmn doctor`: each rung holds on a sound machine, and says what to do on an unsound one."""
+"""`torchmn doctor`: every check passes on a working machine, and gives advice on a broken one."""
 
 from __future__ import annotations
 
@@ -17,54 +17,54 @@ from torchmn.cli.checks import hosts, machine, software
 from torchmn.cli.checks.finding import fail, ok
 from torchmn.cli.commands import doctor
 
-RUNGS = ROOT / "docs" / "troubleshooting.md"
+MANUAL = ROOT / "docs" / "troubleshooting.md"
 MPICH_LIBRARY = Path(sys.prefix) / "lib" / "libmpi.so.12"
 
 
-def rungs(report: str) -> dict[str, str]:
-    """The level of each rung of a plain report, in its order."""
+def levels_by_check(report: str) -> dict[str, str]:
+    """Returns the level of each check in a plain report, in order."""
     lines = [re.fullmatch(r"(ok|warn|FAIL) +(.+?)  +.*", line) for line in report.splitlines()]
     return {line[2]: line[1] for line in lines if line}
 
 
 def headings(part: str) -> list[str]:
-    """The rungs that the manual explains in one of its parts."""
-    text = RUNGS.read_text().partition(f"\n## {part}\n")[2].partition("\n## ")[0]
+    """Returns the checks that a section of the manual explains."""
+    text = MANUAL.read_text().partition(f"\n## {part}\n")[2].partition("\n## ")[0]
     return re.findall(r"^### (.+)$", text, flags=re.MULTILINE)
 
 
 @pytest.fixture
 def clean(monkeypatch):
-    """No launcher's variables in this process."""
+    """Removes the variables of launchers from this process."""
     for name in set(machine.os.environ) - set(clean_environment()):
         monkeypatch.delenv(name)
 
 
-LONG = 400.0  # the whole ladder starts a dozen processes, six of which import torch
+LONG = 400.0  # the whole command starts a dozen processes, six of which import torch
 
 
 @pytest.mark.timeout(LONG + 20)
-def test_every_rung_holds_here_and_the_manual_explains_them_in_the_same_order():
+def test_every_check_passes_here_and_the_manual_explains_them_in_the_same_order():
     result = torchmn("doctor", timeout=LONG)
-    levels = rungs(result.out)
+    levels = levels_by_check(result.out)
     assert "FAIL" not in levels.values(), result.out
     assert (result.status, result.err, result.survivors) == (0, "", [])
     assert list(levels) == headings("One host")
-    for rung in ("mpiexec fits mpi4py", "ranks over mpi", "torchmn over mpi", "torchmn over gloo"):
-        assert levels[rung] == "ok", result.out
+    for check in ("mpiexec fits mpi4py", "ranks over mpi", "torchmn over mpi", "torchmn over gloo"):
+        assert levels[check] == "ok", result.out
 
 
 @pytest.mark.timeout(LONG + 20)
-def test_without_mpi_the_doctor_warns_and_gloo_holds(python_without_mpi):
+def test_without_mpi_the_doctor_warns_and_gloo_works(python_without_mpi):
     result = torchmn("doctor", python=python_without_mpi, env={"PATH": "/usr/bin:/bin"}, timeout=LONG)
-    levels = rungs(result.out)
+    levels = levels_by_check(result.out)
     assert levels["mpiexec"] == "warn" and "torchmn[mpich]" in result.out
     assert "mpi4py" not in levels and "ranks over mpi" not in levels
     assert levels["torchmn over gloo"] == "ok", result.out
     assert result.status == 0
 
 
-def test_the_library_beside_the_launcher_is_taken(monkeypatch):
+def test_the_library_beside_the_launcher_is_used(monkeypatch):
     _, env = on("openmpi")
     monkeypatch.setenv("TORCHMN_MPIEXEC", env["TORCHMN_MPIEXEC"])
     monkeypatch.delenv("MPI4PY_LIBMPI", raising=False)
@@ -89,7 +89,7 @@ def test_a_launcher_and_a_library_that_do_not_fit_fail(monkeypatch):
     assert mpi.installation is None
 
 
-def test_a_library_that_can_not_be_loaded_fails(monkeypatch, tmp_path):
+def test_a_library_that_cannot_be_loaded_fails(monkeypatch, tmp_path):
     monkeypatch.setenv("TORCHMN_MPIEXEC", str(Path(sys.executable).parent / "mpiexec"))
     monkeypatch.setenv("MPI4PY_LIBMPI", str(tmp_path / "libmpi.so.12"))
     *_, last = software.MPI().findings()
@@ -97,7 +97,7 @@ def test_a_library_that_can_not_be_loaded_fails(monkeypatch, tmp_path):
     assert "MPI4PY_LIBMPI" in last.advice
 
 
-def test_a_second_copy_of_the_same_mpi_is_noticed(monkeypatch, tmp_path):
+def test_a_second_copy_of_the_same_mpi_is_a_warning(monkeypatch, tmp_path):
     if not MPICH_LIBRARY.exists():
         pytest.skip("MPICH's library is not in this environment")
     copy = tmp_path / "libmpi.so.12"
@@ -110,7 +110,7 @@ def test_a_second_copy_of_the_same_mpi_is_noticed(monkeypatch, tmp_path):
     assert str(copy) in last.found
 
 
-def test_a_program_that_is_no_launcher_is_refused(monkeypatch):
+def test_a_program_that_is_not_a_launcher_is_a_warning(monkeypatch):
     monkeypatch.setenv("TORCHMN_MPIEXEC", "/bin/true")
     (only,) = software.MPI().findings()
     assert only.level == "warn" and "/bin/true" in only.found
@@ -166,20 +166,20 @@ def test_cores_and_threads(threads, level):
     assert finding.level == level
 
 
-def test_a_host_name_without_an_address_is_noticed(monkeypatch):
+def test_a_host_name_without_an_address_is_a_warning(monkeypatch):
     monkeypatch.setattr(socket, "gethostname", lambda: "no-such-host.invalid")
     finding = machine.host_name()
     assert finding.level == "warn" and "no-such-host.invalid" in finding.found and "/etc/hosts" in finding.advice
 
 
-def test_a_host_name_that_leads_elsewhere_is_noticed(monkeypatch):
+def test_a_host_name_with_a_foreign_address_is_a_warning(monkeypatch):
     elsewhere = [(socket.AF_INET, socket.SOCK_STREAM, 6, "", ("192.0.2.1", 0))]  # an address for documentation
     monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: elsewhere)
     finding = machine.host_name()
     assert finding.level == "warn" and "192.0.2.1" in finding.found
 
 
-def test_shared_memory_that_is_not_there_fails(monkeypatch, tmp_path):
+def test_missing_shared_memory_fails(monkeypatch, tmp_path):
     monkeypatch.setattr(machine, "SHARED_MEMORY", tmp_path / "shm")
     finding = machine.shared_memory()
     assert finding.level == "FAIL" and str(tmp_path / "shm") in finding.found and "--shm-size" in finding.advice
@@ -195,7 +195,7 @@ def test_on_a_terminal_the_findings_are_a_table(capsys):
 
 # -- across hosts --------------------------------------------------------------------------------------------
 
-# Stands for ssh: runs the command here. Host 127.0.0.9 refuses us, 127.0.0.8 has another torch.
+# Replaces ssh: runs the command here. Host 127.0.0.9 denies access, 127.0.0.8 has another torch.
 FAKE_SSH = f"""#!{sys.executable} -S
 import os, sys
 words = sys.argv[1:]
@@ -238,7 +238,7 @@ def test_a_host_with_other_versions_fails(fake_ssh):
     assert finding.level == "FAIL" and "127.0.0.8: python 3.11.7, torch 1.0" in finding.found
 
 
-CLIMB = """
+CHECK_HOSTS = """
 import sys
 from torchmn.cli.checks import hosts, software
 mpi = software.MPI()
@@ -248,19 +248,19 @@ for finding in hosts.across(sys.argv[1:], mpi.installation):
 """
 
 
-def test_ranks_meet_across_hosts(fake_ssh, clean):
-    # Two addresses of this machine. In a process of its own, because the doctor kills what is below it.
-    command = [sys.executable, "-c", CLIMB, "127.0.0.2", "127.0.0.3"]
+def test_ranks_reach_each_other_across_hosts(fake_ssh, clean):
+    # Two addresses of this machine. In a subprocess, because the check kills its descendants.
+    command = [sys.executable, "-c", CHECK_HOSTS, "127.0.0.2", "127.0.0.3"]
     result = subprocess.run(command, capture_output=True, text=True, timeout=100, cwd=ROOT)
-    levels = rungs(result.stdout)
+    levels = levels_by_check(result.stdout)
     assert list(levels) == headings("Across hosts")[: len(levels)], result.stdout + result.stderr
-    assert levels.pop("one rank per host") == "warn"  # the two are one machine, and that is noticed
+    assert levels.pop("one rank per host") == "warn"  # both are this machine
     assert levels.pop("speed across hosts") in ("ok", "warn")
     sound = ["names of hosts", "ssh", "same software", "ranks across hosts", "the watchdog across hosts"]
     assert levels == dict.fromkeys(sound, "ok")
 
 
-def test_ranks_that_never_answer_are_given_up_and_killed(clean):
+def test_ranks_that_never_answer_are_killed_after_the_time_limit(clean):
     code = (
         "import sys\n"
         "from torchmn.cli.checks.probing import run_probe\n"
@@ -280,7 +280,7 @@ def test_ranks_that_never_answer_are_given_up_and_killed(clean):
         ("print('nothing of use')", "nothing of use"),
     ],
 )
-def test_ranks_that_do_not_meet_are_noticed(code, words, clean):
+def test_ranks_that_do_not_reach_each_other_are_reported(code, words, clean):
     script = (
         "import sys\n"
         "from torchmn.cli.checks.probing import run_probe\n"

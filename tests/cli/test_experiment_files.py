@@ -20,7 +20,7 @@ OLD = ROOT / "tests" / "experiment" / "neon_files" / "public-cnn.yaml"
 
 
 @pytest.mark.parametrize("name", sorted(starters()))
-def test_new_writes_a_commented_file_that_loads_and_never_over_another(name, tmp_path, monkeypatch, capsys):
+def test_new_writes_a_file_that_loads_and_never_overwrites_another(name, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     assert main(["new", name]) == 0
     assert f"torchmn train {name}.yaml" in capsys.readouterr().out
@@ -46,7 +46,7 @@ def test_schema_prints_json(capsys):
     assert json.loads(capsys.readouterr().out)["title"] == "TorchMN experiment"
 
 
-def test_convert_writes_our_format_and_names_what_is_left_out(tmp_path, capsys):
+def test_convert_writes_the_new_format_and_lists_keys_without_effect(tmp_path, capsys):
     new = tmp_path / "new.yaml"
     assert main(["convert", str(OLD), str(new)]) == 0
     assert f"{OLD}:47:12: logging has no effect: outputs are options of the command line" in capsys.readouterr().err
@@ -63,7 +63,7 @@ def test_convert_writes_our_format_and_names_what_is_left_out(tmp_path, capsys):
     )
 
 
-def test_verify_shows_every_mode_and_that_they_are_the_same(tmp_path):
+def test_verify_shows_that_every_mode_gives_the_same_numbers(tmp_path):
     narrow = {"COLUMNS": "20"}  # where no column may be left out
     arguments = ("verify", written(tmp_path), "-n", "2", "--transport", "gloo", "--steps", "2")
     result = torchmn(*arguments, warm=True, env=narrow)

@@ -24,7 +24,7 @@ def test_version(capsys):
     assert ended(capsys, "--version") == (0, f"torchmn {torchmn.__version__}\n", "")
 
 
-def test_help_names_every_command_and_each_has_its_own(capsys):
+def test_help_lists_every_command_and_each_command_has_help(capsys):
     status, text, _ = ended(capsys, "--help")
     assert status == 0
     for name, purpose in COMMANDS.items():
@@ -33,7 +33,7 @@ def test_help_names_every_command_and_each_has_its_own(capsys):
         assert status == 0 and f"torchmn {name}" in own
 
 
-def test_without_a_command_the_help_is_shown_and_the_status_is_that_of_an_error(capsys):
+def test_without_a_command_the_help_is_printed_and_the_status_is_2(capsys):
     assert main([]) == 2
     assert "torchmn COMMAND" in capsys.readouterr().out
 
@@ -47,13 +47,13 @@ def test_without_a_command_the_help_is_shown_and_the_status_is_that_of_an_error(
         (["doctor", "--host", "a"], ["'--host'", "Did you mean '--hosts'"]),
     ],
 )
-def test_an_unknown_name_is_answered_with_the_nearest(arguments, words, capsys):
+def test_an_unknown_name_raises_an_error_with_the_nearest(arguments, words, capsys):
     status, out, message = ended(capsys, *arguments)
     assert (status, out) == (2, "")
     assert [word for word in words if word not in message] == []
 
 
-def test_of_the_ranks_of_a_job_only_the_first_says_what_is_wrong_with_the_command_line(capsys, monkeypatch):
+def test_errors_in_the_command_line_are_printed_by_rank_0_only(capsys, monkeypatch):
     monkeypatch.setenv("PMI_SIZE", "2")
     for rank in (0, 1):
         monkeypatch.setenv("PMI_RANK", str(rank))
@@ -70,15 +70,15 @@ def test_the_command_starts_without_loading_torch_or_mpi():
     assert (result.returncode, result.stdout, result.stderr) == (0, "\n", "")
 
 
-def test_more_ranks_than_memory_are_refused_with_how_many_fit_and_how_to_insist(tmp_path, monkeypatch, capsys):
+def test_more_ranks_than_fit_into_memory_are_an_error_unless_forced(tmp_path, monkeypatch, capsys):
     (tmp_path / "script.py").write_text("print(1)\n")
     (tmp_path / "shapes.yaml").write_text("")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(memory, "free_memory", lambda: 1_300_000_000)
     for arguments in (("run", "-n", "200", "script.py"), ("train", "shapes.yaml", "-n", "200")):
         assert main(arguments) == 2
-        said = capsys.readouterr().err
-        assert "need about 50.0 GB" in said and "1.3 GB are free. Use at most -n 5, or --anyway" in said
+        printed = capsys.readouterr().err
+        assert "need about 50.0 GB" in printed and "1.3 GB are free. Use at most -n 5, or --anyway" in printed
     memory.check_memory(5, anyway=False)
     memory.check_memory(200, anyway=True)
 
@@ -97,7 +97,7 @@ def test_a_container_may_have_less_memory_than_its_machine(tmp_path):
 
 
 @pytest.mark.parametrize("size", [1, 2])
-def test_ctrl_c_before_anything_has_begun_ends_one_process_quietly_and_a_rank_with_its_job(size, monkeypatch, capsys):
+def test_early_ctrl_c_ends_a_process_without_traceback_and_a_rank_with_its_job(size, monkeypatch, capsys):
     def interrupted(arguments):
         raise KeyboardInterrupt
 

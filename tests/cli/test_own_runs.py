@@ -1,4 +1,4 @@
-"""Runs of every starter and of models of a user's own are evaluated, used and gone on with; and whose code runs."""
+"""Runs of every example and of user-defined models are evaluated and resumed; which user code is executed."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def forget() -> None:
 
 
 def used(file: str, *flags: str, capsys) -> None:
-    """Trains, evaluates, predicts and goes on; the numbers of all of them agree."""
+    """Trains, evaluates, predicts and resumes; checks that their numbers agree."""
     assert main(["train", file, "--out", "run", "--epochs", "1", *flags]) == 0, capsys.readouterr().err
     forget()
     capsys.readouterr()
@@ -79,7 +79,7 @@ def used(file: str, *flags: str, capsys) -> None:
 
 
 @pytest.mark.parametrize("name", sorted(starters()))
-def test_the_run_of_every_starter_is_used_and_gone_on_with(name, capsys):
+def test_a_run_of_every_example_is_evaluated_and_resumed(name, capsys):
     assert main(["new", name]) == 0
     used(f"{name}.yaml", *SMALL[name.partition("-")[0]], capsys=capsys)
 
@@ -94,7 +94,7 @@ def test_the_run_of_every_starter_is_used_and_gone_on_with(name, capsys):
     ],
     ids=["module", "with arguments", "as a layer", "a word"],
 )
-def test_the_run_of_a_model_of_ones_own_is_used_and_gone_on_with(model, tmp_path, capsys):
+def test_a_run_of_a_user_defined_model_is_evaluated_and_resumed(model, tmp_path, capsys):
     text = "imports: [own_code]\nmetrics: []\n" + TEXT.replace(LAYERS, model).replace("metrics: [accuracy]\n", "")
     used(written(tmp_path, text + "predictions: [test]\n"), "--set", "metrics={test: [accuracy]}", capsys=capsys)
 
@@ -102,7 +102,7 @@ def test_the_run_of_a_model_of_ones_own_is_used_and_gone_on_with(model, tmp_path
 # Whose code runs --------------------------------------------------------------------------------------------------
 
 
-def test_a_run_directory_runs_no_code_unless_its_file_is_named(tmp_path, capsys):
+def test_code_of_a_run_directory_is_executed_only_if_its_file_is_named(tmp_path, capsys):
     """The file on the command line has the same model; that of the directory imports, and is not run."""
     file = written(tmp_path)
     assert main(["train", file, "--out", "run", "--epochs", "1"]) == 0
@@ -118,18 +118,18 @@ def test_a_run_directory_runs_no_code_unless_its_file_is_named(tmp_path, capsys)
     assert "own code runs" in capsys.readouterr().out
 
 
-def test_a_word_that_only_the_directory_imports_is_refused_with_the_way_out(tmp_path, capsys):
+def test_a_layer_that_only_the_run_directory_imports_is_an_error_with_advice(tmp_path, capsys):
     own = TEXT.replace("dropout: 0.2", "own_times")
     assert main(["train", written(tmp_path, f"imports: [own_code]\n{own}"), "--out", "run", "--epochs", "1"]) == 0
     forget()
     file = written(tmp_path, name="other.yaml")
     capsys.readouterr()
     assert main(["evaluate", file, "--checkpoint", "run"]) == 2
-    said = capsys.readouterr()
+    printed = capsys.readouterr()
     run = tmp_path / "run"
-    assert "there is no layer 'own_times'" in said.err and "own code runs" not in said.out
-    assert f"`imports: ['own_code']` of {run / 'experiment.yaml'} are not executed" in said.err
-    assert f"torchmn evaluate {run / 'experiment.yaml'} --checkpoint {run}" in said.err
+    assert "there is no layer 'own_times'" in printed.err and "own code runs" not in printed.out
+    assert f"`imports: ['own_code']` of {run / 'experiment.yaml'} are not executed" in printed.err
+    assert f"torchmn evaluate {run / 'experiment.yaml'} --checkpoint {run}" in printed.err
     assert main(["evaluate", str(run / "experiment.yaml"), "--checkpoint", str(run)]) == 0
 
 
@@ -143,7 +143,7 @@ NOT_CALLED = {
 
 @pytest.mark.parametrize("name", NOT_CALLED)
 @pytest.mark.parametrize("place", ["model", "layer"])
-def test_nothing_but_a_class_of_modules_is_called(name, place, tmp_path, capsys):
+def test_only_subclasses_of_module_are_called(name, place, tmp_path, capsys):
     what, arguments = NOT_CALLED[name]
     model = f"module: {{name: {name}, arguments: {arguments}}}"
     text = TEXT.replace(LAYERS, f"  {model}\n") if place == "model" else TEXT.replace("max_pool: 2", model)
@@ -157,7 +157,7 @@ def test_converting_a_file_imports_nothing(tmp_path, capsys):
     assert "own code runs" not in capsys.readouterr().out and "own_code" not in sys.modules
 
 
-def test_a_file_here_does_not_replace_a_module_of_python(tmp_path, capsys):
+def test_files_in_the_working_directory_do_not_shadow_standard_modules(tmp_path, capsys):
     (tmp_path / "wave.py").write_text("raise SystemExit('the wrong wave')")
     sys.modules.pop("wave", None)
     assert main(["train", written(tmp_path, f"imports: [own_code]\n{TEXT}"), "--epochs", "1"]) == 0
@@ -168,7 +168,7 @@ def test_a_file_here_does_not_replace_a_module_of_python(tmp_path, capsys):
     assert f"{tmp_path / 'wave.py'} is shadowed by the module wave of" in capsys.readouterr().err
 
 
-def test_nor_on_ranks_that_are_started(tmp_path):
+def test_files_in_the_working_directory_do_not_shadow_standard_modules_on_ranks(tmp_path):
     text = f"imports: [own_code]\n{TEXT}"
     for name in ("wave", "difflib", "argparse", "random"):  # what is imported late, and first of all
         (tmp_path / f"{name}.py").write_text("raise SystemExit('a file of the working directory')")

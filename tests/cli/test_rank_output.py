@@ -26,7 +26,7 @@ class Pipe:
 
     def text(self) -> str:
         """What was written since the last time."""
-        # A terminal hands bytes on in pieces and with delay; but in order, so that a mark tells the end.
+        # A terminal delivers bytes in pieces and with delay, but in order: a mark shows the end.
         os.write(self.writer, b"\0")
         data = b""
         while not data.endswith(b"\0"):
@@ -62,7 +62,7 @@ def terminal(monkeypatch):
 
 
 @given(st.lists(st.text("ab\n", max_size=12), max_size=20))
-def test_however_the_text_is_cut_the_lines_are_the_same(pieces):
+def test_lines_do_not_depend_on_how_the_text_is_split(pieces):
     pipe = Pipe()
     stream = RankStream(Screen(out=pipe.writer), pipe.writer, b"[7] ")
     for piece in pieces:
@@ -87,7 +87,7 @@ def test_however_the_text_is_cut_the_lines_are_the_same(pieces):
         (b"", b""),
     ],
 )
-def test_of_a_line_drawn_over_itself_the_last_state_is_seen(line, seen):
+def test_of_a_rewritten_line_the_last_state_is_visible(line, seen):
     assert visible(line) == seen
 
 
@@ -103,7 +103,7 @@ def test_a_line_is_shown_only_when_it_is_complete(pipe):
     assert pipe.text() == "[1] rest\n"
 
 
-def test_a_line_without_end_is_broken_before_it_fills_the_memory(pipe, monkeypatch):
+def test_a_very_long_line_is_broken(pipe, monkeypatch):
     monkeypatch.setattr(rank_output, "LONGEST_LINE", 10)
     stream = RankStream(Screen(out=pipe.writer), pipe.writer)
     for _ in range(5):
@@ -127,7 +127,7 @@ def test_a_progress_bar_stays_below_the_lines_of_other_ranks(terminal):
     assert terminal.text() == "[1] after it\n"
 
 
-def test_a_progress_bar_that_returns_after_its_text_is_drawn_too(terminal):
+def test_a_progress_bar_with_a_trailing_carriage_return_is_drawn(terminal):
     stream = RankStream(Screen(out=terminal.writer), terminal.writer, b"[0] ")
     stream.feed(b"10%\r")
     stream.feed(b"20%\r")
@@ -140,7 +140,7 @@ def test_a_progress_bar_never_wraps_into_the_next_row(terminal):
     assert terminal.text() == "\r\x1b[K[0] " + "#" * 15
 
 
-def test_a_reader_that_is_gone_is_reported_once(pipe):
+def test_a_closed_stream_is_reported_once(pipe):
     screen = Screen(out=pipe.writer)
     os.close(pipe.reader)
     with pytest.raises(BrokenPipeError):
@@ -156,7 +156,7 @@ def test_a_reader_that_is_gone_is_reported_once(pipe):
         ([], ["[0] 0 False None", "[1] 1 False None"]),
     ],
 )
-def test_with_raw_output_rank_0_has_the_terminal(arguments, expected, tmp_path, terminal):
+def test_with_raw_output_rank_0_writes_to_the_terminal(arguments, expected, tmp_path, terminal):
     path = script(
         tmp_path,
         """

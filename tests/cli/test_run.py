@@ -1,4 +1,4 @@
-"""`torchmn run`: ranks that know their place, lines that stay whole, errors that say what to do."""
+"""`torchmn run`: environment and arguments of ranks, whole lines of output, errors with advice."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from torchmn.communicators.launchers.environment import RUN_MARKER
 
 
 @every_transport
-def test_ranks_know_their_place_and_get_all_that_follows_the_script(transport, tmp_path):
+def test_ranks_get_their_number_and_all_arguments_of_the_script(transport, tmp_path):
     path = script(
         tmp_path,
         """
@@ -62,7 +62,7 @@ def test_a_module_runs_as_python_runs_it(tmp_path):
 
 
 @every_transport
-def test_lines_stay_whole_and_in_order_however_long_and_however_written(transport, tmp_path):
+def test_lines_of_any_length_stay_whole_and_in_order(transport, tmp_path):
     # Pieces that end anywhere, lines longer than a pipe holds, both streams at once.
     path = script(
         tmp_path,
@@ -117,7 +117,7 @@ def test_ranks_read_an_empty_input(transport, tmp_path):
     assert sorted(result.out.splitlines()) == ["[0] ''", "[1] ''"]
 
 
-def test_one_rank_runs_in_place_without_a_launcher(tmp_path):
+def test_one_rank_runs_in_this_process_without_a_launcher(tmp_path):
     path = tmp_path / "script.py"
     path.write_text(
         "import os, sys\n"
@@ -143,7 +143,7 @@ def test_one_rank_runs_in_place_without_a_launcher(tmp_path):
         (2, 5, {"OMP_NUM_THREADS": "3"}, 5),
     ],
 )
-def test_ranks_share_the_cores_unless_the_user_says_otherwise(size, threads, environ, expected):
+def test_ranks_share_the_cores_unless_the_user_sets_threads(size, threads, environ, expected):
     assert rank_environment(size, threads, environ)["OMP_NUM_THREADS"] == str(expected)
 
 
@@ -177,7 +177,7 @@ def test_ranks_start_on_this_machine_inside_a_slurm_allocation(transport, tmp_pa
 
 
 @pytest.mark.parametrize(("outer", "inner"), [("mpich", "gloo"), ("openmpi", "mpich"), ("gloo", "openmpi")])
-def test_ranks_started_by_a_rank_believe_their_own_launcher(outer, inner, tmp_path):
+def test_ranks_started_by_a_rank_use_the_inner_launcher(outer, inner, tmp_path):
     name = {"gloo": "torchmn"}.get(inner, inner)
     place = "from torchmn.communicators.launchers.environment import detect; print(detect().name, detect().rank)"
     arguments, env = on(inner)
@@ -192,21 +192,21 @@ def test_ranks_started_by_a_rank_believe_their_own_launcher(outer, inner, tmp_pa
     assert result.status == 0
 
 
-def test_without_mpi_the_ranks_talk_over_gloo_and_the_user_is_told(python_without_mpi, tmp_path):
+def test_without_mpi_ranks_use_gloo_with_a_message(python_without_mpi, tmp_path):
     path = script(tmp_path, f"print(os.environ[{RUN_MARKER!r}])")
     result = torchmn("run", "-n", "2", path, python=python_without_mpi, env={"PATH": "/usr/bin:/bin"})
     assert sorted(result.out.splitlines()) == ["[0] gloo", "[1] gloo"], result.err
     assert "using gloo, because" in result.err and "torchmn doctor" in result.err
     assert result.status == 0
 
-    refused = torchmn(
+    without_mpi = torchmn(
         "run", "-n", "2", "--transport", "mpi", path, python=python_without_mpi, env={"PATH": "/usr/bin:/bin"}
     )
-    assert refused.status == 2 and refused.out == ""
-    assert "mpiexec" in refused.err and "--transport gloo" in refused.err
+    assert without_mpi.status == 2 and without_mpi.out == ""
+    assert "mpiexec" in without_mpi.err and "--transport gloo" in without_mpi.err
 
 
-def test_a_launcher_and_a_library_that_do_not_fit_are_refused(tmp_path):
+def test_a_launcher_with_another_library_is_an_error(tmp_path):
     _, env = on("openmpi")
     library = Path(sys.prefix) / "lib" / "libmpi.so.12"
     if not library.exists():
@@ -234,7 +234,7 @@ def test_a_launcher_and_a_library_that_do_not_fit_are_refused(tmp_path):
         (["-n", "2", "--thr", "1", "script.py"], ["'--thr'", "Did you mean '--threads'"]),
     ],
 )
-def test_a_wrong_command_line_is_refused_with_the_way_out(arguments, words, tmp_path, monkeypatch, capsys):
+def test_a_wrong_command_line_is_an_error_with_advice(arguments, words, tmp_path, monkeypatch, capsys):
     from torchmn.cli.main import main
 
     monkeypatch.chdir(tmp_path)

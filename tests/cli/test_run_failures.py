@@ -11,7 +11,7 @@ import pytest
 
 from tests.cli.commands import FOREVER, TRANSPORTS, every_transport, on, run, running, script, started
 
-# Rank 1 fails; the others would sleep on, if nobody ended them.
+# Rank 1 fails; the others would sleep forever.
 FAILS = f"""
     if rank != 1:
         time.sleep({FOREVER})
@@ -35,7 +35,7 @@ def test_the_first_failing_rank_ends_all_and_gives_its_status(transport, ending,
     assert "[1] last words" in result.out
     assert f"rank 1 {'failed' if status < 128 else 'was ended by SIG'}" in result.err
     assert f"exit status {status}" in result.err
-    assert "mpiexec" not in result.err, "the launcher's banner says nothing that is not said already"
+    assert "mpiexec" not in result.err, "the launcher's banner is not shown"
 
 
 @every_transport
@@ -70,8 +70,8 @@ def test_later_failures_do_not_change_the_status(transport, tmp_path):
 
 
 @every_transport
-def test_a_rank_that_ends_well_does_not_end_the_others(transport, tmp_path):
-    # Rank 1 goes on only after the launcher has seen the end of rank 0: until then its file is there.
+def test_a_rank_that_succeeds_does_not_end_the_others(transport, tmp_path):
+    # Rank 1 continues only after the launcher has seen the end of rank 0: until then its file exists.
     path = script(
         tmp_path,
         f"""
@@ -92,7 +92,7 @@ def test_a_rank_that_ends_well_does_not_end_the_others(transport, tmp_path):
 
 INTERRUPTIBLE = f"""
     import subprocess
-    # A process of its own session, that ignores what would end it: only its parents lead to it.
+    # A process in a separate session that ignores signals: only its parents lead to it.
     stubborn = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep({FOREVER})"
     subprocess.Popen([sys.executable, "-S", "-c", stubborn], start_new_session=True)
     %s
@@ -118,7 +118,7 @@ def test_ctrl_c_reaches_every_rank_and_leaves_no_process(transport, tmp_path):
 
 
 @every_transport
-def test_a_rank_that_cleans_up_longer_than_another_is_not_ended_for_that(transport, tmp_path):
+def test_a_rank_may_clean_up_longer_than_another(transport, tmp_path):
     """mpiexec ends all ranks when one has failed, and a rank that Ctrl-C ended looks to it like one that failed."""
     path = script(
         tmp_path,
@@ -148,7 +148,7 @@ def test_a_rank_that_cleans_up_longer_than_another_is_not_ended_for_that(transpo
 @pytest.mark.parametrize(
     ("transport", "signum"), [*((transport, signal.SIGTERM) for transport in TRANSPORTS), ("gloo", signal.SIGHUP)]
 )
-def test_other_signals_that_end_us_end_every_rank(transport, signum, tmp_path):
+def test_signals_that_end_the_launcher_end_every_rank(transport, signum, tmp_path):
     with running(transport, 2, script(tmp_path, INTERRUPTIBLE % "")) as command:
         command.until_printed("up", times=2)
         command.process.send_signal(signum)
@@ -156,12 +156,12 @@ def test_other_signals_that_end_us_end_every_rank(transport, signum, tmp_path):
     assert (result.status, result.survivors) == (128 + signum, [])
 
 
-DEAF = "for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP): signal.signal(number, signal.SIG_IGN)"
+IGNORE_SIGNALS = "for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP): signal.signal(number, signal.SIG_IGN)"
 
 
 @every_transport
 def test_ranks_that_ignore_signals_are_killed(transport, tmp_path):
-    with running(transport, 2, script(tmp_path, INTERRUPTIBLE % DEAF)) as command:
+    with running(transport, 2, script(tmp_path, INTERRUPTIBLE % IGNORE_SIGNALS)) as command:
         command.until_printed("up", times=2)
         command.process.send_signal(signal.SIGINT)
         result = command.end()
@@ -191,7 +191,7 @@ def test_a_killed_wrapper_ends_the_job_too(victim, tmp_path):
 
 
 @pytest.mark.parametrize("transport", ["mpich", "gloo"])
-def test_ranks_end_when_nobody_reads_their_output(transport, tmp_path):
+def test_ranks_end_when_the_reader_of_their_output_exits(transport, tmp_path):
     arguments, env = on(transport)
     path = script(tmp_path, "while True: print('x' * 1000)")
     with started("run", "-n", "2", *arguments, path, env=env, stdout=subprocess.PIPE) as command:
@@ -213,11 +213,11 @@ sys.exit(supervisor.supervise(gloo_job(2, [sys.executable, sys.argv[1]], rank_en
 """
 
 
-def test_who_has_long_to_save_is_not_waited_for_when_another_rank_is_gone(tmp_path):
-    deaf = f"if rank: signal.signal(signal.SIGINT, signal.SIG_IGN)\nprint('ready', flush=True)\ntime.sleep({FOREVER})"
+def test_ranks_that_save_are_not_waited_for_when_another_rank_has_ended(tmp_path):
+    source = f"if rank: signal.signal(signal.SIGINT, signal.SIG_IGN)\nprint('ready', flush=True)\ntime.sleep({FOREVER})"
     launcher = tmp_path / "patient.py"
     launcher.write_text(PATIENT)
-    with started("run", "-n", "1", str(launcher), script(tmp_path, deaf)) as command:
+    with started("run", "-n", "1", str(launcher), script(tmp_path, source)) as command:
         command.until_printed("ready", 2)
         command.process.send_signal(signal.SIGINT)
         result = command.end()

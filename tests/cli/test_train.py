@@ -36,44 +36,32 @@ def trained(tmp_path: Path, *arguments: str, name: str = "run") -> list[float]:
     return losses(tmp_path / name)
 
 
-def test_a_run_is_evaluated_and_its_predictions_are_those_metrics(tmp_path, capsys, caplog):
+def test_evaluation_and_predictions_of_a_run_agree(tmp_path, capsys, caplog):
     expected = trained(tmp_path)
     assert len(expected) == 8
-    said = capsys.readouterr()
-    assert "report  " in said.out and said.err == ""
+    printed = capsys.readouterr()
+    assert "report  " in printed.out and printed.err == ""
     run, file = str(tmp_path / "run"), str(tmp_path / "shapes.yaml")
     assert main(["evaluate", file, "--checkpoint", run, "--json"]) == 0
     values = json.loads(capsys.readouterr().out)
     assert main(["predict", file, "--checkpoint", f"{run}/checkpoints", "--out", "p"]) == 0
-    assert "after step" in (said := capsys.readouterr().out) and said.endswith("p.npz\n")
+    assert "after step" in (printed := capsys.readouterr().out) and printed.endswith("p.npz\n")
     with np.load("p.npz") as predictions:
         assert float((predictions["predicted"] == predictions["targets"]).mean()) == values["accuracy"]
         assert predictions["outputs"].shape == (20, 4)
     last = [json.loads(line) for line in (tmp_path / "run" / "log.jsonl").read_text().splitlines()][-1]
     assert last["test accuracy"] == values["accuracy"] and last["test loss"] == pytest.approx(values["loss"])
     assert main(["evaluate", file, "--checkpoint", run, "--split", "train"]) == 0
-    said = capsys.readouterr()
-    assert "accuracy" in said.out and said.err == "" and caplog.records == []
+    printed = capsys.readouterr()
+    assert "accuracy" in printed.out and printed.err == "" and caplog.records == []
 
 
-def test_the_command_that_goes_on_says_all_that_was_said():
-    said = [
-        "x y.yaml",
-        "-n",
-        "4",
-        "--threads",
-        "1",
-        "--datapar",
-        "--modelpar",
-        "--grid",
-        "data=2,width=2",
-        "--data",
-        "d",
-    ]
-    said += ["--sample", "10%", "--epochs", "3", "--seed", "5", "--set", "optimizer.lr=0.1", "--set", "batch_size=8"]
-    command = shlex.split(command_line("train", train_parser().parse(said)))
+def test_the_command_to_resume_repeats_all_options():
+    flags = "--threads 1 --datapar --modelpar --grid data=2,width=2 --data d --sample 10% --epochs 3 --seed 5"
+    arguments = ["x y.yaml", "-n", "4", *flags.split(), "--set", "optimizer.lr=0.1", "--set", "batch_size=8"]
+    command = shlex.split(command_line("train", train_parser().parse(arguments)))
     assert command[:2] == ["torchmn", "train"]
-    assert vars(train_parser().parse(command[2:])) == vars(train_parser().parse(said))
+    assert vars(train_parser().parse(command[2:])) == vars(train_parser().parse(arguments))
 
 
 def test_ranks_that_are_started_give_the_numbers_of_one(tmp_path):
@@ -84,7 +72,7 @@ def test_ranks_that_are_started_give_the_numbers_of_one(tmp_path):
     assert losses(out) == pytest.approx(trained(tmp_path), rel=1e-9)
 
 
-def test_under_mpiexec_the_ranks_that_are_there_are_used(tmp_path):
+def test_under_mpiexec_its_ranks_are_used(tmp_path):
     mpiexec = shutil.which("mpiexec", path=str(Path(sys.executable).parent))
     if mpiexec is None:
         pytest.skip("there is no mpiexec beside this Python")
@@ -116,7 +104,7 @@ def stop_as_slurm_does_at_the_time_limit(command: Command) -> None:
         (stop_as_slurm_does_at_the_time_limit, "mpi", 143),
     ],
 )
-def test_a_request_to_stop_saves_and_says_how_to_go_on_which_is_exact(stop, transport, status, tmp_path):
+def test_a_signal_saves_a_checkpoint_and_the_printed_command_resumes_exactly(stop, transport, status, tmp_path):
     out, file = tmp_path / "stopped", written(tmp_path)
     flags = ["-n", "2", "--transport", transport, "--epochs", "100000"]
     with started("train", file, *flags, "--out", str(out)) as command:
@@ -135,7 +123,7 @@ def test_a_request_to_stop_saves_and_says_how_to_go_on_which_is_exact(stop, tran
     assert losses(out) == pytest.approx(trained(tmp_path, "--epochs", epochs), rel=1e-9)
 
 
-def test_flags_win_over_the_file(tmp_path, capsys):
+def test_options_take_precedence_over_the_file(tmp_path, capsys):
     changed = trained(tmp_path, "--epochs", "1", "-r", "5", "--sample", "50%", "--set", "batch_size=8", "--datapar")
     assert len(changed) == 3
     written_down = (tmp_path / "run" / "experiment.yaml").read_text()
@@ -143,7 +131,7 @@ def test_flags_win_over_the_file(tmp_path, capsys):
     assert "--datapar has no effect on one rank: use -n N" in capsys.readouterr().err
 
 
-def test_without_out_every_run_has_a_directory_of_its_own(tmp_path, capsys):
+def test_without_out_every_run_has_a_new_directory(tmp_path, capsys):
     file = written(tmp_path)
     for name in ("shapes", "shapes-2"):
         assert main(["train", file, "--epochs", "1"]) == 0
@@ -152,12 +140,12 @@ def test_without_out_every_run_has_a_directory_of_its_own(tmp_path, capsys):
     assert len(losses(tmp_path / "runs" / "shapes")) == 4 and len(losses(tmp_path / "runs" / "shapes-2")) == 8
 
 
-def test_an_old_file_is_explained_and_trained(capsys):
+def test_a_neon_file_is_converted_and_trained(capsys):
     old = ROOT / "tests" / "experiment" / "neon_files" / "public-cnn.yaml"
     assert main(["train", str(old), "--epochs", "1", "--out", "old", "-p"]) == 0
-    said = capsys.readouterr()
-    assert "is a neon experiment, converted to" in said.out and "- conv: {maps: 6, kernel: 5" in said.out
-    assert f"{old}:47:12: logging has no effect" in said.err
+    printed = capsys.readouterr()
+    assert "is a neon experiment, converted to" in printed.out and "- conv: {maps: 6, kernel: 5" in printed.out
+    assert f"{old}:47:12: logging has no effect" in printed.err
 
 
 @pytest.mark.parametrize(
@@ -185,13 +173,13 @@ def test_an_old_file_is_explained_and_trained(capsys):
         (["verify", "broken.yaml"], "broken.yaml:4:7: there is no layer 'cnov'"),
     ],
 )  # fmt: skip
-def test_what_can_not_be_is_said_once_in_one_line_before_anything_starts(arguments, message, tmp_path, capfd):
+def test_errors_are_printed_once_in_one_line_before_ranks_start(arguments, message, tmp_path, capfd):
     written(tmp_path)
     written(tmp_path, TEXT.replace("conv:", "cnov:"), "broken.yaml")
     assert main(arguments) == 2
-    said = capfd.readouterr()
-    assert message in said.err and said.err.count("\n") == 1 and said.out == ""
-    assert "Traceback" not in said.err and not (tmp_path / "runs").exists()
+    printed = capfd.readouterr()
+    assert message in printed.err and printed.err.count("\n") == 1 and printed.out == ""
+    assert "Traceback" not in printed.err and not (tmp_path / "runs").exists()
 
 
 @pytest.mark.parametrize(
@@ -201,14 +189,14 @@ def test_what_can_not_be_is_said_once_in_one_line_before_anything_starts(argumen
         ("model.layers.0.conv.kernel=40", "conv1"),
     ],
 )
-def test_what_only_data_and_model_show_is_said_once_by_the_ranks(change, message, tmp_path):
+def test_errors_of_data_and_model_are_printed_once_by_the_ranks(change, message, tmp_path):
     file = written(tmp_path)
     check(train_parser().parse([file, "-n", "2", "--set", change]), 2, checks_mode=True)
     result = torchmn("train", file, "-n", "2", "--transport", "gloo", "--set", change, warm=True)
     assert result.status == 2 and result.err.count("\n") == 1 and message in result.err, result.err
 
 
-def test_a_mode_that_the_model_can_not_do_names_those_that_it_can(tmp_path):
+def test_an_impossible_mode_is_an_error_that_lists_possible_ones(tmp_path):
     text = TEXT.replace("    - linear: 4", "    - reshape: [15, 5]\n    - lstm: {units: 3}\n    - linear: 4")
     file = written(tmp_path, text)
     result = torchmn("train", file, "-n", "2", "--transport", "gloo", "--halopar", warm=True)
@@ -237,7 +225,7 @@ def test_a_mode_that_the_model_can_not_do_names_those_that_it_can(tmp_path):
         (["verify", "x.yaml", "--epochs", "2"], ["unknown argument '--epochs'. Did you mean '--steps'"]),
     ],
 )
-def test_a_wrong_command_line_is_refused_with_the_way_out(arguments, words, capsys):
+def test_a_wrong_command_line_is_an_error_with_advice(arguments, words, capsys):
     with pytest.raises(SystemExit) as ended:
         main(arguments)
     message = capsys.readouterr().err

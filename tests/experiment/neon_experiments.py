@@ -1,4 +1,4 @@
-"""neon experiments made for the tests: for each class of `tables.KEYS` one in which it stands, and its object there."""
+"""neon experiments for the tests: for each class of `tables.KEYS` one that contains it, and its object there."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class Node(dict[str, Any]):
 
 
 def written(value: Any) -> str:
-    """As a neon file says it, on one line."""
+    """Returns the text of a neon file, on one line."""
     if isinstance(value, Node):
         inside = ", ".join(f"{key}: {written(item)}" for key, item in value.items())
         return f"!obj:x.{value.kind} {{{inside}}}" if value.kind else f"{{{inside}}}"
@@ -141,7 +141,7 @@ def of_rule(name: str) -> tuple[Node, Node]:
     return found, target
 
 
-def standing(group: str, name: str) -> tuple[Node, Node]:
+def experiment_with(group: str, name: str) -> tuple[Node, Node]:
     """An experiment with an object of the class `name`, and that object."""
     if group == "layers":
         return of_layer(name)

@@ -1,4 +1,4 @@
-"""Ranks that do not find the same file or data say so on all of them, before any of them begins."""
+"""Different files or data on some ranks are an error on all ranks, before training begins."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ batch_size: 6
 """
 
 
-def refused(work, message: str, size: int = 3) -> None:
-    """`work(comm)` is refused on every rank with the same words."""
+def assert_all_raise(work, message: str, size: int = 3) -> None:
+    """Checks that `work(comm)` raises an ExperimentError on every rank, with the same message."""
 
     def body(comm):
         with pytest.raises(ExperimentError, match=message) as error:
@@ -36,7 +36,7 @@ def refused(work, message: str, size: int = 3) -> None:
     assert len(set(run_threads(body, size))) == 1
 
 
-def test_what_fails_on_one_rank_is_said_on_all_with_its_number():
+def test_an_error_on_one_rank_is_raised_on_all_with_its_rank():
     def work(comm):
         def read():
             if comm.rank == 1:
@@ -45,34 +45,34 @@ def test_what_fails_on_one_rank_is_said_on_all_with_its_number():
 
         on_every_rank(comm, "experiment", read, lambda value: value)
 
-    refused(work, r"rank 1 of 3: experiment: x\.yaml:1:1: nothing there")
+    assert_all_raise(work, r"rank 1 of 3: experiment: x\.yaml:1:1: nothing there")
 
 
-def test_what_fails_on_all_ranks_is_said_as_on_one():
+def test_an_error_on_all_ranks_reads_as_on_one_rank():
     def work(comm):
         on_every_rank(comm, "experiment", lambda: experiment(TEXT, "epochs=0"), plain)
 
-    refused(work, r"^--set epochs=0: expected epochs to be at least 1, got 0$")
+    assert_all_raise(work, r"^--set epochs=0: expected epochs to be at least 1, got 0$")
 
 
-def test_another_experiment_on_a_rank_is_named_to_the_key():
+def test_a_different_experiment_on_a_rank_is_an_error_that_names_the_key():
     def work(comm):
         on_every_rank(
             comm, "experiment", lambda: experiment(TEXT, f"optimizer.lr={0.1 if comm.rank < 2 else 0.2}"), plain
         )
 
-    refused(work, r"experiment\.optimizer\.lr is 0\.1 on rank 0 of 3, on .*, and 0\.2 on rank 2, on")
+    assert_all_raise(work, r"experiment\.optimizer\.lr is 0\.1 on rank 0 of 3, on .*, and 0\.2 on rank 2, on")
 
 
 @pytest.mark.parametrize("change", ["dataset.train=11", "dataset.seed=3", "dataset.side=9"])
-def test_other_data_on_a_rank_is_refused_before_anything_is_computed(change):
+def test_different_data_on_a_rank_is_an_error_before_training(change):
     def work(comm):
         open_session(experiment(TEXT, *([change] if comm.rank == 1 else [])), comm)
 
-    refused(work, r"toy_images\.train\.(samples|shape\.1|checksum of targets) is .* on rank 0 .* on rank 1", 2)
+    assert_all_raise(work, r"toy_images\.train\.(samples|shape\.1|checksum of targets) is .* on rank 0 .* on rank 1", 2)
 
 
-def test_inputs_alone_tell_data_apart():
+def test_data_that_differ_only_in_inputs_are_detected():
     splits = load_data(experiment(TEXT), None)
     before = dataset_fingerprint(splits)
     splits["test"].inputs[3] += np.ones((1, 8, 8), dtype=splits["test"].inputs.dtype)
@@ -87,12 +87,12 @@ def own_mean():
     del registry.costs.entries["own_mean"]
 
 
-def test_verify_refuses_on_every_rank_what_fails_in_its_run_on_one(own_mean):
+def test_verify_raises_errors_of_its_run_on_one_rank_on_every_rank(own_mean):
     chosen = experiment(TEXT, "model.cost=own_mean")
-    refused(lambda comm: list(verify(chosen, comm, 1)), "own_mean: expected one number per sample")
+    assert_all_raise(lambda comm: list(verify(chosen, comm, 1)), "own_mean: expected one number per sample")
 
 
-def test_a_lost_rank_is_not_taken_for_a_mode_that_is_not_possible(monkeypatch):
+def test_a_lost_rank_is_not_reported_as_an_impossible_mode(monkeypatch):
     def lost(*_):
         raise PeerError("rank 1 left")
 
@@ -104,5 +104,5 @@ def test_a_lost_rank_is_not_taken_for_a_mode_that_is_not_possible(monkeypatch):
     run_threads(body, 2)
 
 
-def test_the_same_on_all_ranks_goes_on():
+def test_equal_results_on_all_ranks_are_returned():
     assert train(experiment(TEXT), 2).finished

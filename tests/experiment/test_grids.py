@@ -35,7 +35,7 @@ IMAGE = (1, 28, 28)
         ("halodatapar", 12, IMAGE, {"height": 2, "width": 2}, "3 x 2 x 2 (data x height x width)"),
     ],
 )
-def test_a_grid_is_as_given_or_as_square_as_can_be(mode, size, shape, given, expected):
+def test_a_grid_is_as_given_or_as_square_as_possible(mode, size, shape, given, expected):
     sizes = grid_for(mode, size, shape, given)
     assert description(sizes, mode) == expected and prod(sizes.values()) == size
 
@@ -53,7 +53,7 @@ def test_a_grid_is_as_given_or_as_square_as_can_be(mode, size, shape, given, exp
         ("halopar", 30, IMAGE, {"width": 30}, "30 ranks along width cannot share 28 rows"),
     ],
 )
-def test_a_grid_that_can_not_be_is_refused(mode, size, shape, given, message):
+def test_an_impossible_grid_is_an_error(mode, size, shape, given, message):
     with pytest.raises(GridError, match=re.escape(message)):
         grid_for(mode, size, shape, given)
 
@@ -69,7 +69,7 @@ def test_a_grid_that_can_not_be_is_refused(mode, size, shape, given, message):
         ({"x_test": np.ones((2, 3)), "y_test": np.ones(2)}, "the test targets differ from the training targets"),
     ],
 )
-def test_splits_that_do_not_belong_together_are_refused_with_the_line_of_the_data_set(arrays, message, tmp_path):
+def test_splits_that_do_not_fit_are_an_error_with_the_line_of_the_data_set(arrays, message, tmp_path):
     np.savez(tmp_path / "x.npz", x_train=np.ones((3, 3)), y_train=np.array([0, 1, 2]), **arrays)
     text = "\nmodel: {layers: [linear: 3], cost: cross_entropy}\noptimizer: adam\nepochs: 1\nbatch_size: 2\n"
     chosen = experiment(f"dataset: {{name: npz, path: {tmp_path}/x.npz}}{text}")
@@ -89,6 +89,6 @@ def test_schema_and_documentation_have_every_mode():
     "dataset",
     ["mnist", "{name: random, shape: [2, 9]}", "{name: ellipses, side: 18}", "{name: toy_images, side: 9}"],
 )
-def test_a_shape_that_is_known_before_the_data_is_theirs(dataset):
+def test_a_shape_known_in_advance_is_that_of_the_data(dataset):
     chosen = experiment(BASE, f"dataset={dataset}")
     assert chosen.dataset.known_shape(None) == load_data(chosen, None)["train"].shape

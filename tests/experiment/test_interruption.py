@@ -45,7 +45,7 @@ def program(seconds: float, *signals: int, before: str = "") -> tuple[int, list[
 
 
 @pytest.mark.parametrize("signum", SIGNALS)
-def test_signals_that_come_together_are_one_request(signum):
+def test_signals_within_one_second_are_one_request(signum):
     signals = [signum, signum, signal.SIGTERM, signal.SIGINT]
     assert program(1000.0, *signals) == (0, [*[str(int(signum))] * len(signals), "left"])
 
@@ -55,11 +55,11 @@ def test_a_second_request_ends_the_program():
 
 
 @pytest.mark.parametrize("signum", [signal.SIGHUP, signal.SIGINT])
-def test_a_signal_that_the_program_was_started_to_ignore_stays_ignored(signum):
+def test_an_ignored_signal_stays_ignored(signum):
     ignore = f"signal.signal({int(signum)}, signal.SIG_IGN)"
     assert program(0.0, signum, signum, before=ignore) == (0, ["None", "None", "left"])
 
 
-def test_a_handler_of_sigusr1_stays():
+def test_an_existing_handler_of_sigusr1_is_kept():
     own = "signal.signal(signal.SIGUSR1, lambda *_: print('own', flush=True))"
     assert program(0.0, signal.SIGUSR1, before=own) == (0, ["own", "None", "left"])

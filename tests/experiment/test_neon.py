@@ -1,4 +1,4 @@
-"""Experiment files of neon 0.x: what they mean today, what has no meaning, what is refused."""
+"""Experiment files of neon 0.x: conversion, keys without effect, errors."""
 
 # ruff: noqa: E501  (a message is one line)
 
@@ -26,7 +26,7 @@ def values(path: Path) -> dict:
     return parse(path.name, path.read_text()).document.values
 
 
-def test_a_public_file_in_our_words():
+def test_a_public_file_is_converted():
     ours = values(PUBLIC)
     uniform = {"name": "uniform", "low": -0.1, "high": 0.1}
     gaussian = {"bias": True, "init": {"name": "gaussian", "std": 0.05}, "bias_init": 0.0}
@@ -48,7 +48,7 @@ def test_a_public_file_in_our_words():
     assert ours["predictions"] == ["test"]
 
 
-def test_a_file_from_before_the_release_in_our_words():
+def test_a_file_from_before_the_release_is_converted():
     ours = values(BEFORE)
     assert [next(iter(layer)) for layer in ours["model"]["layers"]] == ["conv", "max_pool", "linear", "linear"]
     assert ours["parallel"] == {"mode": "halopar"} and ours["seed"] == 3
@@ -56,7 +56,7 @@ def test_a_file_from_before_the_release_in_our_words():
     assert (ours["shuffle"], ours["drop_last"]) == (False, True)
 
 
-def test_what_has_no_meaning_is_one_line_each_with_its_place():
+def test_each_key_without_effect_is_a_note_with_its_position():
     notes = parse("old.yaml", BEFORE.read_text()).notes
     assert [note.split(" ")[:2] for note in notes] == [
         ["old.yaml:5:12:", "backend"],
@@ -71,7 +71,7 @@ def test_what_has_no_meaning_is_one_line_each_with_its_place():
 
 
 @pytest.mark.parametrize("path", [PUBLIC, BEFORE, GB], ids=lambda path: path.stem)
-def test_the_converted_file_means_the_same(path):
+def test_the_converted_file_is_the_same_experiment(path):
     text = as_yaml(values(path))
     assert yaml.safe_load(text) == values(path)
     assert load(path).model_dump() == read("new.yaml", text).model_dump()
@@ -127,7 +127,7 @@ def edited(old: str, new: str) -> str:
         (edited("nout: 10", "nout: 5"), "the outputs have shape 5"),
     ],
 )  # fmt: skip
-def test_what_is_not_supported_is_an_error_with_file_and_line(text, message):
+def test_unsupported_values_are_errors_with_file_and_line(text, message):
     def build() -> None:
         chosen = read("old.yaml", text)
         build_model(chosen, load_data(chosen, None)["train"])
@@ -151,7 +151,7 @@ SOURCES = [path.read_text() for path in (PUBLIC, BEFORE, GB)]
 
 @settings(max_examples=120, deadline=None, suppress_health_check=list(HealthCheck))
 @given(drawn=some.data())
-def test_whatever_an_old_file_has_it_is_read_or_refused(drawn):
+def test_any_neon_file_is_converted_or_an_experiment_error(drawn):
     text = drawn.draw(some.sampled_from(SOURCES))
     words = [
         "[]",
@@ -174,9 +174,9 @@ def test_whatever_an_old_file_has_it_is_read_or_refused(drawn):
         place = drawn.draw(some.integers(0, len(pieces) - 1))
         pieces[place] = drawn.draw(some.sampled_from(words))
         text = " ".join(pieces)
-    said = "old.yaml"
+    message = "old.yaml"
     try:
         read("old.yaml", text)
     except ExperimentError as error:
-        said = str(error)
-    assert all(line.startswith("old.yaml") for line in said.splitlines())
+        message = str(error)
+    assert all(line.startswith("old.yaml") for line in message.splitlines())

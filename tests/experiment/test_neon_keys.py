@@ -1,4 +1,4 @@
-"""Every key of every neon class: it changes the experiment, is refused by name, or is listed with a reason."""
+"""Every key of every neon class changes the experiment, is an error, or is a note with a reason."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from tests.experiment.neon_experiments import (
     Node,
     balance,
     experiment,
+    experiment_with,
     gb,
     layer,
     rule,
-    standing,
     uniform,
     written,
 )
@@ -40,7 +40,7 @@ def converted(found: Node) -> tuple[Any, list[str]]:
 
 
 def outcome(found: Node) -> tuple[Any, str]:
-    """The converted experiment, or None and why it is refused."""
+    """Returns the converted experiment, or None and the error."""
     try:
         return converted(found)[0], ""
     except ExperimentError as error:
@@ -98,7 +98,7 @@ RIGHT: dict[str, Any] = {
     "brule_init": rule(0.1), "cost": Node("CrossEntropy"), "pretrain_cost": Node("SumSquaredDiffs"),
     "CostLayer.nin": 10,
 }  # fmt: skip
-# What must stand beside a key for it to be read.
+# Other keys that a key needs to be read.
 BESIDE: dict[str, dict[str, Any]] = {
     "brule_init": {"weight_init": uniform(bias_init=0.0), "lrule_init": rule(0.1)},
     "shared_bias": {"weight_init": uniform(bias_init=0.0)},
@@ -152,7 +152,7 @@ def classes_with(decision: str) -> Any:
 @classes_with("read")
 def test_a_key_that_is_read_changes_the_experiment(group, name):
     for key in tables.KEYS[group][name].read:
-        found, target = standing(group, name)
+        found, target = experiment_with(group, name)
         complete(found, target, group, name, key)
         before, _ = converted(found)
         target[key] = of(OTHER, name, key)
@@ -162,9 +162,9 @@ def test_a_key_that_is_read_changes_the_experiment(group, name):
 
 
 @classes_with("checked")
-def test_a_key_that_is_checked_agrees_or_is_refused_by_name(group, name):
+def test_a_checked_key_has_the_expected_value_or_is_an_error(group, name):
     for key in tables.KEYS[group][name].checked:
-        found, target = standing(group, name)
+        found, target = experiment_with(group, name)
         complete(found, target, group, name, key)
         if name in ("DataLayer", "ImageDataLayer") and key == "nout":
             target.clear()
@@ -178,9 +178,9 @@ def test_a_key_that_is_checked_agrees_or_is_refused_by_name(group, name):
 
 
 @classes_with("only")
-def test_a_value_that_is_not_what_happens_here_is_refused_by_name(group, name):
+def test_a_value_that_is_not_allowed_is_an_error(group, name):
     for key, only in tables.KEYS[group][name].only.items():
-        found, target = standing(group, name)
+        found, target = experiment_with(group, name)
         before, _ = converted(found)
         target[key] = only.values[0]
         assert converted(found)[0] == before, key
@@ -190,9 +190,9 @@ def test_a_value_that_is_not_what_happens_here_is_refused_by_name(group, name):
 
 
 @classes_with("ignored")
-def test_a_key_without_meaning_is_listed_with_its_place_and_the_reason(group, name):
+def test_a_key_without_effect_is_a_note_with_position_and_reason(group, name):
     for key, reason in tables.KEYS[group][name].ignored.items():
-        found, target = standing(group, name)
+        found, target = experiment_with(group, name)
         target.pop(key, None)
         before, _ = converted(found)
         target[key] = 3
@@ -202,17 +202,17 @@ def test_a_key_without_meaning_is_listed_with_its_place_and_the_reason(group, na
 
 
 @classes_with("refused")
-def test_a_key_that_is_refused_is_named_with_its_place(group, name):
+def test_an_unsupported_key_is_an_error_with_its_position(group, name):
     for key, reason in tables.KEYS[group][name].refused.items():
-        found, target = standing(group, name)
+        found, target = experiment_with(group, name)
         target[key] = 3
         message = refusal(found)
         assert PLACE.match(message) and repr(key) in message and reason in message
 
 
 @classes_with("itself")
-def test_a_key_that_no_table_has_is_refused_by_name(group, name):
-    found, target = standing(group, name)
+def test_an_unknown_key_is_an_error(group, name):
+    found, target = experiment_with(group, name)
     target["share_mask"] = 3
     message = refusal(found)
     assert PLACE.match(message) and "has no key 'share_mask'" in message
@@ -232,5 +232,5 @@ def test_each_class_that_is_read_has_a_table():
             assert len(keys.all) == len(set(keys.all)), f"{name} has two decisions on a key"
 
 
-def test_the_page_has_the_table_of_keys_without_meaning():
+def test_the_guide_has_the_table_of_keys_without_effect():
     assert ignored_table(tables.KEYS) in page("from-neon.md")

@@ -36,7 +36,7 @@ def test_the_mode_of_a_data_set_or_a_model_is_the_mode_of_the_run(place):
     assert "parallel" not in ours and any("dist_mode has no effect: dist_flag is False" in note for note in notes)
 
 
-def test_modes_that_contradict_each_other_are_refused():
+def test_contradictory_modes_are_an_error():
     found = experiment(dist_flag=True, dist_mode="vecpar")
     found["dataset"]["dist_mode"] = "halopar"
     assert "dist_mode is vecpar in FitPredictErrorExperiment, and halopar in MNIST: they must be the same" in refusal(
@@ -57,7 +57,7 @@ def test_in_datapar_the_batch_is_that_of_the_data_set():
     assert ours["batch_size"] == 100 and any("neon reads it in datapar only" in note for note in notes)
 
 
-def test_one_input_more_is_a_bias_that_begins_as_the_weights():
+def test_an_additional_input_is_a_bias_initialized_as_the_weights():
     found = experiment(layer("Layer", nin=785, nout=200))
     assert layers_of(found)[0]["linear"] == {
         "units": 200, "bias": True, "init": {"name": "uniform", "low": -0.1, "high": 0.1}, "bias_init": "init",
@@ -80,7 +80,7 @@ def test_one_input_more_is_a_bias_that_begins_as_the_weights():
         (Node("DataLayer", nout=700), "DataLayer: expected nout to be 1 x 28 x 28, as a sample of the data has 784 values, got 700"),
     ],
 )  # fmt: skip
-def test_inputs_that_are_not_there_are_refused_with_what_was_expected(wrong, message):
+def test_wrong_numbers_of_inputs_are_an_error_with_the_expected_number(wrong, message):
     assert message in refusal(experiment(wrong))
 
 
@@ -109,7 +109,7 @@ def test_a_vector_becomes_a_square_image_of_one_map():
     assert "ConvLayer needs images, got vectors of 35 values" in refusal(found)
 
 
-def test_what_neon_takes_where_layers_say_nothing():
+def test_defaults_of_layers_are_those_of_neon():
     found = experiment(Node("FCLayer", nout=20))
     found["model"]["layers"][2].pop("lrule_init")
     ours = converted(found)[0]
@@ -146,7 +146,7 @@ def test_pooling_across_maps_has_its_weights_and_its_activation():
     assert "CrossMapPoolingLayer has no bias: remove bias_init" in refusal(experiment(conv, across))
 
 
-def test_initial_weights_follow_the_matrix_that_neon_had():
+def test_initial_weights_depend_on_the_shape_of_neons_matrix():
     def init(kind: str, **options: object) -> dict:
         return layers_of(experiment(Node(kind, **options)))[0][{"FCLayer": "linear", "ConvLayer": "conv"}[kind]]["init"]
 
@@ -189,14 +189,14 @@ def test_only_what_a_rule_applies_is_converted():
     assert converted(found)[0]["optimizer"] == {"rho": 0.95, "eps": 1e-6, "name": "adadelta"}
 
 
-def test_biases_that_learn_otherwise_are_refused():
+def test_different_rules_for_bias_and_weights_are_an_error():
     found = experiment(
         Node("FCLayer", nout=5, weight_init=uniform(bias_init=0.0), lrule_init=rule(), brule_init=rule(0.2))
     )
     assert "FCLayer: expected brule_init to be the learning rule of the weights" in refusal(found)
 
 
-def test_a_derivative_without_the_shortcut_is_refused():
+def test_a_derivative_without_the_shortcut_is_an_error():
     found = experiment()
     found["model"]["layers"][-1]["cost"]["shortcut_deriv"] = False
     assert "CrossEntropy: shortcut_deriv is supported as True only, got False: the gradient" in refusal(found)
@@ -213,14 +213,14 @@ def test_a_derivative_without_the_shortcut_is_refused():
         (3, "weight_init", Node("GaussianValGen"), "the classifier of GB is supported with init:"),
     ],
 )  # fmt: skip
-def test_what_the_sparse_autoencoder_does_not_do_is_refused(place, key, value, message):
+def test_unsupported_options_of_the_sparse_autoencoder_are_errors(place, key, value, message):
     found = gb()
     converted(found)
     found["model"]["layers"][place][key] = value
     assert message in refusal(found)
 
 
-def test_a_key_of_an_experiment_is_known_or_holds_anchors_that_are_used():
+def test_a_key_of_an_experiment_is_known_or_defines_anchors_in_use():
     held = (
         written(experiment())
         .replace("dataset: ", "held: [&bs 100], dataset: ", 1)
@@ -235,14 +235,14 @@ def test_a_key_of_an_experiment_is_known_or_holds_anchors_that_are_used():
     assert [note for note in unused if "lrule has no effect: no alias refers to it" in note]
 
 
-def test_a_key_that_another_replaced_has_no_meaning_beside_that():
+def test_a_replaced_key_has_no_effect_next_to_the_new_one():
     found = experiment(inference_sets="[train]", metrics=Node(test=[Node("AUC")]))
     ours, notes = converted(found)
     assert ours["metrics"] == {"test": ["auc"]}
     assert any("inference_sets has no effect: metrics replaces it" in note for note in notes)
 
 
-def test_a_key_that_stands_twice_is_refused():
+def test_a_duplicate_key_is_an_error():
     found = experiment()
     found["model"]["layers"][1]["nout"] = "10, nout: 11"
     assert "duplicate key 'nout'; neon used the last one" in refusal(found)

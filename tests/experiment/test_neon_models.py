@@ -22,7 +22,7 @@ def values(text: str) -> dict:
     return parse("old.yaml", text).document.values
 
 
-def test_a_balance_network_is_one_chain_with_three_costs():
+def test_a_balance_network_is_one_list_of_layers_with_three_costs():
     ours = values(BALANCE)["model"]
     assert [next(iter(layer)) for layer in ours["layers"]] == ["linear", "branch", "branch"]
     assert [next(iter(layer)) for layer in ours["layers"][2]["branch"]["layers"]] == ["identity", "list"]
@@ -52,7 +52,7 @@ def test_a_balance_network_trains_with_the_same_numbers_on_any_ranks():
         ("blkidx: 10, ", "blckidx: 10, ", "XCovariance has no key 'blckidx'. Did you mean 'blkidx'?"),
     ],
 )  # fmt: skip
-def test_a_balance_network_of_another_kind_is_refused(old, new, message):
+def test_an_unsupported_balance_network_is_an_error(old, new, message):
     assert BALANCE.count(old) == 1, old
     with pytest.raises(ExperimentError) as error:
         read("old.yaml", BALANCE.replace(old, new))
@@ -84,7 +84,7 @@ def test_metrics_of_each_split_and_each_rank_are_kept():
     assert values(each)["metrics"]["test"][-1] == "auc"
 
 
-def test_what_neon_took_where_a_file_says_nothing():
+def test_defaults_are_those_of_neon():
     assert values(edited("{ low: -0.1, high: 0.1, }", "{}"))["model"]["layers"][0]["conv"]["init"] == {
         "name": "uniform",
         "low": 0.0,
@@ -117,7 +117,7 @@ def test_a_scale_and_a_slice_are_kept():
     assert sliced["model"]["layers"][2] == {"slice": {"last": 3}}
 
 
-def test_a_folder_of_images_takes_the_place_of_an_imageset(tmp_path):
+def test_an_imageset_becomes_a_folder_of_images(tmp_path):
     text = edited(
         "datasets.MNIST {\n    repo_path: '~/no-such-data',\n    sample_pct: 10,",
         f"datasets.Imageset {{\n    repo_path: '~/data', imageset: 'PLANKTON', image_dir: '{tmp_path}', save_dir: '/tmp/b', "
@@ -171,7 +171,7 @@ def test_data_sets_that_need_files_are_found_in_the_old_folder(name, ours, shape
         ("layers.DropOutLayer", "layers.RecurrentLSTMLayer", ["RecurrentLSTMLayer is not supported", "- lstm: {units"]),
     ],
 )  # fmt: skip
-def test_what_is_not_read_names_what_does_the_same(old, new, words):
+def test_unsupported_models_are_errors_with_an_alternative(old, new, words):
     with pytest.raises(ExperimentError) as error:
         read("old.yaml", edited(old, new))
     assert [word for word in words if word not in str(error.value)] == []
@@ -182,7 +182,7 @@ RANGES = edited("keep: 0.8", "keep: !hyperopt share FLOAT 0.5 1").replace(
 )
 
 
-def test_a_range_of_a_search_names_the_flag_that_says_its_value():
+def test_a_range_is_an_error_that_names_the_option_for_its_value():
     with pytest.raises(ExperimentError) as error:
         read("old.yaml", RANGES)
     assert str(error.value).splitlines() == [
@@ -197,7 +197,7 @@ def test_a_range_of_a_search_names_the_flag_that_says_its_value():
         read("old.yaml", edited("coef: 0.9", "coef: !hyperopt m FLOAT 0 1"))
 
 
-def test_a_file_with_a_range_trains_when_its_value_is_said(tmp_path, monkeypatch, capsys):
+def test_a_file_with_a_range_trains_when_its_value_is_given(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "old.yaml").write_text(RANGES)
     assert main(["convert", "old.yaml"]) == 2 and main(["train", "old.yaml", "--epochs", "1"]) == 2

@@ -66,7 +66,7 @@ def test_a_run_leaves_log_checkpoints_experiment_predictions_and_report(halopar_
     assert accuracy == pytest.approx([line for line in lines if "epoch" in line][-1]["test accuracy"])
 
 
-def test_the_report_is_one_file_that_asks_for_nothing(halopar_run):
+def test_the_report_is_one_self_contained_file(halopar_run):
     text = (halopar_run / "report.html").read_text()
     assert re.findall(r'<(?:section|header) id="(\w+)"', text) == SECTIONS
     assert not re.findall(r'(?:src|href)="(?!data:)', text) and "<script" not in text and "@import" not in text
@@ -78,11 +78,11 @@ def test_the_report_is_one_file_that_asks_for_nothing(halopar_run):
 @pytest.mark.parametrize(
     ("ranks", "mode", "words"), [(1, "datapar", "The whole model on one rank"), (2, "modelpar", "weights sharded by")]
 )
-def test_the_report_says_how_ranks_share_the_model(ranks, mode, words, tmp_path):
+def test_the_report_shows_how_the_model_is_sharded(ranks, mode, words, tmp_path):
     assert words in (run(tmp_path, ranks, mode) / "report.html").read_text()
 
 
-def test_layers_with_a_number_of_layers_are_written_down(tmp_path):
+def test_recurrent_and_nested_layers_are_written_to_the_report(tmp_path):
     changes = ("model.layers=[reshape: [12, 12], lstm: {units: 3, layers: 2}, list: [linear: 4]]", "predictions=[test]")
     chosen = experiment(TEXT, *changes)
     request = Request("shapes.yaml", out=str(tmp_path), console=Console(file=open(os.devnull, "w")))  # noqa: SIM115
@@ -130,7 +130,7 @@ def test_names_from_users_are_escaped(tmp_path, monkeypatch):
 
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-# A page around the report, as wide as asked, that looks at it when it is loaded and writes down what it sees.
+# A page that shows the report in a frame of the given width, and records properties of it after loading.
 FRAME = """<!doctype html><body><pre id="seen"></pre><iframe id="page" width="{width}" height="900" srcdoc="{report}">
 </iframe><script>
 page.onload = () => {{
@@ -149,7 +149,7 @@ page.onload = () => {{
 @pytest.mark.skipif(CHROMIUM is None, reason="there is no Chromium on this machine")
 @pytest.mark.parametrize("width", [1280, 390], ids=["desktop", "phone"])
 @pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
-def test_a_browser_shows_every_section_without_a_complaint(width, dark, halopar_run, tmp_path):
+def test_a_browser_shows_every_section_without_warnings(width, dark, halopar_run, tmp_path):
     assert CHROMIUM is not None
     report = html.escape((halopar_run / "report.html").read_text(), quote=True)
     frame = tmp_path / "frame.html"
@@ -158,8 +158,8 @@ def test_a_browser_shows_every_section_without_a_complaint(width, dark, halopar_
                "--enable-logging=stderr", "--virtual-time-budget=5000", f"--window-size={width + 40},1000",
                f"--blink-settings=preferredColorScheme={0 if dark else 1}", "--dump-dom", frame.as_uri()]  # fmt: skip
     result = subprocess.run(command, capture_output=True, text=True, timeout=120)
-    complaints = [line for line in result.stderr.splitlines() if "CONSOLE" in line]
-    assert complaints == []
+    warnings = [line for line in result.stderr.splitlines() if "CONSOLE" in line]
+    assert warnings == []
     seen = json.loads(html.unescape(re.search(r'<pre id="seen">(.*?)</pre>', result.stdout, re.S)[1]))
     assert seen["sections"] == SECTIONS
     assert seen["wide"] <= width and seen["charts"] == 5 and seen["pictures"]
@@ -167,7 +167,7 @@ def test_a_browser_shows_every_section_without_a_complaint(width, dark, halopar_
     assert (page < ink) == dark
 
 
-def test_a_training_that_diverges_is_reported_to_its_end(tmp_path):
+def test_a_diverging_training_has_a_report(tmp_path):
     chosen = experiment(TEXT, "optimizer={name: sgd, lr: 1e30}")
     request = Request("shapes.yaml", out=str(tmp_path), console=Console(file=open(os.devnull, "w")))  # noqa: SIM115
     history = torchmn.run_threads(lambda comm: train(chosen, comm, request), 2)[0].history
@@ -180,7 +180,7 @@ def test_a_training_that_diverges_is_reported_to_its_end(tmp_path):
         assert (file["predicted"] == -1).all()
 
 
-def test_a_report_that_can_not_be_written_does_not_fail_a_finished_training(tmp_path):
+def test_a_finished_training_does_not_fail_if_the_report_cannot_be_written(tmp_path):
     (tmp_path / "report.html").mkdir()
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(Path, "unlink", lambda *args, **kwargs: None)
@@ -190,7 +190,7 @@ def test_a_report_that_can_not_be_written_does_not_fail_a_finished_training(tmp_
     assert "report.html cannot be written (Is a directory)" in out.getvalue()
 
 
-def test_measures_of_other_sizes_have_charts_of_their_own(tmp_path):
+def test_different_metrics_have_separate_charts(tmp_path):
     chosen = experiment(TEXT, "metrics={train: [accuracy, sse], test: [accuracy, log_loss]}", "epochs=1")
     request = Request("shapes.yaml", out=str(tmp_path), console=Console(file=open(os.devnull, "w")))  # noqa: SIM115
     torchmn.run_threads(lambda comm: train(chosen, comm, request), 1)
@@ -226,7 +226,7 @@ def test_the_confusion_matrix_counts_each_sample_once():
     assert confusion_matrix(outputs, np.array([0, 1, 1, 2])).tolist() == [[1, 0, 0], [0, 1, 1], [1, 0, 0]]
 
 
-def test_charts_cover_their_numbers_and_leave_out_what_is_none():
+def test_charts_cover_their_values_and_omit_nan():
     assert ticks(0.0, 1.0) == [0.0, 0.2, 0.4, 0.6, 0.8, 1.0] and ticks(3, 3) == [3]
     assert ticks(-7, 94)[0] <= -7 and ticks(-7, 94)[-1] >= 94
     assert ticks(1, 3, whole=True) == [1, 2, 3] and ticks(0, 180, whole=True) == [0, 50, 100, 150, 200]

@@ -1,4 +1,4 @@
-"""A run that was stopped goes on exactly: at any step, on any number of ranks, in any mode."""
+"""A stopped run is resumed exactly: at any step, on any number of ranks, in any mode."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ dtype: float64
     [((1, "datapar"), (1, "datapar")), ((2, "datapar"), (1, "datapar")), ((2, "modelpar"), (3, "datapar")),
      ((4, "halopar"), (2, "modelpar")), ((1, "datapar"), (4, "halodatapar"))],
 )  # fmt: skip
-def test_a_stopped_run_goes_on_as_if_it_had_not_been(before, after, stop_after, tmp_path):
+def test_a_resumed_run_gives_the_numbers_of_an_uninterrupted_one(before, after, stop_after, tmp_path):
     chosen, whole = experiment(EVERYTHING, "dtype=float64", *CHANGES), alone(*CHANGES)
     first = train(chosen, *before, checkpoints=str(tmp_path), stop_after=stop_after)
     assert not first.finished and len(first.losses) == stop_after
@@ -50,7 +50,7 @@ def test_a_stopped_run_goes_on_as_if_it_had_not_been(before, after, stop_after, 
         torch.testing.assert_close(second.weights[name], weight, rtol=1e-9, atol=1e-9, msg=name)
 
 
-def test_more_epochs_go_on_from_the_end(tmp_path):
+def test_a_finished_run_can_be_continued_for_more_epochs(tmp_path):
     longer = experiment(EVERYTHING, "dtype=float64", *CHANGES, "epochs=3")
     train(experiment(EVERYTHING, "dtype=float64", *CHANGES), checkpoints=str(tmp_path))
     more = train(longer, 2, "datapar", checkpoints=str(tmp_path), resume=True)
@@ -84,7 +84,7 @@ def uninterrupted(text: str) -> Ran:
 
 
 @pytest.mark.parametrize(("text", "pretraining", "stop_after", "before", "after"), PRETRAINED)
-def test_a_pretraining_that_was_stopped_goes_on_exactly(text, pretraining, stop_after, before, after, tmp_path):
+def test_stopped_pretraining_is_resumed_exactly(text, pretraining, stop_after, before, after, tmp_path):
     chosen, whole = experiment(text), uninterrupted(text)
     assert len(whole.losses) == pretraining + 3 * chosen.epochs
     first = train(chosen, *before, checkpoints=str(tmp_path), stop_after=stop_after)
@@ -95,7 +95,7 @@ def test_a_pretraining_that_was_stopped_goes_on_exactly(text, pretraining, stop_
         torch.testing.assert_close(second.weights[name], weight, rtol=1e-9, atol=1e-9, msg=name)
 
 
-def test_a_run_keeps_to_its_experiment(tmp_path):
+def test_a_run_cannot_be_resumed_with_another_experiment(tmp_path):
     directory = RunDirectory(tmp_path / "run")
     directory.begin(experiment(EVERYTHING))
     directory.begin(experiment(EVERYTHING))  # of which nothing is there yet
@@ -120,9 +120,9 @@ batch_size: 8
 """
 
 
-def test_weights_are_used_by_the_model_that_they_were_trained_in(tmp_path):
+def test_weights_of_another_model_are_an_error(tmp_path):
     directory = RunDirectory(tmp_path / "run")
-    directory.check_model(experiment(DIGITS))  # where nothing is said, nothing is known
+    directory.check_model(experiment(DIGITS))  # without a recorded experiment nothing is checked
     directory.begin(experiment(DIGITS))
     for change in ("model.cost=mean_squared", "dataset.sample=2%", "optimizer.lr=1.0"):
         directory.check_model(experiment(DIGITS, change))
@@ -133,20 +133,20 @@ def test_weights_are_used_by_the_model_that_they_were_trained_in(tmp_path):
         directory.check_resumable(experiment(DIGITS, "model.layers.1.linear=12"))
 
 
-def test_evaluation_refuses_weights_of_another_model_on_every_rank(tmp_path):
+def test_evaluation_with_weights_of_another_model_raises_on_every_rank(tmp_path):
     directory = RunDirectory(tmp_path / "run")
     directory.begin(experiment(DIGITS))
     directory.checkpoints.mkdir(exist_ok=True)
-    asked = experiment(DIGITS, "model.layers.0.linear.activation=tanh")
+    requested = experiment(DIGITS, "model.layers.0.linear.activation=tanh")
 
     def body(comm):
         with pytest.raises(ExperimentError, match=r"another model\.layers\.0\.linear\.activation"):
-            open_trained(asked, comm, str(directory.path), "test", None)
+            open_trained(requested, comm, str(directory.path), "test", None)
 
     run_threads(body, 2)
 
 
-def test_the_log_is_cut_to_where_a_pretraining_goes_on(tmp_path):
+def test_the_log_is_truncated_when_pretraining_is_resumed(tmp_path):
     directory = RunDirectory(tmp_path)
     lines = [f'{{"step": 0, "pretraining step": {n}}}\n' for n in range(1, 5)]
     directory.log.write_text("".join(lines) + '{"step": 1}\n')
@@ -156,7 +156,7 @@ def test_the_log_is_cut_to_where_a_pretraining_goes_on(tmp_path):
     assert directory.log.read_text() == "".join(lines[:3])
 
 
-def test_the_log_is_cut_to_where_a_run_goes_on(tmp_path):
+def test_the_log_is_truncated_when_a_run_is_resumed(tmp_path):
     directory = RunDirectory(tmp_path)
     directory.log.write_text('{"step": 1}\n{"step": 2}\n{"step": 2, "epoch": 1}\n{"step": 3}\n{"ste')
     directory.truncate_log(2)
@@ -206,13 +206,13 @@ def test_two_runs_without_a_name_at_once_get_two_directories(tmp_path, monkeypat
 
 
 @pytest.mark.parametrize("content", ["", "- 1\n", "dataset: [", "\x00"])
-def test_a_damaged_record_of_a_run_is_refused_in_our_words(content, tmp_path):
+def test_a_damaged_experiment_file_of_a_run_is_an_experiment_error(content, tmp_path):
     (tmp_path / "experiment.yaml").write_text(content)
     with pytest.raises(ExperimentError, match=r"--resume: .*experiment\.yaml (cannot be read|contains no experiment)"):
         RunDirectory(tmp_path).check_resumable(experiment(DIGITS))
 
 
-def test_a_run_that_goes_on_has_no_report_until_its_end(tmp_path):
+def test_a_resumed_run_has_no_report_until_its_end(tmp_path):
     request = Request("digits.yaml", out=str(tmp_path), console=Console(quiet=True))
     stopped = replace(request, resume=True, stop=lambda: True)
     outcome = [run_threads(lambda comm: run(experiment(DIGITS), comm, request), 1)[0].finished]
@@ -222,7 +222,7 @@ def test_a_run_that_goes_on_has_no_report_until_its_end(tmp_path):
     assert outcome == [True, False] and not (tmp_path / "report.html").exists()
 
 
-def test_a_run_can_not_go_on_to_fewer_epochs_than_it_has(tmp_path):
+def test_a_run_cannot_be_resumed_with_fewer_epochs_than_it_has(tmp_path):
     request = Request("digits.yaml", out=str(tmp_path), console=Console(quiet=True))
     two = experiment(DIGITS, "epochs=2")
     run_threads(lambda comm: run(two, comm, request), 1)

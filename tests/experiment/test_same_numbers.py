@@ -79,7 +79,7 @@ def same_weights(ours: Ran, theirs: Ran, closeness: float) -> None:
 
 
 @pytest.mark.parametrize("name", CLASSICS)
-def test_the_classics_have_the_same_loss_at_every_step(name, cifar):
+def test_common_networks_have_the_same_loss_at_every_step(name, cifar):
     chosen = experiment((STARTERS / f"{name}.yaml").read_text(), *QUICK, *QUICKER.get(name, ()), "dtype=float64")
     data = cifar if "cifar" in name else None
     serial = train(chosen, data=data)
@@ -103,7 +103,7 @@ def test_in_single_precision_losses_are_the_same_to_1e_5(mode):
     [(2, "datapar"), (3, "datapar"), (12, "datapar"), (2, "modelpar"), (4, "hybrid"), (3, "halopar"), (4, "halopar"),
      (6, "halodatapar")],
 )  # fmt: skip
-def test_batch_norm_dropout_branches_and_local_layers_too(ranks, mode):
+def test_batch_norm_dropout_branches_and_local_layers_have_the_same_loss_at_every_step(ranks, mode):
     ran = train(experiment(EVERYTHING, "dtype=float64"), ranks, mode)
     assert apart(ran, alone()) < 1e-9
     same_weights(ran, alone(), 1e-9)

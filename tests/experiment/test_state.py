@@ -18,7 +18,7 @@ def trained(*sizes: int) -> tuple[NamedOptimizer, torch.optim.Optimizer]:
     return NamedOptimizer(optimizer, model), optimizer
 
 
-def test_a_state_names_its_parameters_and_is_loaded_as_it_was():
+def test_optimizer_state_contains_parameter_names_and_is_restored():
     (named, optimizer), (other, receiver) = trained(2), trained(2)
     state = named.state_dict()
     assert state["names"] == [["0.weight", "0.bias"]]
@@ -29,7 +29,7 @@ def test_a_state_names_its_parameters_and_is_loaded_as_it_was():
         assert mine["momentum_buffer"].equal(theirs["momentum_buffer"]) and mine["momentum_buffer"].eq(2).all()
 
 
-def test_the_state_of_another_models_optimizer_is_refused():
+def test_loading_the_optimizer_state_of_another_model_raises_an_error():
     (named, _), (other, _) = trained(2, 2), trained(2)
     with pytest.raises(ExperimentError, match="different parameters than the experiment's"):
         other.load_state_dict(named.state_dict())

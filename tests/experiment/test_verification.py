@@ -46,14 +46,14 @@ def rows_of(network: str, ranks: int) -> list[ModeResult]:
     return torchmn.run_threads(lambda comm: list(verify(chosen, comm, steps=2)), ranks)[0]
 
 
-def test_a_network_as_any_other_gives_the_same_numbers_in_every_mode():
+def test_an_ordinary_network_gives_the_same_numbers_in_every_mode():
     rows = rows_of("Honest", 4)
     assert [row.mode for row in rows] == ["datapar", "modelpar", *["halopar"] * 3, "halodatapar", "hybrid"]
     assert all(row.passed and not row.refusal for row in rows)
     assert all(max(row.deviations.values()) < 1e-12 for row in rows)
 
 
-def test_a_network_that_looks_at_its_batch_is_found_out():
+def test_a_network_that_depends_on_its_local_batch_is_detected():
     found = {row.mode: row for row in rows_of("LooksAtTheBatch", 2)}
     assert not found["datapar"].passed
     assert found["datapar"].deviations["loss"] > 1e-6

@@ -28,7 +28,7 @@ Ctrl-C       Ends all ranks and the processes that they started; so do SIGTERM, 
              to clean up. Signals within one second count as one; a later signal kills all ranks immediately.
 transport    mpi if mpiexec belongs to the MPI library that mpi4py loads (see `torchmn doctor`), otherwise gloo.
              {MPIEXEC_VARIABLE} selects another mpiexec.
-memory       Raises an error if the ranks need more memory than is free; --anyway starts them nevertheless.
+memory       Ranks that need more memory than is free are an error; --anyway starts them nevertheless.
 threads      OMP_NUM_THREADS defaults to the number of cores divided by the number of ranks.
 """
 

@@ -31,19 +31,7 @@ def convert_autoencoder(
     """
     layers = model.get("layers")
     assert layers is not None
-    inner = [layer for layer in layers.value if layer.name not in ("DataLayer", "CostLayer")]
-    stacks, classifier = inner[:-1], inner[-1] if inner else None
-    names = [layer.name for layer in stacks]
-    if (
-        classifier is None
-        or classifier.name not in CLASSIFIERS
-        or not names
-        or names != list(STACK) * (len(names) // 3)
-    ):
-        raise ExperimentError(
-            f"{layers.where}: {model.kind} is supported as stacks of {', '.join(STACK)}, and a last Layer, got "
-            f"{', '.join(layer.kind or '?' for layer in inner)}"
-        )
+    stacks, classifier = _stacks_and_classifier(model, layers)
     converted = ConvertedLayers(batch_size=model.get("batch_size"), shape=shape, pretrained=True)
     convert_layers(layers, converted)
     notes += converted.notes
@@ -76,6 +64,17 @@ def convert_autoencoder(
         "classifier": classifier_options,
     }
     return at(model.where, autoencoder), _cost(model, layers), optimizer
+
+
+def _stacks_and_classifier(model: TaggedValue, layers: TaggedValue) -> tuple[list[TaggedValue], TaggedValue]:
+    inner = [layer for layer in layers.value if layer.name not in ("DataLayer", "CostLayer")]
+    names = [layer.name for layer in inner[:-1]]
+    if not names or inner[-1].name not in CLASSIFIERS or names != list(STACK) * (len(names) // 3):
+        raise ExperimentError(
+            f"{layers.where}: {model.kind} is supported as stacks of {', '.join(STACK)}, and a last Layer, got "
+            f"{', '.join(layer.kind or '?' for layer in inner)}"
+        )
+    return inner[:-1], inner[-1]
 
 
 def _rule(layer: TaggedValue) -> TaggedValue:

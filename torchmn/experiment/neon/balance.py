@@ -26,20 +26,8 @@ def convert_balance(model: TaggedValue, converted: ConvertedLayers) -> tuple[lis
     Returns:
         The costs, and the first and last + 1 of the units of the classes.
     """
-    paths = [_path(model, key) for key in PATHS]
-    layers, classes, style = paths
-    at_branch = next((index for index, layer in enumerate(layers) if layer.name == "BranchLayer"), None)
-    if at_branch is None or style[-2] is not layers[at_branch]:
-        raise ExperimentError(
-            f"{model.where}: {model.kind} is supported with one BranchLayer in layers, which must be the second to "
-            "last of stylelayers"
-        )
-    for key, path in zip(PATHS[1:], paths[1:], strict=True):
-        if len(path) != at_branch + 2 or any(a is not b for a, b in zip(path, layers[:at_branch], strict=False)):
-            raise ExperimentError(
-                f"{path[0].where}: {model.kind}: expected {key} to begin with aliases of the layers before the "
-                "BranchLayer in layers"
-            )
+    layers, classes, style = paths = [_path(model, key) for key in PATHS]
+    at_branch = _branch_index(model, paths)
     branch = layers[at_branch]
     sublayers = (branch.get("sublayers") or at(branch.where, [])).value
     widths = [int(layer.number("nout", 0)) for layer in sublayers]
@@ -71,6 +59,24 @@ def convert_balance(model: TaggedValue, converted: ConvertedLayers) -> tuple[lis
         _cost(layers[-1], batch_size, {"units": [code, code + pixels], "target": "inputs"}),
     ]
     return costs, units
+
+
+def _branch_index(model: TaggedValue, paths: list[list[TaggedValue]]) -> int:
+    """Returns the index of the BranchLayer in `layers`; raises an ExperimentError if the paths differ before it."""
+    layers, _, style = paths
+    at_branch = next((index for index, layer in enumerate(layers) if layer.name == "BranchLayer"), None)
+    if at_branch is None or style[-2] is not layers[at_branch]:
+        raise ExperimentError(
+            f"{model.where}: {model.kind} is supported with one BranchLayer in layers, which must be the second to "
+            "last of stylelayers"
+        )
+    for key, path in zip(PATHS[1:], paths[1:], strict=True):
+        if len(path) != at_branch + 2 or any(a is not b for a, b in zip(path, layers[:at_branch], strict=False)):
+            raise ExperimentError(
+                f"{path[0].where}: {model.kind}: expected {key} to begin with aliases of the layers before the "
+                "BranchLayer in layers"
+            )
+    return at_branch
 
 
 def _path(model: TaggedValue, key: str) -> list[TaggedValue]:

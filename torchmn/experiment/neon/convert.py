@@ -152,7 +152,8 @@ def convert(name: str, root: Node) -> Converted:
         raise ExperimentError(f"{experiment.where}: this is not a valid neon experiment: {error}") from error
 
 
-def _convert(name: str, experiment: TaggedValue) -> Converted:
+def _model_of(experiment: TaggedValue) -> TaggedValue:
+    """Returns the model; raises an ExperimentError if the class of experiment or model is not supported."""
     if experiment.kind is not None and experiment.name not in EXPERIMENTS:
         raise ExperimentError(
             f"{experiment.where}: the experiment {experiment.kind} is not supported. "
@@ -169,9 +170,12 @@ def _convert(name: str, experiment: TaggedValue) -> Converted:
         raise ExperimentError(
             f"{model.where}: the model {model.kind or 'without !obj:'} is not supported. {nearest(model.name, MODELS)}"
         )
-    layers = model.get("layers")
-    if layers is None:
-        raise ExperimentError(f"{model.where}: {model.kind} needs the key 'layers'")
+    return model
+
+
+def _convert(name: str, experiment: TaggedValue) -> Converted:
+    model = _model_of(experiment)
+    layers = _required(model, "layers")
     notes = check_keys(experiment, KEYS, ANCHOR_KEYS)
     source, units = _dataset_of(experiment), None
     dataset = convert_dataset(source, notes)

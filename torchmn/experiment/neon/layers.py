@@ -52,7 +52,7 @@ def convert_layers(layers: TaggedValue, converted: ConvertedLayers, inner: bool 
     Args:
         layers: a list of neon's layers.
         converted: receives them; its shape is that of their inputs.
-        inner: whether they are inside another layer, where no layer may remain.
+        inner: whether they are inside another layer; only there the result may be empty.
 
     Returns:
         `converted`.
