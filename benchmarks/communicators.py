@@ -1,21 +1,23 @@
-"""Our communicator beside raw mpi4py and beside torch.distributed over gloo, on two ranks, in one run.
+"""Communication on two ranks: TorchMN, raw mpi4py, and torch.distributed over gloo.
 
     OMP_NUM_THREADS=1 mpiexec -n 2 python benchmarks/communicators.py
 
-Raw mpi4py receives into a fresh tensor, as ours must. Times are microseconds per operation (a send/recv is half
-a round trip). `raw/ours` is our bandwidth as a share of raw mpi4py's; `gloo/ours` how many times faster than gloo.
+Times are per operation; a send/recv is half a round trip. Raw mpi4py receives into a new tensor, as TorchMN must.
+`TorchMN unchecked` does not compare the arguments of ranks. `mean of gradients` is `multi_node_mean_grad` of an MLP
+784-1000-1000-10 (7 MB in 6 tensors) beside one raw in-place all-reduce of as many bytes.
 """
 
 from __future__ import annotations
 
-import argparse
+from collections.abc import Callable
 
-import side_by_side
 import torch
 import torch.distributed as dist
 from gloo import start_gloo
+from mnist_nets import mlp
 from mpi4py import MPI
-from torch import nn
+from results import Results, arguments
+from timing import Contenders, size_text, take_turns, two_ranks
 
 import torchmn
 
@@ -29,173 +31,117 @@ def memory(x: torch.Tensor) -> MPI.memory:
     return MPI.memory.fromaddress(x.data_ptr(), x.nbytes)
 
 
-def unchecked(comm: torchmn.Communicator) -> torchmn.Communicator:
-    """The same communicator with the collective argument checks off."""
-    plain = comm.split(0, comm.rank)
-    assert plain is not None
-    plain.settings.checks = False
-    return plain
+def without_checks(comm: torchmn.Communicator) -> torchmn.Communicator:
+    """A communicator of the same ranks that does not compare their arguments."""
+    unchecked = comm.split(0, comm.rank)
+    assert unchecked is not None
+    unchecked.settings.checks = False
+    return unchecked
 
 
-def send_recv(comm: torchmn.Communicator, plain: torchmn.Communicator, x: torch.Tensor) -> side_by_side.Contenders:
+def send_recv(comm: torchmn.Communicator, unchecked: torchmn.Communicator, x: torch.Tensor) -> Contenders:
     peer = 1 - comm.rank
-    first = comm.rank == 0
 
-    def ours() -> None:
-        if first:
-            comm.send(x, peer)
-            comm.recv(peer)
-        else:
-            comm.recv(peer)
-            comm.send(x, peer)
+    def round_trip(send: Callable[[], object], receive: Callable[[], object]) -> Callable[[], None]:
+        first, second = (send, receive) if comm.rank == 0 else (receive, send)
+
+        def run() -> None:
+            first()
+            second()
+
+        return run
 
     def raw_receive() -> None:
-        fresh = torch.empty_like(x)
-        RAW.Recv([memory(fresh), MPI.BYTE], peer)
-
-    def raw() -> None:
-        if first:
-            RAW.Send([memory(x), MPI.BYTE], peer)
-            raw_receive()
-        else:
-            raw_receive()
-            RAW.Send([memory(x), MPI.BYTE], peer)
-
-    def gloo() -> None:
-        if first:
-            dist.send(x, peer)
-            dist.recv(torch.empty_like(x), peer)
-        else:
-            dist.recv(torch.empty_like(x), peer)
-            dist.send(x, peer)
-
-    return {"ours": ours, "raw": raw, "gloo": gloo}
-
-
-def bcast(comm: torchmn.Communicator, plain: torchmn.Communicator, x: torch.Tensor) -> side_by_side.Contenders:
-    """One broadcast from each rank, so that no rank runs ahead."""
-
-    def with_communicator(which: torchmn.Communicator) -> None:
-        for root in range(2):
-            which.bcast(x if root == comm.rank else None, root)
-
-    def raw() -> None:
-        for root in range(2):
-            fresh = x if root == comm.rank else torch.empty_like(x)
-            RAW.Bcast([memory(fresh), MPI.BYTE], root)
-
-    def gloo() -> None:
-        for root in range(2):
-            dist.broadcast(x if root == comm.rank else torch.empty_like(x), root)
+        received = torch.empty_like(x)
+        RAW.Recv([memory(received), MPI.BYTE], peer)
 
     return {
-        "ours": lambda: with_communicator(comm),
-        "unchecked": lambda: with_communicator(plain),
-        "raw": raw,
-        "gloo": gloo,
+        "TorchMN": round_trip(lambda: comm.send(x, peer), lambda: comm.recv(peer)),
+        "raw mpi4py": round_trip(lambda: RAW.Send([memory(x), MPI.BYTE], peer), raw_receive),
+        "gloo": round_trip(lambda: dist.send(x, peer), lambda: dist.recv(torch.empty_like(x), peer)),
     }
 
 
-def allreduce(comm: torchmn.Communicator, plain: torchmn.Communicator, x: torch.Tensor) -> side_by_side.Contenders:
-    def raw() -> None:
-        fresh = torch.empty_like(x)
-        RAW.Allreduce([memory(x), MPI.FLOAT], [memory(fresh), MPI.FLOAT])
+def bcast(comm: torchmn.Communicator, unchecked: torchmn.Communicator, x: torch.Tensor) -> Contenders:
+    """One broadcast from each rank, so that no rank runs ahead."""
+
+    def from_each_rank(broadcast: Callable[[int], object]) -> Callable[[], None]:
+        def run() -> None:
+            broadcast(0)
+            broadcast(1)
+
+        return run
+
+    def raw(root: int) -> None:
+        received = x if root == comm.rank else torch.empty_like(x)
+        RAW.Bcast([memory(received), MPI.BYTE], root)
 
     return {
-        "ours": lambda: comm.allreduce(x),
-        "unchecked": lambda: plain.allreduce(x),
-        "raw": raw,
+        "TorchMN": from_each_rank(lambda root: comm.bcast(x if root == comm.rank else None, root)),
+        "TorchMN unchecked": from_each_rank(lambda root: unchecked.bcast(x if root == comm.rank else None, root)),
+        "raw mpi4py": from_each_rank(raw),
+        "gloo": from_each_rank(lambda root: dist.broadcast(x if root == comm.rank else torch.empty_like(x), root)),
+    }
+
+
+def allreduce(comm: torchmn.Communicator, unchecked: torchmn.Communicator, x: torch.Tensor) -> Contenders:
+    def raw() -> None:
+        received = torch.empty_like(x)
+        RAW.Allreduce([memory(x), MPI.FLOAT], [memory(received), MPI.FLOAT])
+
+    return {
+        "TorchMN": lambda: comm.allreduce(x),
+        "TorchMN unchecked": lambda: unchecked.allreduce(x),
+        "raw mpi4py": raw,
         "gloo": lambda: dist.all_reduce(x.clone()),
     }
 
 
-def allreduce_in_place(
-    comm: torchmn.Communicator, plain: torchmn.Communicator, x: torch.Tensor
-) -> side_by_side.Contenders:
-    x = torch.zeros_like(x)
+def allreduce_in_place(comm: torchmn.Communicator, unchecked: torchmn.Communicator, x: torch.Tensor) -> Contenders:
     return {
-        "ours": lambda: comm.allreduce(x, in_place=True),
-        "unchecked": lambda: plain.allreduce(x, in_place=True),
-        "raw": lambda: RAW.Allreduce(MPI.IN_PLACE, [memory(x), MPI.FLOAT]),
+        "TorchMN": lambda: comm.allreduce(x, in_place=True),
+        "TorchMN unchecked": lambda: unchecked.allreduce(x, in_place=True),
+        "raw mpi4py": lambda: RAW.Allreduce(MPI.IN_PLACE, [memory(x), MPI.FLOAT]),
         "gloo": lambda: dist.all_reduce(x),
     }
 
 
-def operations(comm: torchmn.Communicator, plain: torchmn.Communicator, rounds: int) -> list[list[str]]:
-    rows = []
-    halves = {send_recv: 2, bcast: 2}
-    for operation in (send_recv, bcast, allreduce, allreduce_in_place):
-        for nbytes in SIZES:
-            x = torch.zeros(nbytes // 4)
-            iterations = max(2, min(500, 16 * MB // nbytes))
-            contenders = operation(comm, plain, x)
-            seconds = side_by_side.take_turns(contenders, iterations, rounds, RAW.Barrier)
-            micro = {name: 1e6 * value / halves.get(operation, 1) for name, value in seconds.items()}
-            for name in ("ours", "unchecked"):
-                if name in micro:
-                    side_by_side.keep(
-                        f"{operation.__name__}, {side_by_side.size_text(nbytes)}, {name}", 1e-6 * micro[name]
-                    )
-            rows.append(
-                [operation.__name__, side_by_side.size_text(nbytes)]
-                + [f"{micro[name]:.1f}" if name in micro else "-" for name in ("ours", "unchecked", "raw", "gloo")]
-                + [f"{micro['raw'] / micro['ours']:.2f}", f"{micro['gloo'] / micro['ours']:.1f}"]
-                + [f"{micro['ours'] - micro['raw']:+.1f}"]
-            )
-    return rows
+OPERATIONS = {  # the function, and how many operations it runs
+    "send/recv": (send_recv, 2),
+    "bcast": (bcast, 2),
+    "allreduce": (allreduce, 1),
+    "allreduce in place": (allreduce_in_place, 1),
+}
 
 
-def mean_grad(comm: torchmn.Communicator, rounds: int) -> str:
-    """multi_node_mean_grad of an MLP 784-1000-1000-10 (7 MB, 6 tensors) beside one raw all-reduce of its bytes."""
-    model = nn.Sequential(nn.Linear(784, 1000), nn.Linear(1000, 1000), nn.Linear(1000, 10))
+def mean_of_gradients(comm: torchmn.Communicator) -> Contenders:
+    model = mlp()
     for parameter in model.parameters():
         parameter.grad = torch.zeros_like(parameter)
     flat = torch.zeros(sum(p.numel() for p in model.parameters()))
-    seconds = side_by_side.take_turns(
-        {
-            "ours": lambda: comm.multi_node_mean_grad(model),
-            "raw": lambda: RAW.Allreduce(MPI.IN_PLACE, [memory(flat), MPI.FLOAT]),
-        },
-        iterations=10,
-        rounds=3 * rounds,
-        barrier=RAW.Barrier,
-    )
-    side_by_side.keep("multi_node_mean_grad, 7 MB", seconds["ours"])
-    return (
-        f"multi_node_mean_grad, {flat.nbytes / 1e6:.1f} MB in 6 tensors: {1e3 * seconds['ours']:.2f} ms, one raw "
-        f"in-place all-reduce {1e3 * seconds['raw']:.2f} ms: {seconds['ours'] / seconds['raw']:.2f} times as long"
-    )
+    return {
+        "TorchMN": lambda: comm.multi_node_mean_grad(model),
+        "raw mpi4py": lambda: RAW.Allreduce(MPI.IN_PLACE, [memory(flat), MPI.FLOAT]),
+    }
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=15, help="turns per contender; the median counts")
-    options = side_by_side.parsed(parser)
-    rounds = options.rounds
-    torch.set_num_threads(1)
-    comm = torchmn.create_communicator("mpi")
-    if comm.size != 2:
-        raise SystemExit("benchmarks/communicators.py runs on 2 ranks: mpiexec -n 2 python benchmarks/communicators.py")
+    options = arguments(__doc__, rounds=11).parse_args()
+    comm = two_ranks()
     start_gloo()
-    plain = unchecked(comm)
-    rows = operations(comm, plain, rounds)
-    summary = mean_grad(comm, rounds)
+    unchecked = without_checks(comm)
+    results = Results("operation")
+    for name, (operation, count) in OPERATIONS.items():
+        for nbytes in SIZES:
+            contenders = operation(comm, unchecked, torch.zeros(nbytes // 4))
+            times = take_turns(contenders, options, iterations=max(2, min(500, 16 * MB // nbytes)))
+            results.add(
+                f"{name}, {size_text(nbytes)}",
+                {contender: [seconds / count for seconds in turns] for contender, turns in times.items()},
+            )
+    results.add("mean of gradients, 7 MB", take_turns(mean_of_gradients(comm), options, iterations=10, factor=3))
     if comm.rank == 0:
-        print(side_by_side.environment(MPI.Get_library_version().splitlines()[0].replace("\t", " ").strip()))
-        header = [
-            "operation",
-            "size",
-            "ours us",
-            "unchecked us",
-            "raw us",
-            "gloo us",
-            "raw/ours",
-            "gloo/ours",
-            "over raw us",
-        ]
-        print(side_by_side.table(header, rows))
-        print(summary)
-    side_by_side.write_json(options.json, comm.rank)
+        results.finish(options)
     dist.destroy_process_group()
 
 

@@ -1,39 +1,30 @@
-"""An image cut over two ranks beside the whole image on one: speed, the cost of the exchange, memory.
+"""An image that is cut over two ranks with `halopar`, and the whole image on one rank.
 
     OMP_NUM_THREADS=1 mpiexec -n 2 python benchmarks/halo.py
-    OMP_NUM_THREADS=1 mpiexec -n 1 python benchmarks/halo.py --memory one
-    OMP_NUM_THREADS=1 mpiexec -n 2 python benchmarks/halo.py --memory ours
 
 Four 3x3 convolutions with 16 channels and ReLU on a batch of two images, forward and backward.
-  one       the whole image on one rank with one thread, the other rank asleep
-  threads   the whole image in one process with two threads, the other rank asleep
-  limit     each rank its half of the image as an image of its own: the same local work, no exchange
-  ours      the halves of one image, with halos
-
-Contenders take turns. Each turn begins with a step that is not timed, so that nobody pays for what another one left
-in the caches, and a barrier; it is one step at 512x512 and four at smaller sizes, and ends with its slowest rank. Times
-are medians over turns: 21 at 512x512, 42 at smaller sizes, where noise is a larger part of a step.
+  no exchange          each rank computes its half as a separate image: the same local work without halos
+  one rank             the whole image on one rank with one thread, while the other rank sleeps
+  one rank, 2 threads  the same with two threads
+`exchange`: one halo exchange of a 3x3 convolution with 16 channels, forward only; `copy only` pads the tile instead.
 """
 
 from __future__ import annotations
 
 import argparse
-import multiprocessing
-import resource
 from collections.abc import Callable
 
-import side_by_side
 import torch
-from mpi4py import MPI
+from results import Results, arguments
+from timing import WORLD, Times, alone, take_turns, two_ranks
 from torch import Tensor, nn
 
 import torchmn
 from torchmn.geometry import Window, owned
 
-WORLD = MPI.COMM_WORLD
-# Many short turns at small sizes: on one and the same code, ours beside the limit at 128x128 varied by 0.014 (standard
-# deviation) in 40 turns of 4 steps, and by 0.060 in 7 turns of 16, with means of 0.917 and 0.936.
-SHORT_STEPS, SHORT_TURNS = 4, 2
+# Many short turns at small sizes: 40 turns of 4 steps vary less between runs (standard deviation of the ratio to
+# `no exchange`: 0.014) than 7 turns of 16 steps (0.060).
+SMALL_STEPS, SMALL_FACTOR = 4, 2
 
 
 def convolutions() -> nn.Module:
@@ -43,7 +34,7 @@ def convolutions() -> nn.Module:
     return nn.Sequential(*layers)
 
 
-def pass_through(model: nn.Module, x: Tensor) -> Callable[[], None]:
+def forward_backward(model: nn.Module, x: Tensor) -> Callable[[], None]:
     """Forward and backward; the input needs no gradient, as in training."""
     ones: list[Tensor] = []
 
@@ -58,92 +49,53 @@ def pass_through(model: nn.Module, x: Tensor) -> Callable[[], None]:
 
 
 def half(x: Tensor) -> Tensor:
+    """This rank's rows of a batch of images."""
     rows = owned(x.shape[2], WORLD.size, WORLD.rank)
     return x[:, :, rows.start : rows.stop].contiguous()
 
 
-def race(size: int, comm: torchmn.Communicator, rounds: int) -> list[str]:
-    torch.manual_seed(0)
-    x = torch.rand(2, 3, size, size)
+def cut_model(comm: torchmn.Communicator, x: Tensor) -> nn.Module:
+    """The convolutions on tiles of images of `x`'s size."""
     grid = torchmn.ProcessGrid(comm, height=comm.size)
-    model = torchmn.parallelize(convolutions(), grid, "halopar", input_shape=x.shape[1:], output="tile")
+    return torchmn.parallelize(convolutions(), grid, "halopar", input_shape=x.shape[1:], output="tile")
+
+
+def compare(size: int, comm: torchmn.Communicator, options: argparse.Namespace) -> Times:
+    x = torch.rand(2, 3, size, size)
     contenders = {
-        "ours": pass_through(model, half(x)),
-        "limit": pass_through(convolutions(), half(x)),
-        "one": side_by_side.alone(pass_through(convolutions(), x)),
-        "threads": side_by_side.alone(pass_through(convolutions(), x), threads=2),
+        "TorchMN": forward_backward(cut_model(comm, x), half(x)),
+        "no exchange": forward_backward(convolutions(), half(x)),
+        "one rank": alone(forward_backward(convolutions(), x)),
+        "one rank, 2 threads": alone(forward_backward(convolutions(), x), threads=2),
     }
-    if size < 512:
-        steps, rounds = SHORT_STEPS, SHORT_TURNS * rounds
-    else:
-        steps = 1
-    turns = side_by_side.times_in_turns(contenders, iterations=steps, rounds=rounds, barrier=WORLD.Barrier)
-    seconds = side_by_side.of_the_job(turns)
-    ours = seconds["ours"]
-    side_by_side.keep(f"{size}x{size}", ours)
-    return [
-        f"{size}x{size}",
-        *(f"{seconds[name] * 1e3:.1f}" for name in ("one", "threads", "limit", "ours")),
-        f"{seconds['one'] / ours:.2f}",
-        f"{seconds['threads'] / ours:.2f}",
-        f"{seconds['limit'] / ours:.2f}",
-    ]
+    steps, factor = (1, 1) if size >= 512 else (SMALL_STEPS, SMALL_FACTOR)
+    return take_turns(contenders, options, steps, factor)
 
 
-def exchange_alone(size: int, comm: torchmn.Communicator, rounds: int) -> str:
-    """One exchange of two rows of 16 channels, forward only, as each convolution makes."""
+def compare_exchange(size: int, comm: torchmn.Communicator, options: argparse.Namespace) -> Times:
     grid = torchmn.ProcessGrid(comm, height=comm.size)
     image = torchmn.GlobalArray(grid, (size, size), Window(3, padding=(1, 1)))
     tile = half(torch.rand(2, 16, size, size))
-    run = {
-        "exchange": lambda: image.get_fprop_view(tile),
-        "copy": lambda: torch.nn.functional.pad(tile, (1, 1, 1, 1)),
+    contenders = {
+        "TorchMN": lambda: image.get_fprop_view(tile),
+        "copy only": lambda: torch.nn.functional.pad(tile, (1, 1, 1, 1)),
     }
-    seconds = side_by_side.take_turns(run, iterations=20, rounds=rounds, barrier=WORLD.Barrier)
-    side_by_side.keep(f"exchange alone, {size}x{size}", seconds["exchange"])
-    return (
-        f"exchange alone, {size}x{size}: {seconds['exchange'] * 1e6:.0f} us, of which the copy into the padded buffer "
-        f"{seconds['copy'] * 1e6:.0f} us"
-    )
-
-
-def peak(kind: str, size: int) -> float:
-    """Peak memory of this process in three steps of `kind`, above what it had once the model was made, in MB."""
-    x = torch.rand(2, 3, size, size)
-    model = convolutions()
-    if kind == "ours":
-        comm = torchmn.create_communicator("mpi")
-        grid = torchmn.ProcessGrid(comm, height=comm.size)
-        model = torchmn.parallelize(model, grid, "halopar", input_shape=x.shape[1:], output="tile")
-        x = half(x)
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    step = pass_through(model, x)
-    for _ in range(3):
-        step()
-    return (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024
+    return take_turns(contenders, options, iterations=20)
 
 
 def main() -> None:
-    arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    arguments.add_argument("--rounds", type=int, default=21, help="turns at 512x512; twice as many at smaller sizes")
-    arguments.add_argument("--sizes", type=int, nargs="+", default=[512, 128], help="heights and widths of images")
-    arguments.add_argument("--memory", choices=("one", "ours"), help="only measure the peak memory of one of them")
-    options = side_by_side.parsed(arguments)
-    torch.set_num_threads(1)
-    if options.memory:
-        used = peak(options.memory, 512)
-        if WORLD.rank == 0:
-            print(f"peak memory of {options.memory}: {used:.0f} MB")
-        return
-    comm = torchmn.create_communicator("mpi")
-    rows = [race(size, comm, options.rounds) for size in options.sizes]
-    lines = [exchange_alone(size, comm, options.rounds) for size in options.sizes]
+    parser = arguments(__doc__, rounds=21)
+    parser.add_argument("--sizes", type=int, nargs="+", default=[512, 128], help="heights and widths of images")
+    options = parser.parse_args()
+    comm = two_ranks()
+    torch.manual_seed(0)
+    results = Results("image")
+    for size in options.sizes:
+        results.add(f"{size}x{size}", compare(size, comm, options))
+    for size in options.sizes:
+        results.add(f"exchange, {size}x{size}", compare_exchange(size, comm, options))
     if comm.rank == 0:
-        print(side_by_side.environment(f"{comm.size} ranks x 1 thread, cores {multiprocessing.cpu_count()}"))
-        header = ["image", "one ms", "2 threads ms", "limit ms", "ours ms", "x one", "x threads", "of limit"]
-        print(side_by_side.table(header, rows))
-        print("\n".join(lines))
-    side_by_side.write_json(options.json, comm.rank)
+        results.finish(options)
 
 
 if __name__ == "__main__":

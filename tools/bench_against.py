@@ -28,13 +28,14 @@ from golden import ROOT, checked_out
 
 SCRIPTS = {
     "communicators": ["--rounds", "4"],
-    "model_parallel": ["--rounds", "2"],
+    "differentiable_send": ["--rounds", "2"],
+    "pipeline": ["--rounds", "2"],
     "data_parallel": ["--rounds", "4", "--models", "MLP 784-1000-1000-10", "conv 20-50, fc 500"],
     "halo": ["--rounds", "7"],
-    "vector": ["--rounds", "3"],
-    "gb": ["--rounds", "9"],
+    "tensor_parallel": ["--rounds", "3"],
+    "sparse_autoencoder": ["--rounds", "9"],
 }
-DEFAULT = [script for script in SCRIPTS if script != "gb"]  # imports inner modules, which BASE may have elsewhere
+DEFAULT = [script for script in SCRIPTS if script != "sparse_autoencoder"]  # BASE may have its inner modules elsewhere
 LEAST_LIMIT, SPREADS = 0.05, 2
 SCRIPT_SECONDS = 600
 
@@ -49,7 +50,7 @@ class Waiver(NamedTuple):
 
 WAIVERS = (
     Waiver(r"^communicators: .*\b1 KB", seconds=10e-6),
-    Waiver(r"^model_parallel: .*\b1 KB", seconds=40e-6),
+    Waiver(r"^differentiable_send: .*\b1 KB", seconds=40e-6),
     Waiver(r"^halo: .*128x128", share=0.03),
 )
 
@@ -62,8 +63,9 @@ def measured(script: str, tree: Path) -> Seconds:
     with tempfile.TemporaryDirectory(prefix="torchmn-bench-") as directory:
         results = Path(directory, "results.json")
         launcher = [str(Path(sys.executable).with_name("mpiexec")), "-n", "2", sys.executable]
+        options = [*SCRIPTS[script], "--ours-only", "--json", str(results)]
         job = subprocess.run(
-            [*launcher, str(ROOT / "benchmarks" / f"{script}.py"), *SCRIPTS[script], "--json", str(results)],
+            [*launcher, str(ROOT / "benchmarks" / f"{script}.py"), *options],
             env=os.environ | {"PYTHONPATH": str(tree), "OMP_NUM_THREADS": "1"},
             cwd=directory,
             stdout=subprocess.PIPE,
@@ -76,7 +78,11 @@ def measured(script: str, tree: Path) -> Seconds:
         found = json.loads(results.read_text())
     if not Path(found["library"]).is_relative_to(tree):
         raise SystemExit(f"bench_against.py: expected the library of {tree}, got {found['library']}")
-    return {f"{script}: {title}": value for title, value in found["seconds"].items()}
+    return {
+        f"{script}: {case}, {contender}": median(turns)
+        for case, contenders in found["cases"].items()
+        for contender, turns in contenders.items()
+    }
 
 
 def in_turns(script: str, trees: dict[str, Path], turns: int) -> dict[str, list[Seconds]]:

@@ -1,34 +1,42 @@
-"""A rival in processes of its own, as its users start it: they import neither TorchMN nor mpi4py.
+"""Contenders in separate processes that import neither TorchMN nor mpi4py, as their users start them.
 
-A rival that ran in our processes would have what our communicator has set up in them, above all a malloc that keeps
-freed memory (torchmn/communicators/allocator.py). Each rank of a benchmark starts one such process beside it, gives
-it its turns, and sleeps while it runs.
+In our processes a baseline would profit from what our communicator has set up, above all from a malloc that keeps freed
+memory. Each rank of a benchmark starts one such process, requests turns from it, and sleeps while it runs.
 """
 
 from __future__ import annotations
 
 import os
+import socket
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Container, Mapping
+from pathlib import Path
 
 
-class PlainProcess:
-    """`python SCRIPT`, which calls `serve`, started by this rank with the usual variables of torch.distributed."""
+def free_port() -> int:
+    """A TCP port that is free at this moment."""
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return listener.getsockname()[1]
 
-    def __init__(self, script: str, rank: int, size: int, port: int):
-        mine = {"RANK": str(rank), "WORLD_SIZE": str(size), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+
+class BaselineProcess:
+    """The process of one rank: `python torch_baselines.py`, with the environment variables of torch.distributed."""
+
+    def __init__(self, rank: int, size: int, port: int):
+        place = {"RANK": str(rank), "WORLD_SIZE": str(size), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
         self._process = subprocess.Popen(
-            [sys.executable, os.path.join(os.path.dirname(__file__), script)],
-            env=os.environ | mine | {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"},
+            [sys.executable, str(Path(__file__).with_name("torch_baselines.py"))],
+            env=os.environ | place | {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
         )
 
     def turn(self, contender: str, iterations: int) -> float:
-        """Seconds per iteration of that contender, on its own clock."""
+        """Seconds per iteration of that contender, measured in the process."""
         assert self._process.stdin and self._process.stdout
         print(contender, iterations, file=self._process.stdin, sep="\t", flush=True)
         answer = self._process.stdout.readline()
@@ -42,10 +50,10 @@ class PlainProcess:
         self._process.wait()
 
 
-class Elsewhere:
-    """A contender of a plain process; only of rank 0's if it is `alone`."""
+class Baseline:
+    """A contender in a baseline process; with `alone`, only in that of rank 0."""
 
-    def __init__(self, process: PlainProcess, name: str, rank: int, alone: bool = False):
+    def __init__(self, process: BaselineProcess, name: str, rank: int, alone: bool = False):
         self._process, self._name, self._runs = process, name, rank == 0 or not alone
 
     def turn(self, iterations: int) -> float:
@@ -55,9 +63,12 @@ class Elsewhere:
 def serve(
     makers: Mapping[str, Callable[[], Callable[[], object]]], barrier: Callable[[], object], alone: Container[str]
 ) -> None:
-    """Run contenders as they are asked for on standard input, until it ends: a step to warm up, a barrier, a turn.
+    """Run the turns that are requested on standard input, until it ends: a step to warm up, a barrier, the turn.
 
-    makers: what makes the step of each, when it is asked for first. `alone`: those that have no other ranks.
+    Args:
+        makers: for each contender, the function that creates its step at the first request.
+        barrier: waits for the other processes.
+        alone: contenders that run on rank 0 only.
     """
     steps: dict[str, Callable[[], object]] = {}
     for line in sys.stdin:

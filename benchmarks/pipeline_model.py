@@ -1,4 +1,4 @@
-"""The two stages of pipeline.py, and what every pipeline of them must compute."""
+"""The two stages of the pipeline benchmark, and the gradients that every pipeline of them must compute."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from torch import Tensor, nn
 from torch.nn.functional import mse_loss
 
 MICROBATCHES = (1, 2, 4, 8)
-# So many rows that a part of an eighth of them is multiplied as efficiently as all of them: with fewer, micro-batches
-# cost more than their share of the batch in any schedule (RESULTS.md has it measured without messages).
+# With so many rows, an eighth of them is multiplied as efficiently as all of them. With fewer, micro-batches cost more
+# than their share of the batch in any schedule.
 BATCH, WIDTH, LAYERS = 4096, 384, 4
 
 
@@ -26,11 +26,11 @@ def batch() -> tuple[Tensor, Tensor]:
 
 
 def checked(step: Callable[[], None], module: nn.Module, rank: int) -> Callable[[], None]:
-    """`step`, once it has given the stage of that rank the gradients that one process would have."""
+    """`step`, after a check that it gives the rank's stage the gradients that one process computes."""
     step()
     whole = nn.Sequential(stage(), stage())
     x, target = batch()
     mse_loss(whole(x), target).backward()
-    for mine, reference in zip(module.parameters(), whole[rank].parameters(), strict=True):
-        torch.testing.assert_close(mine.grad, reference.grad, rtol=1e-3, atol=1e-7)
+    for parameter, reference in zip(module.parameters(), whole[rank].parameters(), strict=True):
+        torch.testing.assert_close(parameter.grad, reference.grad, rtol=1e-3, atol=1e-7)
     return step
