@@ -4,8 +4,8 @@
 
 Times are those of one training step (forward, loss, backward) over a whole batch.
   torch GPipe    torch's GPipe schedule, in separate processes (baseline_process.py)
-  1 micro-batch  TorchMN without pipelining: one stage runs after the other
-  ideal          with m micro-batches, two stages with free communication take (m+1)/2m of the time of 1 micro-batch
+  sequential     TorchMN with 1 micro-batch: one stage runs after the other
+  ideal          with m micro-batches, two stages with free communication take (m+1)/2m of that time
 """
 
 from __future__ import annotations
@@ -50,12 +50,12 @@ def main() -> None:
     pairs = [[f"TorchMN {m}", f"GPipe {m}"] for m in MICROBATCHES]
     times = take_turns(contenders, options, iterations=2, groups=pairs)
     process.close()
-    results = Results("micro-batches")
+    results = Results("batch")
     sequential = times["TorchMN 1"]
     for m in MICROBATCHES:
         values = {"TorchMN": times[f"TorchMN {m}"], "torch GPipe": times[f"GPipe {m}"]}
         ideal = [seconds * (m + 1) / (2 * m) for seconds in sequential]
-        results.add(str(m), values | {"1 micro-batch": sequential, "ideal": ideal})
+        results.add(f"{m} micro-batch{'es' * (m > 1)}", values | {"sequential": sequential, "ideal": ideal})
     if comm.rank == 0:
         results.finish(options)
 

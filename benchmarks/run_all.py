@@ -80,14 +80,15 @@ SECTIONS = {
     "tensor_parallel": Section(
         "How much faster is a wide MLP that is cut over two ranks?",
         "mpiexec -n 2 python benchmarks/tensor_parallel.py",
-        "One rank takes {32|one rank} times as long for 32 samples and {128|one rank} times for 128, and holds twice "
-        "as many parameters.",
+        "One rank takes {32 samples|one rank} times as long for 32 samples and {128 samples|one rank} times for 128, "
+        "and holds twice as many parameters.",
     ),
     "pipeline": Section(
         "How good is the pipeline?",
         "mpiexec -n 2 python benchmarks/pipeline.py",
-        "With 8 micro-batches torch's GPipe schedule takes {8|torch GPipe} times as long, TorchMN without pipelining "
-        "{8|1 micro-batch} times, and a pipeline with free communication {8|ideal} times.",
+        "With 8 micro-batches torch's GPipe schedule takes {8 micro-batches|torch GPipe} times as long, "
+        "TorchMN without pipelining {8 micro-batches|sequential} times, and a pipeline with free communication "
+        "{8 micro-batches|ideal} times.",
     ),
     "sparse_autoencoder": Section(
         "How much faster is the sparse autoencoder on two ranks?",

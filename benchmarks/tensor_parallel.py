@@ -27,11 +27,11 @@ def main() -> None:
     comm = two_ranks()
     torch.manual_seed(0)
     whole, cut = mlp(), torchmn.parallelize(mlp(), comm, "modelpar")
-    results = Results("samples")
+    results = Results("batch")
     for batch in BATCHES:
         x = torch.rand(batch, 4096)
         contenders = {"TorchMN": forward_backward(cut, x), "one rank": alone(forward_backward(whole, x))}
-        results.add(str(batch), take_turns(contenders, options))
+        results.add(f"{batch} samples", take_turns(contenders, options))
     if comm.rank == 0:
         results.finish(options)
 
