@@ -1,4 +1,4 @@
-"""What tests of runs of convolutions share: a small image, its tiles, and halos that are wide beside them."""
+"""Fixtures of the tests of wide halos: a small image, its tiles, and limits that allow wide halos on them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Convolutions of an nn.Sequential, computed in one go: the same numbers, and nobody who listens is left out."""
+"""Fused nn.Sequential: same numbers as layer by layer, and hooks and modes still see every layer."""
 
 from __future__ import annotations
 
@@ -251,7 +251,7 @@ def test_without_gradients_and_in_a_deep_copy(chained):
     assert chained == [4] * 4
 
 
-def test_a_layer_that_took_another_ones_place_is_the_one_that_runs():
+def test_a_replaced_layer_is_the_one_that_runs():
     net, other, x = four().double(), conv(3, 3, 1).double(), numbers(IMAGE)
     expected = deepcopy(net)
     expected[2] = other
@@ -314,7 +314,7 @@ class Names(TorchFunctionMode):
         return func(*args, **(kwargs or {}))
 
 
-def test_a_mode_hears_every_convolution():
+def test_a_mode_sees_every_convolution():
     def body(model: nn.Module, grid: ProcessGrid) -> int:
         x = tile_of(numbers(IMAGE, dtype=torch.float32), grid)
         model(x)  # the first forward of a shape also runs without values

@@ -1,4 +1,4 @@
-"""halo_convolution: outputs and all gradients are the serial convolution's."""
+"""halo_convolution: outputs and all gradients equal those of the convolution on one rank."""
 
 import threading
 
@@ -120,7 +120,7 @@ def test_any_convolution(data):
 
 
 @ranks(2, on="threads")
-def test_the_tile_is_not_copied_where_torch_s_padding_will_do(comm):
+def test_the_tile_is_not_copied_if_torchs_padding_suits_it(comm):
     same = plan_here((DimPlan.of_window(12, 2, SAME3), DimPlan.of_window(8, 1, SAME3)), comm)
     borders = borders_of(same, (3, 3), (1, 1), (1, 1))
     (reach,) = borders.reaches  # the one row from the neighbour, in a column of zeros at both ends
@@ -130,7 +130,7 @@ def test_the_tile_is_not_copied_where_torch_s_padding_will_do(comm):
 
 
 @ranks(2, on="threads")
-def test_an_image_that_wants_no_gradient_gets_none_and_sends_none(comm):
+def test_an_image_without_gradient_sends_no_gradient(comm):
     plan = plan_here((DimPlan.of_window(8, 2, SAME3),), comm)
     x, weight = part_of(image((1, 2, 8)), plan), image((2, 2, 3), seed=1).requires_grad_()
     started = []
@@ -154,7 +154,7 @@ def test_autocast_is_the_serial_autocast(comm):
     assert weight.grad.dtype == torch.float32
 
 
-def test_the_tile_is_computed_while_halos_travel():
+def test_the_tile_is_computed_during_the_halo_exchange():
     """Rank 1 lets its halo go only after rank 0 has convolved its tile: whoever waited first would wait forever."""
     convolved = threading.Event()
 

@@ -1,4 +1,4 @@
-"""Values that stay in oneDNN's blocks from one convolution to the next: the same numbers, NaN and infinity too."""
+"""Chains in oneDNN's blocked memory format: same numbers, including NaN and infinity."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def test_a_last_convolution_with_few_channels_of_which_some_rows_are_dropped():
     assert_same(torch.randn(2, 3, 9, 7), [*links, last], parameters_of([3, 16, 16, 5], 2))
 
 
-def test_gradients_that_nobody_wants():
+def test_gradients_that_are_not_needed():
     parameters = parameters_of([3, 16, 16, 16], 2)
     assert_same(torch.randn(2, 3, 9, 7), links_of(2, (True, True, True)), parameters, wants_x=False)
     for frozen in parameters[:3]:
@@ -116,7 +116,7 @@ def test_backward_twice_and_second_derivatives():
 
 
 @pytest.mark.filterwarnings("ignore:TF32")  # torch warns whenever these flags are set
-def test_who_would_see_blocks_gets_none():
+def test_hooks_and_dispatch_modes_never_see_blocks():
     x, weights = torch.zeros(1, 16, 128, 64), [torch.zeros(16, 16, 1, 1)] * 2
     assert may_stay_in_blocks(x, weights)
     with torch.autograd.graph.save_on_cpu():

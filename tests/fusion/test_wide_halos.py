@@ -171,7 +171,7 @@ BEHIND: dict[str, Callable[[Tensor], Any]] = {
 
 @pytest.mark.parametrize("memory_format", [torch.contiguous_format, torch.channels_last], ids=str)
 @pytest.mark.parametrize("function", BEHIND.values(), ids=BEHIND)
-def test_what_knows_nothing_of_wide_halos_computes_on_the_tile(function, memory_format):
+def test_functions_without_support_for_wide_halos_compute_on_the_tile(function, memory_format):
     """In the middle of a run and at its end."""
     net = Wired(lambda net, x: (function(h := net.b(net.a(x))), function(net.d(net.c(h)).tanh())))
     x = numbers(IMAGE).contiguous(memory_format=memory_format)
@@ -326,7 +326,7 @@ def test_second_derivatives_equal_one_rank():
     torchmn.run_threads(body, 4)
 
 
-def test_whoever_watches_a_gradient_sees_the_whole_gradient_of_the_tile():
+def test_a_hook_on_a_tile_gets_the_whole_gradient_of_the_tile():
     x, net = numbers(IMAGE), smooth()
 
     def gradient_of_the_middle(model: nn.Module, x: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""A sparse autoencoder small enough to be compared with loops, and digits for it."""
+"""A small sparse autoencoder and digits for it."""
 
 from __future__ import annotations
 

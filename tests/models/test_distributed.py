@@ -1,4 +1,4 @@
-"""The models by their old names: the published sizes, cut over ranks, with the numbers of one rank."""
+"""ConvnetDist, GBDist and MLPDist: the published sizes on ranks, with the numbers of one rank."""
 
 from __future__ import annotations
 

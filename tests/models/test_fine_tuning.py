@@ -1,4 +1,4 @@
-"""Fine-tuning: first the classifier alone, then everything, with the momentum of the schedule."""
+"""fine_tune: the classifier first, then the whole network, with the momentum of the schedule."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The whole schedule on grids of ranks: every cost and all final weights are those of one rank."""
+"""Pretraining and fine-tuning on grids of ranks: all costs and final weights equal those of one rank."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def model_of(name: str, tied: bool = True) -> SparseAutoencoder:
         model = MNIST.model(dtype=torch.float64, tied=tied)
     else:
         model = SparseAutoencoder(3, in_size=14, maps=4, kernel=(3, 2, 2), pool=2, tied=tied, dtype=torch.float64)
-    generator = torch.Generator().manual_seed(8)  # one of its own: ranks may be threads
+    generator = torch.Generator().manual_seed(8)  # not the default one: ranks may be threads
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.uniform_(-0.1, 0.1, generator=generator)
@@ -190,7 +190,7 @@ def test_more_batches_on_one_rank_than_on_another_are_an_error_on_every_rank(com
 
 @ranks(4, on="threads")
 def test_layer_by_layer_as_with_one_exchange_for_each_stack(comm):
-    """A hook that watches a layer makes every layer run by itself, with exchanges of its own."""
+    """A hook on a layer makes every layer run separately, with its own exchange."""
     grid = ProcessGrid(comm, height=2, width=2)
     watched, quick = (parallelize(model_of("small"), grid, "halopar") for _ in range(2))
     seen = []

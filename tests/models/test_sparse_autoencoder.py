@@ -1,4 +1,4 @@
-"""The network: its sizes are the published ones, its numbers those of its layers one after the other."""
+"""SparseAutoencoder: published sizes, and the numbers of its layers applied in turn."""
 
 from __future__ import annotations
 

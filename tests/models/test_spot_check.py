@@ -1,4 +1,4 @@
-"""The best single unit per class, by an area under the curve that is counted pair by pair here."""
+"""spot_check against an area under the ROC curve that is counted pair by pair."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A stack on tiles: its features as one operation, and one exchange for what several ranks decode into a pixel."""
+"""A stack on tiles: tile_features against separate functions, and OverlapAdd with one exchange."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""Pictures: they are written, and a stimulus is what it claims to be."""
+"""Pictures are written, and a stimulus excites its unit more than its starting point."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The formulas of the layers, one number at a time: what the layers are compared with."""
+"""The formulas of the layers as plain loops, for comparison."""
 
 from __future__ import annotations
 

@@ -29,7 +29,7 @@ def local_sizes(size: int) -> list[int]:
 
 
 def parts_of(comm, shape: tuple[int, ...], *seed: int, dtype: torch.dtype = torch.float64) -> list[Tensor]:
-    """Every rank's local batch: channels with means and spreads of their own, different on each rank."""
+    """Every rank's local batch, with different means and spreads of channels on each rank."""
     parts = []
     for rank, n in enumerate(local_sizes(comm.size)):
         values = tensor(numbers((n, CHANNELS, *shape), rank, *seed))
@@ -212,7 +212,7 @@ def test_a_wrong_input_on_one_rank_is_refused_on_every_rank(comm):
 
 
 @ranks(2, on="threads")
-def test_a_deep_copy_talks_to_the_same_ranks_and_a_pickle_to_none(comm):
+def test_a_deep_copy_keeps_the_communicator_and_a_pickle_loses_it(comm):
     layer = MultiNodeBatchNorm1d(CHANNELS, comm)
     copied = deepcopy(nn.Sequential(layer, layer))
     assert copied[0] is copied[1] and copied[0] is not layer

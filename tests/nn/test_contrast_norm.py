@@ -74,7 +74,7 @@ def test_it_has_nothing_to_learn_or_to_save():
     assert layer.double().gaussian.dtype == torch.float64
 
 
-def test_arguments_that_can_not_be_right_are_named():
+def test_wrong_arguments_are_named():
     with pytest.raises(ArgumentError, match=r"kernel to be odd.*got 4. Use \(5, 5\)"):
         LocalContrastNorm2d(4, 2)
     with pytest.raises(ArgumentError, match=r"kind 'respond' does not exist. Did you mean 'response'"):

@@ -40,7 +40,7 @@ def test_pool_weights_start_non_negative_and_can_be_made_so_again():
     assert layer.weight[0, 0] == 0 and torch.equal(layer.weight[1:], kept)
 
 
-def test_arguments_that_can_not_be_right_are_named():
+def test_wrong_arguments_are_named():
     with pytest.raises(ArgumentError, match="size to be a whole number of at least 1, got 0"):
         CrossMapResponseNorm(0)
     with pytest.raises(ArgumentError, match="out_maps to be a whole number of at least 1, got 'two'"):

@@ -1,4 +1,4 @@
-"""HaloLayer, the base class of a user's own layer: any windows, on one rank and on tiles alike, or an error."""
+"""HaloLayer: any windows, with the same numbers on one rank and on tiles, or an error."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""L2Pool2d: values and gradients, zero windows above all."""
+"""L2Pool2d: values and gradients, also of windows that are all zero."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def test_the_stride_is_the_kernel_unless_given():
     assert L2Pool2d((2, 3))(torch.ones(1, 1, 4, 6)).shape == (1, 1, 2, 2)
 
 
-def test_arguments_that_can_not_be_right_are_named():
+def test_wrong_arguments_are_named():
     with pytest.raises(ArgumentError, match="eps to be at least 0, got -1"):
         L2Pool2d(3, 1, eps=-1)
     with pytest.raises(ArgumentError, match=r"at most half the kernel \(3, 3\), got \(2, 2\)"):

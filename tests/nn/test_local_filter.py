@@ -145,7 +145,7 @@ def test_unit_norm_scales_every_filter_to_norm_1_and_leaves_zeros():
     assert_close(layer.decoder_weight.detach().flatten(3).norm(dim=3), torch.ones_like(expected))
 
 
-def test_an_untied_decoder_starts_as_a_copy_and_learns_on_its_own():
+def test_an_untied_decoder_starts_as_a_copy_and_is_trained_separately():
     layer = LocalFilter2d(1, 2, 3, 1, 5, tied=False)
     assert torch.equal(layer.weight, layer.decoder_weight)
     layer.transpose(layer(torch.randn(1, 1, 5, 5)).detach()).sum().backward()
@@ -191,7 +191,7 @@ class AllocationCount(TorchDispatchMode):
 
 
 @pytest.mark.parametrize(
-    ("wrong", "says"),
+    ("wrong", "message"),
     [
         ({"kernel": 9}, r"kernel of \(9, 9\) does not fit into an image of \(6, 6\)"),
         ({"kernel": 0}, "expected kernel to be at least 1, got 0"),
@@ -201,9 +201,9 @@ class AllocationCount(TorchDispatchMode):
         ({"in_maps": 0}, "expected in_maps to be a whole number of at least 1, got 0"),
     ],
 )
-def test_an_argument_that_can_not_be_right_is_named(wrong, says):
+def test_a_wrong_argument_is_named(wrong, message):
     arguments = {"in_maps": 1, "out_maps": 1, "kernel": 3, "stride": 1, "in_size": 6, **wrong}
-    with pytest.raises(ArgumentError, match=says):
+    with pytest.raises(ArgumentError, match=message):
         LocalFilter2d(**arguments)
 
 
@@ -215,7 +215,7 @@ def test_an_image_of_another_size_is_refused():
         layer.transpose(torch.zeros(2, 1, 4, 4))
 
 
-def test_its_text_says_what_it_is():
+def test_the_repr_shows_the_settings():
     assert repr(LocalFilter2d(1, 2, 3, 1, 6, padding=1, tied=False)) == (
         "LocalFilter2d(1, 2, kernel=(3, 3), stride=(1, 1), in_size=(6, 6), bias=False, padding=(1, 1), tied=False)"
     )

@@ -117,22 +117,22 @@ def test_models_that_differ_or_can_not_be_copied_are_refused_on_every_rank(comm)
     assert_refused(comm, lambda: create_mnbn_model(model, comm), "BatchNorm2d(3", kind=torchmn.MismatchError)
     holder = nn.Sequential(nn.BatchNorm1d(2))
     if comm.rank == 1:
-        holder.cached = torch.ones(2, requires_grad=True) * 2  # torch can not copy a result of a graph
+        holder.cached = torch.ones(2, requires_grad=True) * 2  # deepcopy refuses tensors with a graph
     assert_refused(comm, lambda: create_mnbn_model(holder, comm), "rank 1", "copied", kind=torchmn.ArgumentError)
 
 
 @ranks(2, on="threads")
 def test_a_copy_that_creates_its_layers_again_is_refused_on_every_rank(comm):
-    class MadeAnew(nn.Module):
+    class CreatedAgain(nn.Module):
         def __init__(self):
             super().__init__()
             self.norm = nn.BatchNorm1d(2)
 
         def __deepcopy__(self, memo):
-            return MadeAnew()
+            return CreatedAgain()
 
-    model = nn.Sequential(MadeAnew() if comm.rank == 1 else nn.Sequential(nn.BatchNorm1d(2)))
-    assert_refused(comm, lambda: create_mnbn_model(model, comm), "rank 1", "creates 0.norm again", kind=torchmn.ArgumentError)
+    model = nn.Sequential(CreatedAgain() if comm.rank == 1 else nn.Sequential(nn.BatchNorm1d(2)))
+    assert_refused(comm, lambda: create_mnbn_model(model, comm), "rank 1", "creates 0.norm", kind=torchmn.ArgumentError)
 
 
 @ranks(1, on="threads")

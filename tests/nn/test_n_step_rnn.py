@@ -1,4 +1,4 @@
-"""A recurrent network whose time steps are split over ranks: outputs and gradients of the whole, on one rank."""
+"""A recurrent network whose time steps are split over ranks: outputs and gradients of the whole network on one rank."""
 
 import pickle
 from copy import deepcopy
@@ -85,7 +85,7 @@ def check_beside_one_rank(comm, kind, options):
 @ranks(2, on="threads")
 @pytest.mark.parametrize("kind", ["GRU", "LSTM"])
 def test_packed_sequences_in_any_order_of_length(comm, kind):
-    """An encoder and a decoder, as in translation: the encoder has no loss of its own."""
+    """An encoder and a decoder, as in translation; the encoder has no loss."""
     lengths = [[2, 4, 1], [3, 1, 2]]
     steps = [series(rank, 4, 3, 3) for rank in range(2)]
 

@@ -1,4 +1,4 @@
-"""Local filters and the layers around them on grids of ranks: outputs and all gradients are those of one rank."""
+"""Local filters and the layers around them on tiles: outputs and all gradients equal those of one rank."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_ranks_without_filters_and_a_decoder_that_is_not_used():
 
 
 @ranks(2, on="threads")
-def test_a_layer_alone_is_no_model(comm):
+def test_a_single_layer_cannot_be_made_parallel(comm):
     with pytest.raises(ParallelizeError, match=r"Put it into one: nn\.Sequential\(layer\)"):
         parallelize(LocalFilter2d(1, 2, 3, 1, 8), ProcessGrid(comm, width=2), "halopar")
 
@@ -178,7 +178,7 @@ def test_unit_norm_needs_no_other_rank(comm):
 
 
 @ranks(2, on="threads")
-def test_what_a_tile_can_not_compute_is_refused(comm):
+def test_functions_that_need_other_tiles_are_refused(comm):
     layer = LocalFilter2d(1, 2, 3, 1, 8)
     grid = ProcessGrid(comm, width=2)
     tiled = layer.slice_over(grid)

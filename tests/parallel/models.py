@@ -1,4 +1,4 @@
-"""Models as users write them, small: they know nothing of ranks."""
+"""Small models without any code for parallelism."""
 
 from __future__ import annotations
 

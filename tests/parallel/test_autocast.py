@@ -1,4 +1,4 @@
-"""Autocast to bfloat16 in every mode: the dtype that one rank gives, and values as near to float32 as its own."""
+"""Autocast to bfloat16 in every mode: dtype and precision of one rank."""
 
 from __future__ import annotations
 

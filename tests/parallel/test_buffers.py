@@ -1,4 +1,4 @@
-"""State that a model keeps beside its parameters: one rank's, or refused; and weights that are computed."""
+"""Buffers equal those of one rank or raise an error; weights computed by hooks."""
 
 import pytest
 import torch
@@ -16,7 +16,7 @@ SHAPE = (2, 8, 6)
 
 
 class Centred(nn.Module):
-    """Subtracts a running mean of its own of the channels."""
+    """Subtracts a running mean of the channels, without batch normalisation."""
 
     def __init__(self, persistent: bool = True):
         super().__init__()
@@ -42,7 +42,7 @@ def test_a_running_mean_of_one_ranks_samples_is_refused_on_all_ranks():
     torchmn.run_threads(body, 2)
 
 
-def test_a_buffer_that_no_state_dict_holds_may_be_a_ranks_own():
+def test_a_buffer_that_is_not_persistent_may_differ_between_ranks():
     net = Centred(persistent=False).double()
     torchmn.run_threads(lambda comm: parallelize(net, comm, "datapar")(numbers((2, *SHAPE), comm.rank)), 2)
 
@@ -58,7 +58,7 @@ def test_a_running_mean_of_cut_channels_is_refused():
     torchmn.run_threads(body, 2)
 
 
-def test_a_running_mean_over_whole_images_is_one_ranks_on_tiles():
+def test_a_running_mean_over_whole_images_on_tiles_equals_one_rank():
     net = Centred().double()
     x = numbers((2, *SHAPE))
 

@@ -62,7 +62,7 @@ def size(mode: str) -> int:
 @pytest.mark.parametrize(
     ("first", "second"), [("halopar", "modelpar"), ("modelpar", "halodatapar"), ("datapar", "halopar")]
 )
-def test_a_run_goes_on_in_another_mode_as_if_nothing_had_happened(first, second, problem, tmp_path):
+def test_training_resumes_in_another_mode_with_the_same_numbers(first, second, problem, tmp_path):
     net, batches, labels = problem
     serial = make().double()
     serial.load_state_dict(net.state_dict())

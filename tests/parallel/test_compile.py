@@ -1,4 +1,4 @@
-"""torch.compile and parallel models: around one it may compile, inside of one it is refused."""
+"""torch.compile of a parallel model works; a compiled submodule raises an error."""
 
 import pytest
 import torch
@@ -45,7 +45,7 @@ def whole_step(model, x):
 
 @pytest.mark.parametrize("compiled", ["model", "step"])
 @pytest.mark.parametrize("mode", ["halopar", "modelpar"])
-def test_compiling_a_parallel_model_or_a_step_with_it_gives_one_ranks_numbers(mode, compiled):
+def test_compiling_a_parallel_model_or_a_step_with_it_gives_the_numbers_of_one_rank(mode, compiled):
     x = numbers((4, *SHAPE))
     serial = parallelize(NET, torchmn.create_communicator("solo"), mode, input_shape=SHAPE)
     serial_optimizer = torchmn.create_multi_node_optimizer(

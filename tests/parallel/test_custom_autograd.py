@@ -1,4 +1,4 @@
-"""What torch would compute past the rules of cut tensors: right, or refused in the run without values."""
+"""Custom autograd functions and backward hooks on sharded tensors: right, or an error in the dry run."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def scripted(x: Tensor) -> Tensor:
 
 @pytest.mark.parametrize(("mode", "sizes"), MODES)
 @pytest.mark.parametrize("function", [Reversed, StraightThrough])
-def test_a_function_of_ones_own_that_works_element_by_element(function, mode, sizes):
+def test_an_elementwise_custom_autograd_function_is_allowed(function, mode, sizes):
     net = nn.Sequential(nn.Conv2d(3, 3, 3), Applied(function.apply), nn.Conv2d(3, 2, 3))
     assert_parity(net, IMAGE, sizes, mode=mode)
 
@@ -86,7 +86,7 @@ REFUSED: dict[str, tuple[Callable[[Tensor], Any], str]] = {
 @pytest.mark.guard("CustomAutograd")
 @pytest.mark.parametrize(("mode", "sizes"), MODES)
 @pytest.mark.parametrize(("function", "words"), REFUSED.values(), ids=REFUSED)
-def test_what_would_take_a_part_for_the_whole_is_refused(function, words, mode, sizes):
+def test_custom_autograd_functions_that_are_not_elementwise_are_refused(function, words, mode, sizes):
     assert_refused(nn.Sequential(nn.Conv2d(3, 3, 3), Applied(function), nn.Conv2d(3, 2, 3)), mode, sizes, words)
 
 
@@ -106,7 +106,7 @@ def assert_refused(net: nn.Module, mode: str, sizes: dict[str, int], words: str)
     torchmn.run_threads(body, max(sizes.values()))
 
 
-def test_scripts_run_as_ever_on_plain_tensors():
+def test_torchscript_functions_still_run_on_plain_tensors():
     assert_parity(nn.Sequential(nn.Conv2d(3, 3, 3), nn.Conv2d(3, 2, 3)), IMAGE)  # a parallel model was here
     x = torch.ones(3)
     torch.testing.assert_close(scripted(x), F.silu(x))

@@ -1,4 +1,4 @@
-"""Ranks that share images but not the order of their samples: found in the first backward, on all that share them."""
+"""Ranks that share images but shuffle differently: an error in the first backward, on all of these ranks."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def test_tiles_that_all_ranks_shuffle_with_one_seed(sizes):
 
 
 @pytest.mark.parametrize("sizes", SPLIT_SAMPLES, ids=str)
-def test_groups_of_ranks_with_samples_of_their_own_may_shuffle_as_they_like(sizes):
+def test_groups_of_ranks_with_different_samples_may_shuffle_differently(sizes):
     plain = net()
     losses = losses_of_tiles(plain, sizes, lambda grid: grid.place["data"])
     tiles = len(losses) // 2
@@ -80,7 +80,7 @@ def test_groups_of_ranks_with_samples_of_their_own_may_shuffle_as_they_like(size
 
 @pytest.mark.guard("different_losses")
 @pytest.mark.parametrize("sizes", [*GRIDS[1:], *SPLIT_SAMPLES], ids=str)
-def test_tiles_that_the_last_rank_shuffles_for_itself(sizes):
+def test_tiles_that_the_last_rank_shuffles_differently(sizes):
     plain = net()
 
     def body(comm):
@@ -105,7 +105,7 @@ def test_labels_in_another_order_under_modelpar(comm):
 
 
 @ranks(1, 2, 3, on="threads")
-def test_later_steps_pay_nothing(comm):
+def test_later_steps_compare_nothing(comm):
     model = parallelize(net(), comm, "modelpar", input_shape=(1, 8, 8))
     for _ in range(5):
         y = model(IMAGES)

@@ -1,4 +1,4 @@
-"""Embeddings under modelpar: cut by columns or rows, with the gradients of one rank, or refused."""
+"""Embeddings under modelpar: cut by columns or rows, with the gradients of one rank, or an error."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def test_ids_that_do_not_exist_are_an_error_and_no_zeros():
 
 @pytest.mark.guard("batch_dependent_embeddings")
 @pytest.mark.parametrize("settings", [{"scale_grad_by_freq": True}, {"max_norm": 1.0}], ids=str)
-def test_what_looks_at_the_whole_batch_is_refused_along_data(settings):
+def test_embeddings_that_depend_on_the_whole_batch_are_refused_along_data(settings):
     def body(comm):
         with pytest.raises(ParallelizeError, match=r"0 \(Embedding\): .* depends on the ids of the whole batch"):
             parallelize(nn.Sequential(nn.Embedding(7, 4, **settings)), comm, "datapar")

@@ -1,4 +1,4 @@
-"""What torch.func, saved-tensor hooks and tracers do with a parallel model: one rank's numbers, or an error."""
+"""torch.func, saved-tensor hooks and tracers with a parallel model: the numbers of one rank, or an error."""
 
 import pytest
 import torch
@@ -67,7 +67,7 @@ def test_functional_call_has_one_ranks_loss_and_gradients_and_leaves_training_as
         torch.testing.assert_close(own, [trained[0], trained[3]])
 
 
-@pytest.mark.parametrize("shape", [SHAPE, None], ids=["shape told", "shape seen at the first forward"])
+@pytest.mark.parametrize("shape", [SHAPE, None], ids=["input_shape given", "input_shape found in the first forward"])
 def test_slices_of_parameters_can_be_given(shape):
     given = {n: p.detach() * 1.5 for n, p in NET.named_parameters()}
 
@@ -79,7 +79,7 @@ def test_slices_of_parameters_can_be_given(shape):
         torch.testing.assert_close(logits, functional_call(NET, given, (X,)))
 
 
-def test_parameters_that_a_ranks_own_share_of_the_gradient_has_changed_are_refused_on_all_ranks():
+def test_parameters_that_were_updated_with_one_ranks_gradient_are_refused_on_all_ranks():
     def body(model, tile, grid):
         loss = F.cross_entropy(model(tile), Y)
         gradient = torch.autograd.grad(loss, model[0].weight)[0]
@@ -114,7 +114,7 @@ WAYS = {
 
 @pytest.mark.skipif(top_saved_tensor_hooks is None, reason="torch 2.6 does not show its saved-tensor hooks")
 @pytest.mark.parametrize("way", WAYS)
-def test_ways_to_keep_fewer_activations_work_from_the_first_forward_on(way):
+def test_activation_saving_hooks_work_from_the_first_forward_on(way):
     around, call = WAYS[way]
     trained = torch.autograd.grad(F.cross_entropy(NET(X), Y), list(NET.parameters()))
 
@@ -131,7 +131,7 @@ def test_ways_to_keep_fewer_activations_work_from_the_first_forward_on(way):
 
 
 @pytest.mark.guard("tracing")
-def test_what_records_or_transforms_a_forward_is_refused_with_what_to_do():
+def test_tracing_and_transforming_a_forward_is_refused_with_a_hint():
     def body(model, tile, grid):
         with pytest.raises(ParallelizeError, match=r"torch\.func .*use backward"):
             grad(lambda x: model(x).sum())(tile)

@@ -1,4 +1,4 @@
-"""Every guard of parallel models refuses what it is for, and the core computes the same numbers without guards."""
+"""Every guard of parallel models raises its error, and models compute the same numbers without guards."""
 
 from __future__ import annotations
 
@@ -181,7 +181,7 @@ pytestmark = pytest.mark.guard
 
 
 @pytest.mark.parametrize("name", [*GUARDS.entries()])
-def test_a_guard_refuses_what_it_is_for_and_can_be_taken_away(name: str) -> None:
+def test_a_guard_raises_its_error_and_can_be_removed(name: str) -> None:
     provoke, error, text = CASES[name]
     with pytest.raises(error, match=text):
         torchmn.run_threads(provoke, 2)
@@ -196,6 +196,6 @@ def test_every_guard_has_a_case() -> None:
     assert set(CASES) == set(GUARDS.entries())
 
 
-def test_a_model_computes_the_serial_numbers_with_the_guards_taken_away() -> None:
+def test_a_model_computes_the_same_numbers_without_guards() -> None:
     result = run_job(without_package("torchmn.parallel.guards") + MODEL, 1, "solo")
     assert result.returncode == 0, result.output

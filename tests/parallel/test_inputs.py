@@ -1,4 +1,4 @@
-"""What a model under halopar takes: tiles or whole images, and never the one for the other."""
+"""Inputs under halopar: tiles or whole images, never one taken for the other."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def test_the_same_image_on_all_ranks_is_not_taken_for_tiles():
         model = parallelize(layer(), ProcessGrid(comm, height=2), "halopar")
         with pytest.raises(ParallelizeError, match=r"input_shape=\(3, 8, 6\)"):
             model(numbers(IMAGE))
-        model(torch.zeros(IMAGE, dtype=torch.float64))  # nothing can be said of an empty image
+        model(torch.zeros(IMAGE, dtype=torch.float64))  # the check does not apply to constant images
 
     torchmn.run_threads(body, 2)
 

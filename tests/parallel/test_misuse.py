@@ -1,4 +1,4 @@
-"""What would silently give other numbers is an error: slices read by hand, ranks with other inputs, layers alone."""
+"""Misuse that would silently give other numbers raises an error: slices read directly, other inputs, single layers."""
 
 import pytest
 import torch
@@ -52,7 +52,7 @@ def mlp() -> nn.Module:
     return nn.Sequential(nn.Linear(6, 4), nn.Tanh(), nn.Linear(4, 2))
 
 
-def test_other_inputs_on_another_rank_of_a_split_model_are_an_error_on_every_rank():
+def test_different_inputs_on_ranks_of_a_split_model_are_an_error_on_every_rank():
     x = torch.rand(3, 6)
 
     def work(comm):
@@ -72,7 +72,7 @@ def convolutions() -> nn.Module:
     return nn.Sequential(nn.Conv2d(1, 4, 3, padding=1), nn.BatchNorm2d(4), nn.ReLU())
 
 
-def test_a_model_that_one_rank_can_not_copy_is_an_error_on_every_rank():
+def test_a_model_that_one_rank_cannot_copy_is_an_error_on_every_rank():
     def body(comm):
         net = nn.Sequential(nn.Linear(4, 4))
         if comm.rank == 1:
@@ -86,7 +86,7 @@ def test_a_model_that_one_rank_can_not_copy_is_an_error_on_every_rank():
 @pytest.mark.parametrize("register", ["register_hook", "register_post_accumulate_grad_hook"])
 def test_a_hook_on_a_parameter_would_be_lost_and_is_refused(register):
     net = nn.Sequential(nn.Linear(4, 4))
-    getattr(net[0].weight, register)(lambda gradient: None)  # a mask of pruned weights, say
+    getattr(net[0].weight, register)(lambda gradient: None)  # such as a mask of pruned weights
 
     def body(comm):
         with pytest.raises(ArgumentError, match=r"0\.weight has a hook"):
@@ -127,7 +127,7 @@ def test_a_layer_of_a_model_on_tiles_is_not_called_alone():
     torchmn.run_threads(work, 2)
 
 
-def test_a_parameter_that_no_module_knows_is_answered_with_the_way_out():
+def test_a_parameter_that_is_not_registered_is_refused_with_a_hint():
     class Hidden(nn.Module):
         def __init__(self):
             super().__init__()

@@ -1,4 +1,4 @@
-"""What parallelize costs grows with the number of layers, and not with its square."""
+"""The cost of parallelize grows linearly with the number of layers."""
 
 from __future__ import annotations
 

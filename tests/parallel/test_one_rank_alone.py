@@ -1,4 +1,4 @@
-"""A rank that does something else than the others: an error on every rank before anything is sent, and no wait."""
+"""One rank that does something else: an error on every rank before any communication, and no hang."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ ODD: dict[str, tuple[str, Callable[[Any, Tensor], Tensor]]] = {
 
 @pytest.mark.parametrize("odd", ODD.values(), ids=ODD)
 @pytest.mark.parametrize("mode", ["halopar", "modelpar"])
-def test_what_one_rank_alone_does_is_an_error_on_every_rank(mode, odd):
+def test_a_difference_on_one_rank_is_an_error_on_every_rank(mode, odd):
     net, (message, act) = Net().double(), odd
 
     def body(comm):
@@ -79,7 +79,7 @@ def test_what_one_rank_alone_does_is_an_error_on_every_rank(mode, odd):
     torchmn.run_threads(body, 2, timeout=30)
 
 
-def test_a_dry_run_that_fails_on_one_rank_alone_is_an_error_on_every_rank():
+def test_a_dry_run_that_fails_on_one_rank_is_an_error_on_every_rank():
     net = Net().double()
 
     def fail(*_: Any) -> None:

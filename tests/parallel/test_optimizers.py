@@ -1,4 +1,4 @@
-"""Optimizers of parallel models: only those that combine the ranks' shares may step; samples count once."""
+"""Optimizers of parallel models: only multi-node optimizers may step, and samples count once."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def same_state(model, expected, tolerance=1e-9):
 @pytest.mark.parametrize(
     ("mode", "sizes"), [("halopar", {"height": 2}), ("datapar", {"data": 2}), ("modelpar", {"width": 2})]
 )
-def test_a_plain_optimizer_is_kept_from_stepping_with_shares(mode, sizes):
+def test_a_plain_optimizer_of_a_parallel_model_is_refused(mode, sizes):
     net = small()
     before = deepcopy(net.state_dict())
 

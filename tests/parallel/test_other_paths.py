@@ -1,4 +1,4 @@
-"""A forward that takes another way later: gradients are right on it, too, or it is refused."""
+"""A forward that takes another path later: right gradients, or an error."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ class Doubled(torchmn.nn.HaloLayer):
         return x[..., 1:-1, 1:-1] * self.factor
 
 
-def test_a_layer_of_one_s_own_that_only_a_later_path_uses_is_refused():
+def test_a_halo_layer_that_only_a_later_path_uses_is_refused():
     net = Growing(Doubled()).double()
 
     def body(comm):
@@ -78,7 +78,7 @@ def test_a_layer_of_one_s_own_that_only_a_later_path_uses_is_refused():
         model: Any = parallelize(net, grid, "halopar", input_shape=(1, 8, 8))
         model(tile_of(IMAGES, grid))
         model.grown = True
-        with pytest.raises(ParallelizeError, match="Let Doubled run in the first forward, too"):
+        with pytest.raises(ParallelizeError, match="Run Doubled in the first forward too"):
             model(tile_of(IMAGES, grid))
 
     torchmn.run_threads(body, 2, timeout=30)

@@ -1,4 +1,4 @@
-"""Gradients of parameters count once, at any number of tiles: also of what the loss takes besides the output."""
+"""Gradients of parameters count once at any number of tiles, also those of penalties in the loss."""
 
 from __future__ import annotations
 
@@ -38,10 +38,10 @@ def l1(net: nn.Module, scale: Tensor) -> Tensor:
 
 
 Penalty = Callable[[nn.Module, Tensor], Tensor]
-PENALTIES: dict[str, tuple[Penalty, bool, int]] = {  # the penalty, in a backward of its own, from which step on
+PENALTIES: dict[str, tuple[Penalty, bool, int]] = {  # penalty, in a separate backward, first step
     "none": (lambda net, scale: torch.zeros(()), False, 0),
     "of all parameters": (l1, False, 0),
-    "of all parameters, in a backward of its own": (l1, True, 0),
+    "of all parameters, in a separate backward": (l1, True, 0),
     "of all parameters, that begins late": (l1, False, STEPS - 1),
     "of an output that is a parameter": (lambda net, scale: scale.square(), False, 0),
 }
@@ -98,7 +98,7 @@ class Scaled(torchmn.nn.HaloLayer):
         return nn.functional.avg_pool2d(x, 3, 1) * self.weight
 
 
-def test_a_layer_of_ones_own_takes_its_parameters_as_they_are():
+def test_a_halo_layer_uses_its_parameters_directly():
     net, x = nn.Sequential(Scaled(), nn.Conv2d(2, 1, 1)).double(), numbers((BATCH, *IMAGE))
     net(x).square().sum().backward()
 

@@ -1,4 +1,4 @@
-"""Random numbers in a model's forward are those of one process, or the model is refused."""
+"""Random numbers in a model's forward are those of one process, or an error is raised."""
 
 from __future__ import annotations
 
@@ -36,12 +36,12 @@ DRAWS = {
 
 
 @pytest.mark.parametrize("function", DRAWS.values(), ids=DRAWS)
-def test_numbers_that_ranks_would_draw_for_themselves_are_refused(function):
+def test_random_functions_that_would_differ_between_ranks_are_refused(function):
     assert_refused(nn.Sequential(nn.Linear(6, 6), Applied(function)))
 
 
 @pytest.mark.parametrize("function", [DRAWS["rand"], DRAWS["normal_"]], ids=["rand", "normal_"])
-def test_they_are_refused_when_the_model_evaluates_too(function):
+def test_they_are_refused_in_evaluation_too(function):
     assert_refused(nn.Sequential(nn.Linear(6, 6), Applied(function)).eval())
 
 
@@ -55,7 +55,7 @@ def assert_refused(net: nn.Module) -> None:
     torchmn.run_threads(body, 2)
 
 
-def test_the_same_model_may_draw_nothing_when_it_evaluates():
+def test_the_same_model_is_allowed_in_evaluation_if_it_draws_nothing():
     net = nn.Sequential(nn.Linear(6, 6), nn.RReLU(), nn.Dropout(0.5)).eval()
     assert_parity(net, (4, 6), {"width": 2}, mode="modelpar", train=False)
 
@@ -92,7 +92,7 @@ def test_dropout_in_evaluation_is_refused_along_data(mode, sizes):
     torchmn.run_threads(body, prod(sizes.values()))
 
 
-def test_a_generator_of_ones_own_may_draw():
+def test_a_generator_argument_is_allowed():
     def noisy(x: Tensor) -> Tensor:
         generator = torch.Generator().manual_seed(4)
         noise = torch.randn(9, 6, dtype=torch.float64, generator=generator)
@@ -107,7 +107,7 @@ def skipped_at_random(x: Tensor) -> Tensor:
     return x * random.random() + noise
 
 
-def test_the_run_without_values_draws_nothing_from_the_generators():
+def test_the_dry_run_leaves_the_random_generators_unchanged():
     net, x = nn.Sequential(nn.Linear(6, 6), Applied(skipped_at_random)), torch.ones(4, 6)
 
     def seed() -> None:

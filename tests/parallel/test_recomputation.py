@@ -1,4 +1,4 @@
-"""torch.utils.checkpoint inside a parallel model: the same numbers, or a refusal where a part would not come again."""
+"""torch.utils.checkpoint inside a parallel model: the same numbers, or an error."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def test_recomputed_parts_have_the_serial_gradient(mode, grid):
 
 @pytest.mark.parametrize("reentrant", [False, True])
 @pytest.mark.parametrize("between", [nn.Dropout(0.5), nn.BatchNorm1d(4)], ids=["dropout", "batch_norm"])
-def test_what_a_recomputation_would_compute_in_another_way_is_refused(between, reentrant):
+def test_functions_that_a_recomputation_would_change_are_refused(between, reentrant):
     with pytest.raises(ParallelizeError, match="Leave it out of the checkpointed part"):
         assert_parity(Recomputed(between, reentrant), (4, 1, 8, 8), {"data": 2}, mode="datapar")
     # Older releases of torch leave a checkpoint that raised as it is until it is collected, and then take a hook from

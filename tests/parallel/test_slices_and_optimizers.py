@@ -1,4 +1,4 @@
-"""Optimizers that compute over whole parameters are not given slices of them."""
+"""Optimizers that need whole parameters refuse slices."""
 
 import pytest
 import torch
@@ -32,5 +32,5 @@ def test_an_unknown_optimizer_gets_a_warning():
 
 
 @pytest.mark.parametrize("kind", [torch.optim.SGD, torch.optim.AdamW])
-def test_optimizers_that_work_element_by_element_are_taken(kind):
+def test_elementwise_optimizers_are_allowed(kind):
     assert len(on_two_ranks(lambda parameters: kind(parameters, lr=0.1))) == 2

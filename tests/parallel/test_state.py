@@ -51,7 +51,7 @@ def on_grid(problem, comm, mode, sizes):
 
 @pytest.mark.parametrize("there", PLACES, ids=str)
 @pytest.mark.parametrize("here", PLACES, ids=str)
-def test_a_state_dict_travels_from_one_grid_to_another(here, there):
+def test_a_state_dict_loads_on_another_grid(here, there):
     problem = PROBLEMS["VGG"]  # batch statistics, an image that becomes a vector, Linears in a pair
     expected = other_model(problem).state_dict()
 
@@ -129,7 +129,7 @@ def no_random_numbers() -> nn.Module:
 
 
 @pytest.mark.parametrize(("mode", "sizes"), PLACES, ids=str)
-def test_a_deep_copy_computes_the_same_and_learns_apart(mode, sizes):
+def test_a_deep_copy_computes_the_same_and_is_trained_independently(mode, sizes):
     problem = Problem(no_random_numbers, "no random numbers", (2, 9, 7))
 
     def body(comm):

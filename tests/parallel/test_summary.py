@@ -1,4 +1,4 @@
-"""parallel_summary: which weights are cut over ranks, which every rank has; and what parallelize warns of."""
+"""parallel_summary: which weights are sharded and which replicated; and the warning of parallelize."""
 
 from __future__ import annotations
 
@@ -75,27 +75,27 @@ def transformer() -> nn.Module:
 def test_modules_that_modelpar_does_not_cut_are_named_once_with_their_share(
     make: Callable[[], nn.Module], whole: dict[str, str], share: float
 ) -> None:
-    summaries, said = parallel(make, "modelpar", (5, 8))
+    summaries, warned = parallel(make, "modelpar", (5, 8))
     assert all(summary == summaries[0] for summary in summaries)
     matrices = [row for row in summaries[0].replicated if row.has_matrix]
     assert {row.name: row.kind for row in matrices} == whole
     assert sum(row.share for row in matrices) == pytest.approx(share)
-    (text,) = said
+    (text,) = warned
     assert f"{share:.1%} of the weights stay whole" in text
     assert all(f"{name} ({kind}, " in text for name, kind in whole.items())
     assert summaries[0].weights == sum(p.numel() for p in make().parameters())
 
 
 @pytest.mark.parametrize("size", [2, 3])
-def test_weights_that_are_cut_are_counted_whole_and_nothing_is_said(size: int) -> None:
+def test_sharded_weights_are_counted_whole_without_a_warning(size: int) -> None:
     def make() -> nn.Module:
         # 7 channels and 5 features do not divide evenly; the norm and the biases stay whole, and are small.
         return nn.Sequential(
             nn.Conv2d(2, 7, 3), nn.BatchNorm2d(7), nn.Flatten(), nn.Linear(7 * 16, 5), nn.ReLU(), nn.Linear(5, 4)
         )
 
-    (first, *others), said = parallel(make, "modelpar", (2, 6, 6), size)
-    assert said == []
+    (first, *others), warned = parallel(make, "modelpar", (2, 6, 6), size)
+    assert warned == []
     assert all(other == first for other in others)
     assert [(row.name, row.ranks, row.weights) for row in first.rows] == [
         ("0", size, 7 * 2 * 9 + 7),
@@ -112,12 +112,12 @@ def test_weights_that_are_cut_are_counted_whole_and_nothing_is_said(size: int) -
 
 
 @pytest.mark.parametrize(("mode", "cut"), [("datapar", set()), ("halopar", {"2"})])
-def test_other_modes_have_a_summary_and_say_nothing(mode: str, cut: set[str]) -> None:
+def test_other_modes_have_a_summary_and_no_warning(mode: str, cut: set[str]) -> None:
     def make() -> nn.Module:
         return nn.Sequential(nn.Conv2d(1, 2, 3, padding=1), nn.Flatten(), nn.Linear(2 * 36, 3))
 
-    summaries, said = parallel(make, mode, (1, 6, 6))
-    assert said == []
+    summaries, warned = parallel(make, mode, (1, 6, 6))
+    assert warned == []
     assert {row.name for row in summaries[0].rows if row.ranks == 2} == cut
     assert summaries[0].weights == sum(p.numel() for p in make().parameters())
 
@@ -128,8 +128,8 @@ def test_one_rank_is_not_warned_and_a_shared_parameter_counts_once() -> None:
         model[1].weight = model[0].weight
         return model
 
-    summaries, said = parallel(make, "modelpar", (4,), size=1)
-    assert said == []
+    summaries, warned = parallel(make, "modelpar", (4,), size=1)
+    assert warned == []
     assert [(row.name, row.weights, row.share) for row in summaries[0].rows] == [("0", 16, 1.0)]
 
 

@@ -1,4 +1,4 @@
-"""Vectors and channels that are cut over ranks: whatever a model does to them, the numbers are those of one rank."""
+"""Vectors and channels that are cut over ranks: functions between layers give the numbers of one rank."""
 
 from __future__ import annotations
 

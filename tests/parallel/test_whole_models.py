@@ -1,4 +1,4 @@
-"""Whole models: 5 steps of SGD with momentum on a grid of ranks, in every mode, have the numbers of one rank."""
+"""5 steps of SGD with momentum of whole models, in every mode, equal one rank."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The proof of a parallel layer: the same module, the same input, on one rank and cut over a grid of ranks."""
+"""Comparison of a module on one rank with the same module on a grid of ranks: outputs and gradients."""
 
 from __future__ import annotations
 
@@ -124,7 +124,7 @@ def run_serially(net: nn.Module, x: Tensor) -> Run:
 
 
 def _backward(result: Any, samples: Interval | None = None, total: int = 0) -> list[Tensor]:
-    """Run backward of a loss that gives every element of every output a weight of its own.
+    """Runs backward of a loss with a different weight for every element of every output.
 
     samples, total: which of how many samples the outputs are, where each copy of the model has its own
     """

@@ -1,4 +1,4 @@
-"""What people write in a forward: it gives one rank's numbers on tiles and in slices, or it is refused by name."""
+"""Common expressions in a forward: the numbers of one rank on tiles and slices, or an error that names them."""
 
 from __future__ import annotations
 
@@ -56,14 +56,14 @@ BLUR = torch.ones(4, 1, 3, 3, dtype=torch.float64) / 9
 CONSTANTS: dict[str, Callable[[Tensor], Any]] = {
     "standardised": lambda x: (x - torch.tensor([0.1, 0.2, 0.3, 0.4]).view(1, 4, 1, 1)) / torch.full((4, 1, 1), 0.3),
     "coordinates": coordinates,
-    "a kernel that nobody registered": lambda x: F.conv2d(x, BLUR, padding=1, groups=4) * BLUR[:, 0, :1, :1],
+    "a kernel that is not registered": lambda x: F.conv2d(x, BLUR, padding=1, groups=4) * BLUR[:, 0, :1, :1],
     "where": lambda x: torch.where(x > 0, x, torch.zeros(1, dtype=x.dtype)),
 }
 
 
 @pytest.mark.parametrize(("mode", "grid"), [("halopar", (2, 2)), ("modelpar", (1, 3))])
 @pytest.mark.parametrize("function", CONSTANTS.values(), ids=CONSTANTS)
-def test_constants_need_not_be_on_the_device_of_the_run_without_values(function, mode, grid):
+def test_constants_need_not_be_meta_tensors(function, mode, grid):
     assert_parity(Behind(function), IMAGE, grid, mode=mode)
 
 
@@ -86,7 +86,7 @@ class Remembers(nn.Module):
 
 
 @pytest.mark.parametrize("mode", ["halopar", "modelpar"])
-def test_what_a_model_keeps_has_values(mode):
+def test_attributes_that_forward_sets_are_not_meta_tensors(mode):
     assert_parity(Remembers(), IMAGE, (2, 2), mode=mode)
 
 

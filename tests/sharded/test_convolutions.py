@@ -1,4 +1,4 @@
-"""Convolutions of a cut image are those of the whole one: every setting, any grid, uneven tiles."""
+"""Convolutions of a cut image equal those of the whole image: every setting, any grid, uneven tiles."""
 
 from __future__ import annotations
 

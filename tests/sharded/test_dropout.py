@@ -1,4 +1,4 @@
-"""The mask of dropout is the serial run's, cut: also where elements lie otherwise in memory."""
+"""Dropout on sharded tensors has the mask of one rank, for every memory format."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def test_masks_of_channels_last_images(layer):
     assert_parity(net.to(memory_format=torch.channels_last), IMAGE, (2, 2), x=x)
 
 
-def test_channels_that_are_put_together_lie_in_memory_as_on_one_rank():
+def test_joined_channels_have_the_memory_format_of_one_rank():
     x = numbers(IMAGE).contiguous(memory_format=torch.channels_last)
     net = nn.Sequential(nn.Conv2d(4, 6, 3), nn.Conv2d(6, 6, 3), nn.Dropout(0.4)).double()
     assert_parity(net.to(memory_format=torch.channels_last), IMAGE, {"width": 2}, mode="modelpar", x=x)

@@ -1,4 +1,4 @@
-"""Statistics over all that the serial layer sees, on whichever ranks it lies; running statistics too."""
+"""Normalisation with statistics over all ranks; running statistics too."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Other dtypes, other places in memory, recomputation, no gradients: the numbers stay those of one rank."""
+"""Other dtypes, memory formats, recomputation and no_grad: the numbers are those of one rank."""
 
 from __future__ import annotations
 
@@ -152,8 +152,8 @@ class _Swish(torch.autograd.Function):
         return gradients[0] * gate * (1 + x * (1 - gate))
 
 
-def test_the_backward_of_a_function_of_ones_own_is_never_taken_for_that_of_a_part():
-    """Autograd hands it this rank's gradient, and what it kept has the global shape: the run without values says so."""
+def test_a_custom_autograd_function_that_saves_a_shard_is_refused():
+    """Its backward gets this rank's gradient, but the saved tensor has the global shape: an error in the dry run."""
     with pytest.raises(ParallelizeError, match=r"_Swish .torch.autograd.Function. saves a cut tensor"):
         assert_parity(lambda x: _Swish.apply(F.avg_pool2d(x, 2)), IMAGE, (2, 2))
 

@@ -1,4 +1,4 @@
-"""Element by element: activations, arithmetic of parts with parts, scalars, whole tensors and parameters."""
+"""Elementwise functions: activations, and arithmetic with sharded tensors, scalars, whole tensors and parameters."""
 
 from __future__ import annotations
 

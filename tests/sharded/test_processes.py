@@ -1,4 +1,4 @@
-"""A chosen set of layers on ranks that are processes: what travels between threads also travels between these."""
+"""Some layers on ranks that are processes: the same results as on threads."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Sums, means, extremes and norms over dims that are cut, over those that are not, and over all."""
+"""Sums, means, extremes and norms over cut dims, other dims and all dims."""
 
 from __future__ import annotations
 
@@ -67,12 +67,12 @@ def test_a_whole_result_is_used_with_parts_again():
     assert_parity(lambda x: (x - x.amin((2, 3), keepdim=True)) / x.std((2, 3), keepdim=True) * x.sum().sigmoid(), IMAGE)
 
 
-def test_not_a_number_is_not_swept_away():
+def test_nan_is_propagated():
     x = torch.ones(IMAGE, dtype=torch.float64)
     x[0, 1, 6, 4] = float("nan")
 
     def reduced(x: Tensor) -> list[Tensor]:
-        y = x.detach()  # what torch makes of the gradient of a NaN is nobody's business
+        y = x.detach()  # torch's gradient of NaN is not compared
         return [y.amax((2, 3)), y.max(), F.adaptive_max_pool2d(y, 2), y.mean((2, 3)), F.max_pool2d(y, 2)]
 
     assert_parity(reduced, IMAGE, x=x)

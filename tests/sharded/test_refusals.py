@@ -1,4 +1,4 @@
-"""What has no rule is refused by name, on every rank, before anything is computed or sent."""
+"""Functions without a rule raise an error that names them, on every rank, before any computation or communication."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Inner(nn.Module):
 
 
 class Model(nn.Module):
-    """A layer that can be cut, and behind it one that can not."""
+    """A layer that can be cut, followed by one that cannot."""
 
     def __init__(self, function: Callable[[Tensor], Any]):
         super().__init__()
@@ -99,7 +99,7 @@ def test_a_function_without_a_rule_is_refused_by_name_on_every_rank(function, wo
     assert {*names} <= {"ProcessGrid", "parallelize", "bcast_data", "allgather_obj"}  # and no forward
 
 
-def test_a_refusal_that_only_another_image_meets_comes_before_its_forward():
+def test_an_error_for_another_image_shape_comes_before_its_forward():
     net = Model(lambda x: x[:, :, :6] + x[:, :, :6].transpose(2, 3) if x.shape[2] > 8 else x)
 
     def body(comm):
@@ -111,7 +111,7 @@ def test_a_refusal_that_only_another_image_meets_comes_before_its_forward():
     torchmn.run_threads(body, 4)
 
 
-def test_a_refusal_names_the_layer_as_the_model_does_whoever_holds_the_model():
+def test_an_error_names_the_layer_even_inside_another_module():
     class Holder(nn.Module):
         def __init__(self, comm: Any, function: Callable[[Tensor], Any], **options: Any):
             super().__init__()
@@ -139,7 +139,7 @@ def test_indices_of_the_batch_are_refused_where_ranks_have_other_samples():
     torchmn.run_threads(body, 4)
 
 
-def test_a_cut_vector_is_not_changed_behind_the_back_of_its_owner():
+def test_a_cut_vector_is_not_changed_in_place():
     class Changes(nn.Module):
         def __init__(self) -> None:
             super().__init__()

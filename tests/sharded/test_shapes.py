@@ -1,4 +1,4 @@
-"""Other shapes, slices, borders and joints of a cut image."""
+"""Reshaping, slicing, padding and joining of a cut image."""
 
 from __future__ import annotations
 

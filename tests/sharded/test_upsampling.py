@@ -1,4 +1,4 @@
-"""Interpolation of a cut image: torch's own rounding of places, weights across the borders of tiles."""
+"""Interpolation of a cut image: torch's rounding, and weights across tiles."""
 
 from __future__ import annotations
 

@@ -19,62 +19,10 @@ from torchmn.sharded.sharding import Samples, Sharding, image_layout
 from torchmn.sharded.tensor import ShardedTensor, local, wrap
 from torchmn.trees import leaves, leaves_of, map_only
 
-
-def compare_forwards(
-    comm: Communicator,
-    model: nn.Module,
-    modules: Sequence[tuple[str, nn.Module]],
-    inputs: Sequence[Tensor],
-    summaries: Callable[[], tuple],
-    plain_arguments: tuple,
-    parameters: Sequence[tuple[str, nn.Parameter]],
-) -> None:
-    """Compares the forward that each rank is about to compute.
-
-    Args:
-        comm: the ranks that must agree.
-        model: the parallel model.
-        modules: its modules, with their names.
-        inputs: the tensors among its arguments.
-        summaries: returns what must be equal on all ranks of each input.
-        plain_arguments: arguments that are not tensors.
-        parameters: of the model, with their names.
-
-    Raises:
-        MismatchError: on every rank, if ranks would not compute the same forward and backward.
-    """
-    training = model.training
-    other_modes = [name for name, module in modules if module.training != training]
-    gradients = "inference mode" if torch.is_inference_mode_enabled() else torch.is_grad_enabled()
-    # If one rank has frozen a parameter, its backward skips communication for which the other ranks would wait.
-    same = {
-        "mode": "training" if training else "evaluation",
-        "modules in the other mode": tuple(other_modes),
-        "gradients": gradients,
-        "autocast": _autocast(inputs),
-        "whole inputs": summaries,
-        "other arguments": plain_arguments,
-        "frozen parameters": lambda: tuple([name for name, p in parameters if not p.requires_grad]),
-    }
-    comm.agree("forward of a parallel model", **same)
-
-
-def _autocast(inputs: Sequence[Tensor]) -> torch.dtype | None:
-    """Returns the dtype of autocast; None if it is off."""
-    device = inputs[0].device.type if inputs else "cpu"
-    return torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else None
-
-
-def plain_values(leaves: Sequence[Any]) -> tuple:
-    """Returns the arguments of simple types, which can be compared and on which the path of a forward may depend."""
-    return tuple(x for x in leaves if x is None or isinstance(x, bool | int | float | str))
-
-
 # So much of the values of whole inputs is compared: ranks that shuffle differently differ in the first sample already.
 _COMPARED_BYTES = 1 << 20
 _MOST_LAYOUTS = 64  # in the caches
 _MOST_SHAPES = 1024
-
 
 Modules = Sequence[tuple[str, nn.Module]]
 Parameters = Sequence[tuple[str, nn.Parameter]]
@@ -260,6 +208,56 @@ class Inputs:
                 f"if it were its tile of {shape}. If these are whole images, pass parallelize(..., "
                 f"input_shape={tuple(x.shape[1:])}); if they are tiles, input_shape={shape[1:]}."
             )
+
+
+def compare_forwards(
+    comm: Communicator,
+    model: nn.Module,
+    modules: Sequence[tuple[str, nn.Module]],
+    inputs: Sequence[Tensor],
+    summaries: Callable[[], tuple],
+    plain_arguments: tuple,
+    parameters: Sequence[tuple[str, nn.Parameter]],
+) -> None:
+    """Compares the forward that each rank is about to compute.
+
+    Args:
+        comm: the ranks that must agree.
+        model: the parallel model.
+        modules: its modules, with their names.
+        inputs: the tensors among its arguments.
+        summaries: returns what must be equal on all ranks of each input.
+        plain_arguments: arguments that are not tensors.
+        parameters: of the model, with their names.
+
+    Raises:
+        MismatchError: on every rank, if ranks would not compute the same forward and backward.
+    """
+    training = model.training
+    other_modes = [name for name, module in modules if module.training != training]
+    gradients = "inference mode" if torch.is_inference_mode_enabled() else torch.is_grad_enabled()
+    # If one rank has frozen a parameter, its backward skips communication for which the other ranks would wait.
+    same = {
+        "mode": "training" if training else "evaluation",
+        "modules in the other mode": tuple(other_modes),
+        "gradients": gradients,
+        "autocast": _autocast(inputs),
+        "whole inputs": summaries,
+        "other arguments": plain_arguments,
+        "frozen parameters": lambda: tuple([name for name, p in parameters if not p.requires_grad]),
+    }
+    comm.agree("forward of a parallel model", **same)
+
+
+def _autocast(inputs: Sequence[Tensor]) -> torch.dtype | None:
+    """Returns the dtype of autocast; None if it is off."""
+    device = inputs[0].device.type if inputs else "cpu"
+    return torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else None
+
+
+def plain_values(leaves: Sequence[Any]) -> tuple:
+    """Returns the arguments of simple types, which can be compared and on which the path of a forward may depend."""
+    return tuple(x for x in leaves if x is None or isinstance(x, bool | int | float | str))
 
 
 def are_only_tensors(args: tuple, kwargs: dict[str, Any]) -> bool:

@@ -136,7 +136,7 @@ class Parallelism:
 
         Args:
             args, kwargs: meta tensors.
-            samples: which samples of the global batch these stand for.
+            samples: which samples of the global batch these represent.
             batch: how many.
 
         Raises:

@@ -44,47 +44,6 @@ _IMAGE_LAYERS = {
     nn.ConvTranspose2d: 2,
     nn.ConvTranspose3d: 3,
 }
-
-
-def candidate_shapes(model: nn.Module) -> list[tuple[int, ...]]:
-    """Returns shapes of one sample that the first layer of `model` could take: a vector, or square images by size."""
-    for module in model.modules():
-        dims = next((dims for kind, dims in _IMAGE_LAYERS.items() if isinstance(module, kind)), None)
-        if dims is not None:
-            sizes = _SIZES if dims < 3 else tuple(size for size in _SIZES if size <= 64)
-            return [(cast(Any, module).in_channels, *[size] * dims) for size in sizes]
-        if isinstance(module, nn.Linear):
-            return [(module.in_features,)]
-        if isinstance(module, nn.Embedding):
-            return [(8,)]
-        maps, size = getattr(module, "in_maps", None), getattr(module, "in_size", None)
-        if maps is not None and size is not None:  # local filters have a fixed image size
-            return [(maps, *([size] * 2 if isinstance(size, int) else size))]
-    return []
-
-
-def input_dtype(model: nn.Module) -> torch.dtype:
-    """Returns the dtype of the inputs of a model: int64 if it begins with an embedding, else that of its parameters."""
-    first = next((m for m in model.modules() if list(m.parameters(recurse=False))), None)
-    if isinstance(first, nn.Embedding):
-        return torch.int64
-    return next((p.dtype for p in model.parameters() if p.is_floating_point()), torch.get_default_dtype())
-
-
-def copy_with_computed_weights(model: nn.Module) -> Any:
-    """Returns a deep copy of a model whose weights may be computed by hooks, as with torch.nn.utils.weight_norm.
-
-    deepcopy refuses tensors with a graph; here they are detached, since the hooks compute them again in every forward.
-    """
-    memo: dict[int, Any] = {}  # of deepcopy: id of an object -> its copy
-    for module in model.modules():
-        if any(type(hook).__module__.startswith("torch.nn.utils") for hook in forward_pre_hooks(module).values()):
-            for value in vars(module).values():
-                if isinstance(value, Tensor) and value.grad_fn is not None:
-                    memo[id(value)] = deepcopy(value.detach(), memo)
-    return deepcopy(model, memo)
-
-
 OUTPUTS = ("whole", "tile")
 
 
@@ -110,7 +69,7 @@ def parallelize(
             are cut into tiles. "halodatapar": tiles and samples, by the axes of the grid.
         input_shape: of one sample, without the batch dim: (channels, height, width). Needed if the model takes images
             that are not square and has a Linear after them. With images in tiles, forward takes this rank's tile or
-            the whole image, which `input_shape` tells apart.
+            the whole image; `input_shape` is needed to distinguish them.
         output: "whole": outputs are gathered on every rank. "tile": a dense output stays cut, and its loss is computed
             with `torchmn.functions.global_mean`.
 
@@ -144,28 +103,6 @@ def parallelize(
         copied.gradients_cross_ranks = True
     warn_of_replicated_modules(copied)
     return copied
-
-
-def _copy(model: nn.Module, comm: Communicator) -> nn.Module:
-    """Returns a deep copy; raises a ParallelizeError on every rank if it fails on one."""
-    copies: list[nn.Module] = []
-
-    def work() -> None:
-        try:
-            copies.append(copy_with_computed_weights(model))
-        except Exception as error:
-            raise ParallelizeError(
-                f"the model cannot be copied: {error}. It may hold a result of a forward (call parallelize before "
-                "it), or an object that deepcopy cannot copy, such as a TorchScript function"
-            ) from error
-
-    comm.attempt("parallelize", work, raises=ParallelizeError)
-    return copies[0]
-
-
-@uncompiled
-def _forward(model: Any, /, *args: Any, **kwargs: Any) -> Any:
-    return model.parallelism.run(model, args, kwargs)
 
 
 def _problem(model: object, mode: object, output: object, input_shape: Any) -> str | None:
@@ -209,15 +146,6 @@ def _problem(model: object, mode: object, output: object, input_shape: Any) -> s
     return None
 
 
-def _as_grid(grid: ProcessGrid | Communicator, mode: str) -> ProcessGrid:
-    """Returns the default grid of a communicator: all ranks along data, or the squarest grid of tiles."""
-    if isinstance(grid, ProcessGrid):
-        return grid
-    if mode == "datapar":
-        return ProcessGrid(grid, data=grid.size)
-    return ProcessGrid.squarest(grid)
-
-
 def _grid_problem(grid: ProcessGrid | Communicator, mode: str) -> str | None:
     if not isinstance(grid, ProcessGrid):
         if mode == "halodatapar":
@@ -231,6 +159,51 @@ def _grid_problem(grid: ProcessGrid | Communicator, mode: str) -> str | None:
     if mode == "halopar" and grid.sizes["data"] > 1:
         return f"halopar does not use the axis data, got {grid!r}. Use mode='halodatapar'"
     return None
+
+
+def _as_grid(grid: ProcessGrid | Communicator, mode: str) -> ProcessGrid:
+    """Returns the default grid of a communicator: all ranks along data, or the squarest grid of tiles."""
+    if isinstance(grid, ProcessGrid):
+        return grid
+    if mode == "datapar":
+        return ProcessGrid(grid, data=grid.size)
+    return ProcessGrid.squarest(grid)
+
+
+def _copy(model: nn.Module, comm: Communicator) -> nn.Module:
+    """Returns a deep copy; raises a ParallelizeError on every rank if it fails on one."""
+    copies: list[nn.Module] = []
+
+    def work() -> None:
+        try:
+            copies.append(copy_with_computed_weights(model))
+        except Exception as error:
+            raise ParallelizeError(
+                f"the model cannot be copied: {error}. It may hold a result of a forward (call parallelize before "
+                "it), or an object that deepcopy cannot copy, such as a TorchScript function"
+            ) from error
+
+    comm.attempt("parallelize", work, raises=ParallelizeError)
+    return copies[0]
+
+
+def copy_with_computed_weights(model: nn.Module) -> Any:
+    """Returns a deep copy of a model whose weights may be computed by hooks, as with torch.nn.utils.weight_norm.
+
+    deepcopy refuses tensors with a graph; here they are detached, since the hooks compute them again in every forward.
+    """
+    memo: dict[int, Any] = {}  # of deepcopy: id of an object -> its copy
+    for module in model.modules():
+        if any(type(hook).__module__.startswith("torch.nn.utils") for hook in forward_pre_hooks(module).values()):
+            for value in vars(module).values():
+                if isinstance(value, Tensor) and value.grad_fn is not None:
+                    memo[id(value)] = deepcopy(value.detach(), memo)
+    return deepcopy(model, memo)
+
+
+@uncompiled
+def _forward(model: Any, /, *args: Any, **kwargs: Any) -> Any:
+    return model.parallelism.run(model, args, kwargs)
 
 
 def _has_batch_norm(model: nn.Module) -> bool:
@@ -311,6 +284,31 @@ def _record_linears(
     args, _ = _inputs(model, parallelism, shape)
     dry_run(model, forward, args, {})
     return recorder.order
+
+
+def candidate_shapes(model: nn.Module) -> list[tuple[int, ...]]:
+    """Returns shapes of one sample that the first layer of `model` could take: a vector, or square images by size."""
+    for module in model.modules():
+        dims = next((dims for kind, dims in _IMAGE_LAYERS.items() if isinstance(module, kind)), None)
+        if dims is not None:
+            sizes = _SIZES if dims < 3 else tuple(size for size in _SIZES if size <= 64)
+            return [(cast(Any, module).in_channels, *[size] * dims) for size in sizes]
+        if isinstance(module, nn.Linear):
+            return [(module.in_features,)]
+        if isinstance(module, nn.Embedding):
+            return [(8,)]
+        maps, size = getattr(module, "in_maps", None), getattr(module, "in_size", None)
+        if maps is not None and size is not None:  # local filters have a fixed image size
+            return [(maps, *([size] * 2 if isinstance(size, int) else size))]
+    return []
+
+
+def input_dtype(model: nn.Module) -> torch.dtype:
+    """Returns the dtype of the inputs of a model: int64 if it begins with an embedding, else that of its parameters."""
+    first = next((m for m in model.modules() if list(m.parameters(recurse=False))), None)
+    if isinstance(first, nn.Embedding):
+        return torch.int64
+    return next((p.dtype for p in model.parameters() if p.is_floating_point()), torch.get_default_dtype())
 
 
 def _inputs(model: nn.Module, parallelism: Parallelism, shape: tuple[int, ...]) -> tuple[tuple, Samples]:

@@ -25,9 +25,55 @@ from torchmn.sharded.tensor import ShardedTensor
 from torchmn.trees import leaves_of, map_only
 
 
-def compiled_modules(model: nn.Module) -> list[str]:
-    """Returns the names of the modules of a model that `torch.compile(module)` returned; "" for the model itself."""
-    return [name for name, module in model.named_modules() if type(module).__name__ == "OptimizedModule"]
+def dry_run(model: nn.Module, forward: Callable[..., Any], inputs: Sequence[Any], kwargs: dict[str, Any]) -> Recorder:
+    """Runs a model on meta tensors, and returns how its parameters are used.
+
+    Parameters and buffers are replaced by meta tensors during the run, so nothing is changed or communicated.
+    Attributes that forward sets are restored.
+
+    Args:
+        model: the model.
+        forward: called with the inputs; computes the model.
+        inputs, kwargs: meta tensors.
+
+    Raises:
+        Exception: any error of the model; see `explain`.
+    """
+    parameters = {name: _meta_parameter(p) for name, p in model.named_parameters()}
+    buffers = {name: _meta_buffer(b) for name, b in model.named_buffers()}
+    slices = {
+        id(parameters[f"{prefix}.{name}" if prefix else name]): module
+        for prefix, module in model.named_modules()
+        if isinstance(module, SlicedModule)
+        for name in module.sliced_parameters
+    }
+    recorder = Recorder(model, parameters.items(), slices)
+    guards = [guard.implementation(model) for guard in GUARDS.by_event["trace"]]
+    traced = _TracedModel(model, forward, guards)
+    tensors = {f"model.{name}": x for name, x in (*parameters.items(), *buffers.items())}
+    with (
+        without_saved_tensor_hooks(),
+        attributes_restored(model),
+        random_states_restored(),
+        MetaConstants(),
+        _GuardedCalls(guards),
+        recording(recorder),
+    ):
+        functional_call(traced, tensors, tuple(inputs), kwargs, tie_weights=True)
+    return recorder
+
+
+def explain(error: BaseException) -> TorchMNError:
+    """Returns the error of a dry run as a TorchMNError with a hint."""
+    if isinstance(error, TorchMNError):
+        return error
+    hint = (
+        "It learns a tensor that is not one of its parameters: keep layers in nn.ModuleList and tensors in "
+        "nn.ParameterList, not in a Python list."
+        if "device meta" in str(error)
+        else "Its forward may depend on values (if x.sum() > 0, .item()), or expect another input_shape."
+    )
+    return ParallelizeError(f"cannot trace the model on meta tensors: {error!s}. {hint}")
 
 
 class MetaConstants(TorchFunctionMode):
@@ -68,6 +114,10 @@ def attributes_restored(model: nn.Module) -> Iterator[None]:
             attributes.update(values)
 
 
+def _attributes(module: nn.Module) -> list[dict[str, Any]]:
+    return [module.__dict__, own_parameters(module), own_buffers(module), own_modules(module)]
+
+
 @contextmanager
 def random_states_restored() -> Iterator[None]:
     """Context after which the random generators of torch, Python and NumPy have the state from before.
@@ -84,48 +134,6 @@ def random_states_restored() -> Iterator[None]:
         torch.set_rng_state(states[0])
         random.setstate(states[1])
         np.random.set_state(states[2])
-
-
-def _attributes(module: nn.Module) -> list[dict[str, Any]]:
-    return [module.__dict__, own_parameters(module), own_buffers(module), own_modules(module)]
-
-
-def dry_run(model: nn.Module, forward: Callable[..., Any], inputs: Sequence[Any], kwargs: dict[str, Any]) -> Recorder:
-    """Runs a model on meta tensors, and returns how its parameters are used.
-
-    Parameters and buffers are replaced by meta tensors during the run, so nothing is changed or communicated.
-    Attributes that forward sets are restored.
-
-    Args:
-        model: the model.
-        forward: called with the inputs; computes the model.
-        inputs, kwargs: meta tensors.
-
-    Raises:
-        Exception: any error of the model; see `explain`.
-    """
-    parameters = {name: _meta_parameter(p) for name, p in model.named_parameters()}
-    buffers = {name: _meta_buffer(b) for name, b in model.named_buffers()}
-    slices = {
-        id(parameters[f"{prefix}.{name}" if prefix else name]): module
-        for prefix, module in model.named_modules()
-        if isinstance(module, SlicedModule)
-        for name in module.sliced_parameters
-    }
-    recorder = Recorder(model, parameters.items(), slices)
-    guards = [guard.implementation(model) for guard in GUARDS.by_event["trace"]]
-    traced = _TracedModel(model, forward, guards)
-    tensors = {f"model.{name}": x for name, x in (*parameters.items(), *buffers.items())}
-    with (
-        without_saved_tensor_hooks(),
-        attributes_restored(model),
-        random_states_restored(),
-        MetaConstants(),
-        _GuardedCalls(guards),
-        recording(recorder),
-    ):
-        functional_call(traced, tensors, tuple(inputs), kwargs, tie_weights=True)
-    return recorder
 
 
 class _GuardedCalls(TorchFunctionMode):
@@ -177,14 +185,6 @@ class _TracedModel(nn.Module):
             guard.end(result)
 
 
-def explain(error: BaseException) -> TorchMNError:
-    """Returns the error of a dry run as a TorchMNError with a hint."""
-    if isinstance(error, TorchMNError):
-        return error
-    hint = (
-        "It learns a tensor that is not one of its parameters: keep layers in nn.ModuleList and tensors in "
-        "nn.ParameterList, not in a Python list."
-        if "device meta" in str(error)
-        else "Its forward may depend on values (if x.sum() > 0, .item()), or expect another input_shape."
-    )
-    return ParallelizeError(f"cannot trace the model on meta tensors: {error!s}. {hint}")
+def compiled_modules(model: nn.Module) -> list[str]:
+    """Returns the names of the modules of a model that `torch.compile(module)` returned; "" for the model itself."""
+    return [name for name, module in model.named_modules() if type(module).__name__ == "OptimizedModule"]

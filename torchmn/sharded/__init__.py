@@ -11,7 +11,7 @@ windows.py        convolutions, pools and other functions of windows: halo excha
 exchange.py       the halo exchange of a sharded tensor
 saved_buffers.py  memory that autograd need not keep: tiles with their halo
 memory_format.py  memory formats (channels_last, transposed) of results
-parameter_use.py  the recorder of a dry run: which parameters meet sharded tensors
+parameter_use.py  the recorder of a dry run: which parameters are used with sharded tensors
 refusals.py       errors that name the module of the user's model
 fusion/           optional: convolutions that share one halo exchange
 """

@@ -15,6 +15,7 @@ from torch.overrides import TorchFunctionMode
 from torchmn.communicators.watchdog.source_lines import running_frames
 from torchmn.context import here
 from torchmn.errors import ParallelizeError
+from torchmn.sharded.tensor import ShardedTensor
 from torchmn.trees import leaves_of
 
 
@@ -46,8 +47,6 @@ class Recorder(TorchFunctionMode):
         self.inside = False
 
     def __torch_function__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
-        from torchmn.sharded.tensor import ShardedTensor
-
         tensors = leaves_of(Tensor, (args, kwargs or {}))
         if not self.inside and not any(isinstance(x, ShardedTensor) for x in tensors) and not _reads_attribute(func):
             self.used_whole.update(self._names[id(x)] for x in tensors if id(x) in self._names)

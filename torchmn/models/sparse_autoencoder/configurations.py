@@ -20,6 +20,8 @@ from torchmn.models.sparse_autoencoder.model import SparseAutoencoder
 from torchmn.models.sparse_autoencoder.pretraining import pretrain
 from torchmn.parallel import parallelize
 
+Grid = ProcessGrid | Communicator
+
 
 @dataclass(frozen=True)
 class Configuration:
@@ -72,10 +74,9 @@ class Configuration:
 
 
 MNIST = Configuration()
+
+
 CIFAR10 = Configuration(in_maps=3, in_size=(32, 32), pretrain_epochs=1, pretrain_learning_rate=0.001)
-
-
-Grid = ProcessGrid | Communicator
 
 
 def convnet(

@@ -26,71 +26,8 @@ from torchmn.nn.local_filters.local_filter import TiledLocalFilter2d, by_pixel, 
 from torchmn.nn.local_filters.receptive_fields import decoded, filters_of, outputs
 from torchmn.nn.local_filters.window_sums import Windows, room_for_spreading, spread_of
 
-
-class OverlapAdd:
-    """Adds up images whose pixels overlap between ranks; starts sending when it is created. Not differentiable.
-
-    Args:
-        image: (height, width, map, batch), this rank's contribution to the pixels of its buffer (tile and halo).
-        plan: the halo plan of (height, width), which determines the buffers.
-        comm: the ranks of the tiles.
-    """
-
-    def __init__(self, image: Tensor, plan: HaloPlan, comm: Communicator) -> None:
-        self._image, self._comm = image, comm
-        self._all_dims = over_all_dims(plan, *image.shape[2:])
-        overlaps = _overlap_plan(plan)
-        self._overlaps = over_all_dims(overlaps, *image.shape[2:]) if overlaps else None
-        if self._overlaps is not None:
-            self._started = start_halo_exchange(image, self._overlaps, comm)
-
-    def sum_(self) -> Tensor:
-        """Returns the image with the contributions of all ranks added, in place if possible."""
-        if self._overlaps is None:
-            total = halo_scatter_add(self._image, self._all_dims, self._comm)
-            return halo_exchange(total, self._all_dims, self._comm)
-        for box, block in self._started.received():
-            places = zip(box.target, self._overlaps.dims, self._overlaps.place, strict=True)
-            self._image[tuple(_overlap(target, dim, at) for target, dim, at in places)].add_(block)
-        return self._image
-
-
-def _overlap(target: Interval, dim: DimPlan, place: int) -> slice:
-    """Returns the pixels of this rank's buffer that a received box of `_overlap_plan` contributes to."""
-    before, length = dim.owned[place].start - dim.needed[place].start, len(dim.owned[place])
-    if target.stop <= before:
-        return target.as_slice()
-    start = target.start - before if target.start < before + length else target.start - before - len(target)
-    return slice(start, start + len(target))
-
-
-@lru_cache(maxsize=256)
-def _overlap_plan(plan: HaloPlan) -> HaloPlan | None:
-    """Returns a plan by which each rank fetches the neighbours' contributions to the pixels of its buffer.
-
-    The dims of this plan are the concatenated buffers of all ranks. The pixels that a rank shares with its predecessor
-    are the last ones of the predecessor's buffer, which directly precede its own buffer there. None if buffers overlap
-    with more than direct neighbours.
-    """
-    dims = []
-    for dim in plan.dims:
-        starts = [0, *accumulate(len(needed) for needed in dim.needed)]
-        common = [max(0, one.stop - following.start) for one, following in pairwise(dim.needed)]
-        reaches_further = any(one.stop > second.start for one, second in zip(dim.needed, dim.needed[2:], strict=False))
-        if reaches_further or any(n > len(needed) for n, needed in zip(common, dim.needed, strict=False)):
-            return None
-        owned = tuple(Interval(*ends) for ends in pairwise(starts))
-        needed = tuple(
-            Interval(own.start - before, own.stop + after)
-            for own, before, after in zip(owned, [0, *common], [*common, 0], strict=True)
-        )
-        dims.append(DimPlan(starts[-1], owned, needed))
-    return HaloPlan.of(tuple(dims), plan.place)
-
-
 Pair = tuple[int, int]
 Box = tuple[slice, slice]
-
 EVERYTHING: Box = slice(None), slice(None)
 
 
@@ -189,3 +126,64 @@ def _owned_box(plan: HaloPlan) -> Box:
         dim.owned[at].shift(-dim.needed[at].start).as_slice() for dim, at in zip(plan.dims, plan.place, strict=True)
     )
     return rows, columns
+
+
+class OverlapAdd:
+    """Adds up images whose pixels overlap between ranks; starts sending when it is created. Not differentiable.
+
+    Args:
+        image: (height, width, map, batch), this rank's contribution to the pixels of its buffer (tile and halo).
+        plan: the halo plan of (height, width), which determines the buffers.
+        comm: the ranks of the tiles.
+    """
+
+    def __init__(self, image: Tensor, plan: HaloPlan, comm: Communicator) -> None:
+        self._image, self._comm = image, comm
+        self._all_dims = over_all_dims(plan, *image.shape[2:])
+        overlaps = _overlap_plan(plan)
+        self._overlaps = over_all_dims(overlaps, *image.shape[2:]) if overlaps else None
+        if self._overlaps is not None:
+            self._started = start_halo_exchange(image, self._overlaps, comm)
+
+    def sum_(self) -> Tensor:
+        """Returns the image with the contributions of all ranks added, in place if possible."""
+        if self._overlaps is None:
+            total = halo_scatter_add(self._image, self._all_dims, self._comm)
+            return halo_exchange(total, self._all_dims, self._comm)
+        for box, block in self._started.received():
+            places = zip(box.target, self._overlaps.dims, self._overlaps.place, strict=True)
+            self._image[tuple(_overlap(target, dim, at) for target, dim, at in places)].add_(block)
+        return self._image
+
+
+def _overlap(target: Interval, dim: DimPlan, place: int) -> slice:
+    """Returns the pixels of this rank's buffer that a received box of `_overlap_plan` contributes to."""
+    before, length = dim.owned[place].start - dim.needed[place].start, len(dim.owned[place])
+    if target.stop <= before:
+        return target.as_slice()
+    start = target.start - before if target.start < before + length else target.start - before - len(target)
+    return slice(start, start + len(target))
+
+
+@lru_cache(maxsize=256)
+def _overlap_plan(plan: HaloPlan) -> HaloPlan | None:
+    """Returns a plan by which each rank fetches the neighbours' contributions to the pixels of its buffer.
+
+    The dims of this plan are the concatenated buffers of all ranks. The pixels that a rank shares with its predecessor
+    are the last ones of the predecessor's buffer, which directly precede its own buffer there. None if buffers overlap
+    with more than direct neighbours.
+    """
+    dims = []
+    for dim in plan.dims:
+        starts = [0, *accumulate(len(needed) for needed in dim.needed)]
+        common = [max(0, one.stop - following.start) for one, following in pairwise(dim.needed)]
+        reaches_further = any(one.stop > second.start for one, second in zip(dim.needed, dim.needed[2:], strict=False))
+        if reaches_further or any(n > len(needed) for n, needed in zip(common, dim.needed, strict=False)):
+            return None
+        owned = tuple(Interval(*ends) for ends in pairwise(starts))
+        needed = tuple(
+            Interval(own.start - before, own.stop + after)
+            for own, before, after in zip(owned, [0, *common], [*common, 0], strict=True)
+        )
+        dims.append(DimPlan(starts[-1], owned, needed))
+    return HaloPlan.of(tuple(dims), plan.place)

@@ -13,48 +13,6 @@ from torchmn.models.sparse_autoencoder.best_units import Unit
 from torchmn.models.sparse_autoencoder.model import SparseAutoencoder
 
 
-def save_pictures(
-    path: Path, rows: Sequence[Tensor], titles: Sequence[str], captions: Sequence[str] | None = None
-) -> Path:
-    """Writes a PNG with a row of pictures for each of `rows`, and returns its path.
-
-    Args:
-        path: of the file.
-        rows: (count, map, height, width) each, of equal count. Three maps are red, green and blue; others are averaged.
-            Each picture is scaled from black to white.
-        titles: one per row.
-        captions: one per column.
-
-    Raises:
-        TorchMNError: if matplotlib is not installed.
-    """
-    try:
-        from matplotlib.figure import Figure  # an optional dependency
-    except ImportError as error:
-        raise TorchMNError("pictures need matplotlib: pip install matplotlib") from error
-    columns = len(rows[0])
-    figure = Figure(figsize=(1.2 * columns + 0.8, 1.4 * len(rows)), layout="constrained")
-    axes = figure.subplots(len(rows), columns, squeeze=False)
-    for row, images in enumerate(rows):
-        for column, image in enumerate(images.detach().cpu().float()):
-            cell = axes[row][column]
-            cell.imshow(_picture(image), cmap="gray", vmin=0, vmax=1)
-            cell.set_xticks([])
-            cell.set_yticks([])
-            if captions and row == 0:
-                cell.set_title(captions[column], fontsize=7)
-        axes[row][0].set_ylabel(titles[row], fontsize=8)
-    figure.savefig(path, dpi=100)
-    return path
-
-
-def _picture(image: Tensor):
-    """Returns (height, width) or (height, width, 3), scaled from 0 to 1."""
-    shown = image.permute(1, 2, 0) if len(image) == 3 else image.mean(0)
-    low, high = shown.min(), shown.max()
-    return ((shown - low) / (high - low if high > low else 1.0)).numpy()
-
-
 def visualize(
     model: SparseAutoencoder,
     images: Tensor,
@@ -162,3 +120,45 @@ def _check_plain(model: SparseAutoencoder) -> None:
             "visualize: expected a plain model, got a parallel one: load torchmn.full_state_dict(model), which all "
             "ranks must call, into a new SparseAutoencoder on one of them"
         )
+
+
+def save_pictures(
+    path: Path, rows: Sequence[Tensor], titles: Sequence[str], captions: Sequence[str] | None = None
+) -> Path:
+    """Writes a PNG with a row of pictures for each of `rows`, and returns its path.
+
+    Args:
+        path: of the file.
+        rows: (count, map, height, width) each, of equal count. Three maps are red, green and blue; others are averaged.
+            Each picture is scaled from black to white.
+        titles: one per row.
+        captions: one per column.
+
+    Raises:
+        TorchMNError: if matplotlib is not installed.
+    """
+    try:
+        from matplotlib.figure import Figure  # an optional dependency
+    except ImportError as error:
+        raise TorchMNError("pictures need matplotlib: pip install matplotlib") from error
+    columns = len(rows[0])
+    figure = Figure(figsize=(1.2 * columns + 0.8, 1.4 * len(rows)), layout="constrained")
+    axes = figure.subplots(len(rows), columns, squeeze=False)
+    for row, images in enumerate(rows):
+        for column, image in enumerate(images.detach().cpu().float()):
+            cell = axes[row][column]
+            cell.imshow(_picture(image), cmap="gray", vmin=0, vmax=1)
+            cell.set_xticks([])
+            cell.set_yticks([])
+            if captions and row == 0:
+                cell.set_title(captions[column], fontsize=7)
+        axes[row][0].set_ylabel(titles[row], fontsize=8)
+    figure.savefig(path, dpi=100)
+    return path
+
+
+def _picture(image: Tensor):
+    """Returns (height, width) or (height, width, 3), scaled from 0 to 1."""
+    shown = image.permute(1, 2, 0) if len(image) == 3 else image.mean(0)
+    low, high = shown.min(), shown.max()
+    return ((shown - low) / (high - low if high > low else 1.0)).numpy()

@@ -17,69 +17,7 @@ from torchmn.geometry import Interval
 from torchmn.nn.local_filters.batch_last import empty_in_order_of, from_pixels, pixels, pixels_as
 
 Pair = tuple[int, int]
-
-
-class Blur(NamedTuple):
-    """A separable weighted mean around each pixel. Pixels beyond the inputs count as zeros.
-
-    Attributes:
-        weights: of the window along height and along width.
-        before: index of the first pixel of the first window; negative if it is before the first pixel.
-        size: number of outputs along height and width.
-    """
-
-    weights: tuple[tuple[float, ...], tuple[float, ...]]
-    before: Pair
-    size: Pair
-
-    def adjoint(self, size: Pair) -> Blur:
-        """Returns the transposed blur, whose outputs are the inputs of this one, of `size`."""
-        rows, columns = self.weights
-        before = 1 - len(rows) - self.before[0], 1 - len(columns) - self.before[1]
-        return Blur((rows[::-1], columns[::-1]), before, size)
-
-
-def blurred(x: Tensor, blur: Blur) -> Tensor:
-    """Returns (*blur.size, ...) from x: (height, width, ...). Differentiable to any order."""
-    if x.requires_grad and torch.is_grad_enabled():
-        return _Blurred.apply(x, blur)
-    return _blurred(x, blur)
-
-
-class _Blurred(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, blur: Blur) -> Tensor:
-        ctx.adjoint = blur.adjoint((x.shape[0], x.shape[1]))
-        return _blurred(x, blur)
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
-        return blurred(gradients[0], ctx.adjoint), None
-
-
-def _blurred(x: Tensor, blur: Blur) -> Tensor:
-    height, width, *rest = x.shape
-    down, across = (
-        _matrix(blur.weights[dim], blur.before[dim], blur.size[dim], x.shape[dim], x.dtype, x.device) for dim in (0, 1)
-    )
-    rows = torch.mm(down, x.reshape(height, -1)).view(blur.size[0], width, -1)
-    return torch.bmm(across.expand(blur.size[0], -1, -1), rows).view(*blur.size, *rest)
-
-
-# Two products with banded matrices need fewer calls than sums of shifted images, and calls dominate for small maps.
-@cached_tensors(64 << 20)
-def _matrix(
-    weights: tuple[float, ...], before: int, outputs: int, inputs: int, dtype: torch.dtype, device: torch.device
-) -> Tensor:
-    """Returns (outputs, inputs): the weights of each output's window along one dim."""
-    matrix = torch.zeros(outputs, inputs, dtype=torch.float64, device="cpu")
-    for at, weight in enumerate(weights):
-        matrix.diagonal(before + at).fill_(weight)
-    return matrix.to(device, dtype)
-
-
 Box = tuple[Interval, Interval]
-
 MAPS = 2  # the dim of maps in (height, width, map, batch)
 
 
@@ -201,6 +139,65 @@ class _Normalised(torch.autograd.Function):
             y = from_pixels(contrast_of(pixels(x), ctx.how)[0])
             return torch.autograd.grad(y, x, gradients[0], create_graph=True)[0], None
         return from_pixels(gradient_of_contrast(pixels_as(gradients[0], x), Contrast(*seen), ctx.how)), None
+
+
+class Blur(NamedTuple):
+    """A separable weighted mean around each pixel. Pixels beyond the inputs count as zeros.
+
+    Attributes:
+        weights: of the window along height and along width.
+        before: index of the first pixel of the first window; negative if it is before the first pixel.
+        size: number of outputs along height and width.
+    """
+
+    weights: tuple[tuple[float, ...], tuple[float, ...]]
+    before: Pair
+    size: Pair
+
+    def adjoint(self, size: Pair) -> Blur:
+        """Returns the transposed blur, whose outputs are the inputs of this one, of `size`."""
+        rows, columns = self.weights
+        before = 1 - len(rows) - self.before[0], 1 - len(columns) - self.before[1]
+        return Blur((rows[::-1], columns[::-1]), before, size)
+
+
+def blurred(x: Tensor, blur: Blur) -> Tensor:
+    """Returns (*blur.size, ...) from x: (height, width, ...). Differentiable to any order."""
+    if x.requires_grad and torch.is_grad_enabled():
+        return _Blurred.apply(x, blur)
+    return _blurred(x, blur)
+
+
+class _Blurred(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, blur: Blur) -> Tensor:
+        ctx.adjoint = blur.adjoint((x.shape[0], x.shape[1]))
+        return _blurred(x, blur)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
+        return blurred(gradients[0], ctx.adjoint), None
+
+
+def _blurred(x: Tensor, blur: Blur) -> Tensor:
+    height, width, *rest = x.shape
+    down, across = (
+        _matrix(blur.weights[dim], blur.before[dim], blur.size[dim], x.shape[dim], x.dtype, x.device) for dim in (0, 1)
+    )
+    rows = torch.mm(down, x.reshape(height, -1)).view(blur.size[0], width, -1)
+    return torch.bmm(across.expand(blur.size[0], -1, -1), rows).view(*blur.size, *rest)
+
+
+# Two products with banded matrices need fewer calls than sums of shifted images, and calls dominate for small maps.
+@cached_tensors(64 << 20)
+def _matrix(
+    weights: tuple[float, ...], before: int, outputs: int, inputs: int, dtype: torch.dtype, device: torch.device
+) -> Tensor:
+    """Returns (outputs, inputs): the weights of each output's window along one dim."""
+    matrix = torch.zeros(outputs, inputs, dtype=torch.float64, device="cpu")
+    for at, weight in enumerate(weights):
+        matrix.diagonal(before + at).fill_(weight)
+    return matrix.to(device, dtype)
 
 
 def _around(box: Box, halves: Pair, size: Pair) -> Box:

@@ -67,8 +67,8 @@ def check_dropout(grid: ProcessGrid, samples: Samples, of_image: bool) -> None:
     """
     if not samples.known:
         refuse(
-            "dropout in evaluation mode: ranks along 'data' have different samples, and compare only in training which "
-            "part of the mask is theirs. Call model.train(), or use a grid without the axis data"
+            "dropout in evaluation mode: ranks along 'data' have different samples, and exchange batch sizes, on which "
+            "their parts of the mask depend, in training only. Call model.train(), or use a grid without the axis data"
         )
     if (grid.sizes["data"] > 1 and not of_image) or (grid.comm.traits.shares_process and grid.comm.size > 1):
         refuse_in_checkpoint("dropout")
