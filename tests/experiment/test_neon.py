@@ -107,7 +107,6 @@ def edited(old: str, new: str) -> str:
         (edited("datasets.MNIST", "datasets.MOBIDICK"), "old.yaml:3:12: the data set MOBIDICK is not supported. Did you mean 'MOBYDICK'?"),
         (edited("transforms.RectLin", "transforms.RecLin"), "the activation RecLin is not supported. Did you mean 'RectLin'?"),
         (edited("transforms.CrossEntropy", "transforms.XCovarianc"), "the cost XCovarianc is not supported. Did you mean 'XCovariance'?"),
-        (edited("transforms.CrossEntropy {", "transforms.CrossEntropy { shortcut_deriv: False,"), "shortcut_deriv is supported as True only, got False: the gradient of the cost with the softmax or logistic"),
         (edited("metrics.MisclassRate", "metrics.Missclass"), "the metric Missclass is not supported. Did you mean"),
         (edited("params.UniformValGen", "params.IdentityValGen"), "the initial weights IdentityValGen are not supported"),
         (edited("gradient_descent_momentum", "rprop"), "old.yaml:14:10: the learning rule 'rprop' is not supported"),

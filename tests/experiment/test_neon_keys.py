@@ -61,7 +61,8 @@ OTHER: dict[str, Any] = {
     "dataset": Node("MNIST", sample_pct=50),
     "model": Node("MLP", num_epochs=3, batch_size=20, layers=experiment()["model"]["layers"]),
     "datasets": [Node("MNIST", sample_pct=50)], "backend": Node("CPU", rng_seed=7), "metrics": Node(test=[Node("AUC")]),
-    "predictions": "[test]", "dist_flag": True, "dist_mode": "halopar", "rng_seed": 5, "num_epochs": 7,
+    "predictions": "[test]", "inference_sets": "[test]", "inference_metrics": "[!obj:x.AUC {}]", "maxout": 3,
+    "dist_flag": True, "dist_mode": "halopar", "rng_seed": 5, "num_epochs": 7,
     "batch_size": 25,
     "layers": experiment(layer("FCLayer", nout=33))["model"]["layers"], "cost": Node("SumSquaredDiffs"),
     "epoch_metrics": Node(test=[Node("AUC")]), "learning_rate": 0.3, "momentum": RAMP, "momentum_params": RAMP,
@@ -91,12 +92,14 @@ WRONG: dict[str, Any] = {
     "batch_size": 99, "nin": 800, "nifm": 2, "ifmshape": "[27, 28]", "nfm": 2, "nofm": 2, "ofmshape": "[27, 28]",
     "nout": 783, "is_local": False, "ref_layer": Node("FCLayer", nout=3), "shared_bias": False,
     "brule_init": rule(0.03), "cost": Node("SumSquaredDiffs"), "pretrain_cost": Node("CrossEntropy"),
+    "dataset": Node("MNIST", sample_pct=30), "olayer": Node("FCLayer", nout=3), "deserialized_path": "/tmp",
 }  # fmt: skip
 RIGHT: dict[str, Any] = {
     "batch_size": 100, "nin": 784, "nifm": 1, "ifmshape": "[28, 28]", "nfm": 1, "nofm": 1, "ofmshape": "[28, 28]",
     "nout": 784, "is_local": True, "ref_layer": Node("DataLayer", nout=784), "shared_bias": True,
     "brule_init": rule(0.1), "cost": Node("CrossEntropy"), "pretrain_cost": Node("SumSquaredDiffs"),
-    "CostLayer.nin": 10,
+    "CostLayer.nin": 10, "dataset": Node("MNIST"), "deserialized_path": "/no/such/file.pkl",
+    "olayer": layer("FCLayer", nout=10, activation=Node("Logistic")),
 }  # fmt: skip
 # Other keys that a key needs to be read.
 BESIDE: dict[str, dict[str, Any]] = {
@@ -123,6 +126,8 @@ def complete(found: Node, target: Node, group: str, name: str, key: str) -> None
         found["datasets"] = [found.pop("dataset")]
     elif key == "learning_rule":
         target["learning_rule"] = target.pop("lrule_init", rule())
+    elif group == "layers" and key == "learning_rate":
+        target.pop("lrule_init", None)
     elif key == "initial_coef" and name != "momentum_params of linear_monotone":
         target["initial_coef"] = target.pop("coef")
     elif key == "coef" and name == "momentum_params of linear_monotone":
@@ -184,7 +189,13 @@ def test_a_value_that_is_not_allowed_is_an_error(group, name):
         before, _ = converted(found)
         target[key] = only.values[0]
         assert converted(found)[0] == before, key
-        target[key] = not only.values[0] if isinstance(only.values[0], bool) else "np.float16"
+        for value in only.replaced:
+            target[key] = Node(value) if str(value).endswith("pt_dtype") else value
+            after, notes = converted(found)
+            assert after == before, key
+            assert [note for note in notes if PLACE.match(note) and f": {key} has no effect: {only.note}" in note], key
+        simple = isinstance(only.values[0], bool) and not only.replaced
+        target[key] = not only.values[0] if simple else "np.float64"
         message = refusal(found)
         assert PLACE.match(message) and key in message and only.reason in message
 

@@ -196,12 +196,6 @@ def test_different_rules_for_bias_and_weights_are_an_error():
     assert "FCLayer: expected brule_init to be the learning rule of the weights" in refusal(found)
 
 
-def test_a_derivative_without_the_shortcut_is_an_error():
-    found = experiment()
-    found["model"]["layers"][-1]["cost"]["shortcut_deriv"] = False
-    assert "CrossEntropy: shortcut_deriv is supported as True only, got False: the gradient" in refusal(found)
-
-
 @pytest.mark.parametrize(
     ("place", "key", "value", "message"),
     [

@@ -8,7 +8,7 @@ from torchmn.errors import ExperimentError
 from torchmn.experiment.neon.layers import ConvertedLayers, convert_layers, rule_of
 from torchmn.experiment.neon.shapes import Shape
 from torchmn.experiment.neon.tagged_value import TaggedValue, as_float, at, plain
-from torchmn.experiment.neon.values import COSTS, one_of
+from torchmn.experiment.neon.values import COSTS, check_olayer, one_of
 
 STACK = ("LocalFilteringLayer", "L2PoolingLayer", "LCNLayer")
 CLASSIFIERS = ("Layer", "LayerWithNoBias", "FCLayer")
@@ -45,9 +45,7 @@ def convert_autoencoder(
     for layer, new_filter in zip(filters, new_filters, strict=True):
         _check_filter(layer, new_filter)
     _check_classifier(classifier, converted.layers[-1].value["linear"])
-    optimizer, classifier_options = _rules(model, filters, classifier, converted)
-    params = _rule(filters[0]).get("lr_params") or at(layers.where, {})
-    pretraining_lr = params.get("pretrain_learning_rate")
+    optimizer, classifier_options = _rules(model, filters, converted)
     autoencoder: dict[str, Any] = {
         "maps": _same(filters, "nofm"),
         "kernels": [_side(layer) for layer in filters],
@@ -58,12 +56,12 @@ def convert_autoencoder(
         "sparsity": _sparsity(filters),
         "pretraining": {
             "epochs": model.get("num_pretrain_epochs") if model.plain("pretraining", True) else 0,
-            "lr": None if pretraining_lr is None else as_float(pretraining_lr),
+            "lr": _pretraining_rate(filters[0], optimizer),
         },
         "classifier_epochs": model.get("num_initial_epochs"),
         "classifier": classifier_options,
     }
-    return at(model.where, autoencoder), _cost(model, layers), optimizer
+    return at(model.where, autoencoder), _cost(model, layers, classifier), optimizer
 
 
 def _stacks_and_classifier(model: TaggedValue, layers: TaggedValue) -> tuple[list[TaggedValue], TaggedValue]:
@@ -77,25 +75,29 @@ def _stacks_and_classifier(model: TaggedValue, layers: TaggedValue) -> tuple[lis
     return inner[:-1], inner[-1]
 
 
-def _rule(layer: TaggedValue) -> TaggedValue:
+def _parameters(layer: TaggedValue) -> TaggedValue:
+    """Returns the parameters of a layer's learning rule, empty without one."""
     rule = rule_of(layer)
-    if rule is None:
-        raise ExperimentError(f"{layer.where}: {layer.kind} needs a learning rule")
-    return rule
+    return (rule.get("lr_params") if rule is not None else None) or at(layer.where, {})
+
+
+def _pretraining_rate(layer: TaggedValue, optimizer: TaggedValue) -> TaggedValue | None:
+    """Returns the learning rate of pretraining: that of training if there is no other."""
+    found = _parameters(layer).get("pretrain_learning_rate")
+    return optimizer.get("lr") if found is None else as_float(found)
 
 
 def _rules(
-    model: TaggedValue, filters: list[TaggedValue], classifier: TaggedValue, converted: ConvertedLayers
+    model: TaggedValue, filters: list[TaggedValue], converted: ConvertedLayers
 ) -> tuple[TaggedValue, TaggedValue | None]:
     """Returns the optimizer of the filters, and the options in which that of the classifier differs."""
     *of_filters, of_classifier = (rule for _, rule in converted.rules)
-    rules = [plain(_rule(layer).get("lr_params") or at(layer.where, {})) for layer in filters]
+    rules = [plain(_parameters(layer)) for layer in filters]
     for layer, params, rule in zip(filters, rules, of_filters, strict=True):
         if params != rules[0] or plain(rule) != plain(of_filters[0]):
             raise ExperimentError(
-                f"{_rule(layer).where}: {model.kind}: all local filters must have the same learning rule"
+                f"{(rule_of(layer) or layer).where}: {model.kind}: all local filters must have the same learning rule"
             )
-    _rule(classifier)
     common = of_filters[0]
     different = {key: value for key, value in of_classifier.items() if plain(value) != common.plain(key)}
     if of_classifier.plain("name") != common.plain("name"):
@@ -131,12 +133,14 @@ def _check_classifier(layer: TaggedValue, converted: TaggedValue) -> None:
         raise ExperimentError(f"{layer.where}: {layer.kind}: the classifier of GB has no batch_norm")
 
 
-def _cost(model: TaggedValue, layers: TaggedValue) -> TaggedValue:
+def _cost(model: TaggedValue, layers: TaggedValue, classifier: TaggedValue) -> TaggedValue:
     """Returns the cost of supervised training; that of pretraining must be the autoencoder's."""
     last = layers.value[-1]
     found = last.get("cost") if last.name == "CostLayer" else model.get("cost")
     if found is not None and one_of(COSTS, found, "the cost") != "cross_entropy":
         raise ExperimentError(f"{found.where}: {model.kind} is supported with the cost CrossEntropy, got {found.kind}")
+    if found is not None:
+        check_olayer(found, classifier)
     first = model.get("pretrain_cost")
     if first is not None and (one_of(COSTS, first, "the cost") != "sum_squared" or first.number("scale", 1.0) != 1):
         raise ExperimentError(f"{first.where}: {model.kind} is supported with the pretrain_cost SumSquaredDiffs only")

@@ -11,7 +11,7 @@ from typing import Any
 from torchmn.errors import ExperimentError
 from torchmn.experiment.neon.layers import ConvertedLayers, convert_layers, cost_target
 from torchmn.experiment.neon.tagged_value import TaggedValue, at
-from torchmn.experiment.neon.values import cost_of
+from torchmn.experiment.neon.values import check_olayer, cost_of
 
 PATHS = ("layers", "classlayers", "stylelayers")
 
@@ -37,12 +37,9 @@ def convert_balance(model: TaggedValue, converted: ConvertedLayers) -> tuple[lis
     first, code = sum(widths[:index]), sum(widths)
     units = (first, first + widths[index])
     convert_layers(at(branch.where, layers[: at_branch + 1]), converted)
-    decoder = ConvertedLayers(
-        batch_size=converted.batch_size, default_rule=converted.default_rule, shape=converted.shape
-    )
+    decoder = converted.inside()
     convert_layers(at(branch.where, layers[at_branch + 1 : -1]), decoder)
-    converted.rules += [(-1, rule) for _, rule in decoder.rules]
-    converted.notes += decoder.notes
+    converted.include(decoder)
     batch_size = converted.batch_size
     for path, target in ((layers, "inputs"), (classes, "labels")):
         if cost_target(path[-1]) != target:
@@ -54,9 +51,9 @@ def convert_balance(model: TaggedValue, converted: ConvertedLayers) -> tuple[lis
     converted.layers.append(at(branch.where, {"branch": {"layers": joined}}))
     pixels = int(layers[-2].number("nout", 0))
     costs = [
-        _cost(classes[-1], batch_size, {"units": list(units), "target": "labels", "outputs": "probabilities"}),
-        _cost(style[-1], batch_size, {"units": [0, code]}),
-        _cost(layers[-1], batch_size, {"units": [code, code + pixels], "target": "inputs"}),
+        _cost(classes, batch_size, {"units": list(units), "target": "labels", "outputs": "probabilities"}),
+        _cost(style, batch_size, {"units": [0, code]}),
+        _cost(layers, batch_size, {"units": [code, code + pixels], "target": "inputs"}),
     ]
     return costs, units
 
@@ -91,10 +88,11 @@ def _path(model: TaggedValue, key: str) -> list[TaggedValue]:
     return found.value
 
 
-def _cost(layer: TaggedValue, batch_size: TaggedValue | None, options: dict[str, Any]) -> TaggedValue:
-    found = layer.get("cost")
+def _cost(path: list[TaggedValue], batch_size: TaggedValue | None, options: dict[str, Any]) -> TaggedValue:
+    found = path[-1].get("cost")
     if found is None:
-        raise ExperimentError(f"{layer.where}: CostLayer needs the key 'cost'")
+        raise ExperimentError(f"{path[-1].where}: CostLayer needs the key 'cost'")
+    check_olayer(found, path[-2])
     cost = cost_of(found, batch_size)
     named = cost.value if isinstance(cost.value, dict) else {"name": cost}
     if found.name != "CrossEntropy":

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter, deque
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from yaml.nodes import Node
@@ -14,15 +15,25 @@ from torchmn.experiment.neon.autoencoder import convert_autoencoder
 from torchmn.experiment.neon.balance import convert_balance
 from torchmn.experiment.neon.data import convert_dataset
 from torchmn.experiment.neon.keys import check_keys
+from torchmn.experiment.neon.layer_tables import FLOAT32
 from torchmn.experiment.neon.layers import ConvertedLayers, convert_layers
 from torchmn.experiment.neon.rules import momentum
 from torchmn.experiment.neon.shapes import sample_shape
-from torchmn.experiment.neon.tables import ANCHOR_KEYS, BACKENDS, EXPERIMENTS, KEYS, MODELS
-from torchmn.experiment.neon.tagged_value import OBJECT, TaggedValue, as_document, as_float, at, plain, read_nodes
-from torchmn.experiment.neon.values import METRICS, cost_of, one_of
+from torchmn.experiment.neon.tables import ANCHOR_KEYS, BACKENDS, EMULATORS, EXPERIMENTS, KEYS, MODELS
+from torchmn.experiment.neon.tagged_value import (
+    OBJECT,
+    TaggedValue,
+    as_document,
+    as_float,
+    at,
+    plain,
+    read_nodes,
+    same_object,
+)
+from torchmn.experiment.neon.values import METRICS, check_olayer, cost_of, one_of
 from torchmn.modes import mode_of as mode_named
 
-NEON_MODES = ("halopar", "vecpar", "datapar", "halodatapar")
+NEON_MODES = ("halopar", "vecpar", "modelpar", "datapar", "halodatapar")
 
 
 def mode_of(experiment: TaggedValue, dataset: TaggedValue, model: TaggedValue, notes: list[str]) -> TaggedValue | None:
@@ -49,7 +60,7 @@ def mode_of(experiment: TaggedValue, dataset: TaggedValue, model: TaggedValue, n
         if not isinstance(found.value, bool):
             raise ExperimentError(f"{found.where}: expected dist_flag to be True or False, got {plain(found)!r}")
     for key, found in (("dist_mode", modes), ("dist_flag", flags)):
-        different = [(section, value) for section, value in found if value.value != found[0][1].value]
+        different = [(section, value) for section, value in found if _meaning(value) != _meaning(found[0][1])]
         if different:
             section, value = different[0]
             first_section, first = found[0]
@@ -70,6 +81,12 @@ def mode_of(experiment: TaggedValue, dataset: TaggedValue, model: TaggedValue, n
         notes.append(f"{mode.where}: dist_mode has no effect: {reason}, and neon runs on one rank")
         return None
     return TaggedValue(mode_named(mode.value).name, mode.where)
+
+
+def _meaning(mode_or_flag: TaggedValue) -> str | bool:
+    """Returns a flag, or the name of a mode: `modelpar` and `vecpar` are the same one."""
+    value = mode_or_flag.value
+    return value if isinstance(value, bool) else mode_named(value).name
 
 
 def batch_size_of(dataset: TaggedValue, local: TaggedValue, mode: TaggedValue | None, notes: list[str]) -> TaggedValue:
@@ -109,7 +126,7 @@ UNSUPPORTED_MODELS = {
 }
 """Models of neon that are not converted, with the alternative."""
 # neon's metrics for a file without any.
-DEFAULT_METRIC = {"train": ["misclassified_percentage"], "test": ["misclassified_percentage"]}
+DEFAULT_METRIC = "misclassified_percentage"
 
 
 @dataclass(frozen=True)
@@ -177,7 +194,7 @@ def _convert(name: str, experiment: TaggedValue) -> Converted:
     model = _model_of(experiment)
     layers = _required(model, "layers")
     notes = check_keys(experiment, KEYS, ANCHOR_KEYS)
-    source, units = _dataset_of(experiment), None
+    source, units = _dataset_of(experiment, model, layers), None
     dataset = convert_dataset(source, notes)
     mode = mode_of(experiment, source, model, notes)
     size = _required(model, "batch_size")
@@ -186,24 +203,29 @@ def _convert(name: str, experiment: TaggedValue) -> Converted:
         autoencoder, cost, optimizer = convert_autoencoder(model, shape, notes)
         new_model: dict[str, Any] = {"autoencoder": autoencoder, "cost": cost}
     else:
-        converted = ConvertedLayers(batch_size=size, default_rule=_rule_of_model(model), shape=shape)
+        converted = ConvertedLayers(
+            batch_size=size, default_rule=_rule_of_model(model), momentum=_momentum_of_model(model), shape=shape
+        )
         if model.name == "Balance":
             costs, units = convert_balance(model, converted)
             new_model = {"layers": converted.layers, "cost": costs}
         else:
             convert_layers(layers, converted)
-            new_model = {"layers": converted.layers, "cost": _cost(model, converted), "target": converted.target}
+            reconstructs = model.name == "Autoencoder" and converted.cost is None
+            target = "inputs" if reconstructs else converted.target
+            new_model = {"layers": converted.layers, "cost": _cost(model, converted), "target": target}
         optimizer = _optimizer(converted)
         notes += [*converted.notes, *_unused_rule(model, converted)]
+    _check_saved_model(model, notes)
     new_experiment: dict[str, Any] = {
         "dataset": dataset,
         "model": new_model,
         "optimizer": optimizer,
         "epochs": _required(model, "num_epochs"),
         "batch_size": batch_size_of(source, size, mode, notes),
-        "seed": _seed(experiment),
+        "seed": _seed(experiment, notes),
         "metrics": _metrics(experiment, model, dataset, units, notes)
-        or _default_metrics(experiment, new_model, dataset, units),
+        or _default_metrics(experiment, new_model, dataset, units, notes),
         "parallel": None if mode is None else at(mode.where, {"mode": mode}),
         "shuffle": False,
         "drop_last": True,
@@ -219,11 +241,25 @@ def _required(section: TaggedValue, key: str) -> TaggedValue:
     return found
 
 
-def _dataset_of(experiment: TaggedValue) -> TaggedValue:
+def _dataset_of(experiment: TaggedValue, model: TaggedValue, layers: TaggedValue) -> TaggedValue:
+    """Returns the data set of the experiment, else that of the model or its DataLayer; others must be the same."""
+    inner = [model, *(layers.value if isinstance(layers.value, list) else ())]
+    of_model = [found for section in inner if (found := section.get("dataset")) is not None]
+    dataset = _dataset_of_experiment(experiment, of_model[0] if of_model else None)
+    for found in of_model:
+        if not same_object(found, dataset):
+            raise ExperimentError(
+                f"{found.where}: expected dataset to be that of the experiment, {dataset.kind or 'without !obj:'}, got "
+                f"{found.kind or str(plain(found))[:60]}: a model is trained on one data set"
+            )
+    return dataset
+
+
+def _dataset_of_experiment(experiment: TaggedValue, of_model: TaggedValue | None) -> TaggedValue:
     found, several = experiment.get("dataset"), experiment.get("datasets")
     if found is not None and several is not None:
         raise ExperimentError(f"{several.where}: the experiment has both dataset and datasets: expected one of them")
-    found = found or several
+    found = found or several or of_model
     if found is not None and isinstance(found.value, list) and len(found.value) == 1:
         found = found.value[0]
     if found is None:
@@ -239,6 +275,7 @@ def _cost(model: TaggedValue, converted: ConvertedLayers) -> TaggedValue:
         return converted.cost
     if found is None:
         raise ExperimentError(f"{model.where}: expected a CostLayer or the key 'cost', got neither")
+    check_olayer(found, converted.last)
     return cost_of(found, converted.batch_size)
 
 
@@ -247,18 +284,46 @@ def _rule_of_model(model: TaggedValue) -> TaggedValue | None:
     rate = model.get("learning_rate")
     if rate is None:
         return None
+    return at(rate.where, {"name": "sgd", "lr": as_float(rate), **_momentum_of_model(model)})
+
+
+def _momentum_of_model(model: TaggedValue) -> dict[str, Any]:
     found = model.get("momentum") or model.get("momentum_params")
-    options = momentum(found) if found is not None else {}
-    return at(rate.where, {"name": "sgd", "lr": as_float(rate), **options})
+    return momentum(found) if found is not None else {}
 
 
 def _unused_rule(model: TaggedValue, converted: ConvertedLayers) -> list[str]:
-    """Returns notes on the model's learning rule if no layer uses it."""
-    if converted.default_rule is not None and any(rule is converted.default_rule for _, rule in converted.rules):
-        return []
-    reason = "each layer has a learning rule" if model.get("learning_rate") is not None else "there is no learning_rate"
-    keys = ("learning_rate", "momentum", "momentum_params")
-    return [f"{found.where}: {key} has no effect: {reason}" for key in keys if (found := model.get(key)) is not None]
+    """Returns notes on the keys of the model's learning rule that no layer uses."""
+    notes = []
+    for key in ("learning_rate", "momentum", "momentum_params"):
+        found = model.get(key)
+        if found is None:
+            continue
+        if key == "momentum_params" and model.get("momentum") is not None:
+            notes.append(f"{found.where}: momentum_params has no effect: there is momentum")
+        elif key == "learning_rate" and key not in converted.used:
+            notes.append(f"{found.where}: learning_rate has no effect: each layer has a learning rule or rate")
+        elif key != "learning_rate" and "momentum" not in converted.used:
+            notes.append(f"{found.where}: {key} has no effect: each layer has a learning rule")
+        elif key != "learning_rate" and model.get("learning_rate") is None and "rate" not in converted.used:
+            notes.append(f"{found.where}: {key} has no effect: there is no learning_rate")
+    return notes
+
+
+def _check_saved_model(model: TaggedValue, notes: list[str]) -> None:
+    """Raises an ExperimentError if the model continues from a file that exists."""
+    found = model.get("deserialized_path")
+    if found is None:
+        return
+    if Path(str(plain(found))).expanduser().exists():
+        raise ExperimentError(
+            f"{found.where}: deserialized_path {str(plain(found))!r}: neon's saved models are not read: remove the key "
+            "to begin with the initial weights"
+        )
+    notes.append(
+        f"{found.where}: deserialized_path {str(plain(found))!r} does not exist: training begins with the initial "
+        "weights"
+    )
 
 
 def _optimizer(converted: ConvertedLayers) -> TaggedValue:
@@ -268,27 +333,28 @@ def _optimizer(converted: ConvertedLayers) -> TaggedValue:
     texts = [repr(plain(rule)) for _, rule in converted.rules]
     common = converted.rules[texts.index(Counter(texts).most_common(1)[0][0])][1]
     default = plain(common)
-    for (index, rule), text in zip(converted.rules, texts, strict=True):
+    for (layer, rule), text in zip(converted.rules, texts, strict=True):
         if text == repr(default):
             continue
         options = plain(rule)
         different = {key for key in options.keys() | default.keys() if options.get(key) != default.get(key)}
-        if index < 0 or different - {"lr", "momentum", "weight_decay"}:
+        if different - {"lr", "momentum", "weight_decay"}:
             raise ExperimentError(
                 f"{rule.where}: the learning rules of layers differ in {', '.join(sorted(different))}; only lr, "
                 "momentum and weight_decay may differ between layers"
             )
-        layer = next(iter(converted.layers[index].value.values()))
         given = {key: value for key, value in options.items() if key in different}
         layer.value["optimizer"] = at(rule.where, given | dict.fromkeys(different - given.keys(), 0.0))
     return common
 
 
-def _seed(experiment: TaggedValue) -> TaggedValue | None:
+def _seed(experiment: TaggedValue, notes: list[str]) -> TaggedValue | None:
     backend = experiment.get("backend")
     if backend is None:
         return None
     one_of(BACKENDS, backend, "the back end")
+    if backend.name in EMULATORS:
+        notes.append(f"{backend.where}: the back end {backend.kind} has no effect: {FLOAT32.note}")
     return backend.get("rng_seed")
 
 
@@ -301,7 +367,7 @@ def _metrics(
 ) -> dict[str, list[TaggedValue]] | None:
     """Returns the metrics of each split; neon's metrics at the end and after each epoch are combined."""
     by_split: dict[str, dict[str, TaggedValue]] = {}
-    at_end = None if experiment.name == "FitExperiment" else experiment.get("metrics")
+    at_end = None if experiment.name == "FitExperiment" else experiment.get("metrics") or _inference_metrics(experiment)
     for found in (at_end, model.get("epoch_metrics")):
         for split, group in found.items() if found is not None else ():
             if split not in _splits(dataset):
@@ -318,17 +384,39 @@ def _metrics(
     return {split: list(metrics.values()) for split, metrics in by_split.items()} or None
 
 
+def _inference_splits(experiment: TaggedValue) -> list[str]:
+    """Returns the splits of `inference_sets`; by default both."""
+    found = experiment.get("inference_sets")
+    splits = ["train", "test"] if found is None else plain(found)
+    splits = [splits] if isinstance(splits, str) else splits
+    if found is not None and (not isinstance(splits, list) or not all(isinstance(split, str) for split in splits)):
+        raise ExperimentError(f"{found.where}: expected inference_sets to be a list of splits, got {str(splits)[:60]}")
+    return splits
+
+
+def _inference_metrics(experiment: TaggedValue) -> TaggedValue | None:
+    """Returns the `metrics` that `inference_metrics` and `inference_sets` stand for."""
+    found = experiment.get("inference_metrics")
+    return None if found is None else at(found.where, dict.fromkeys(_inference_splits(experiment), found))
+
+
 def _default_metrics(
-    experiment: TaggedValue, model: dict[str, Any], dataset: TaggedValue, units: tuple[int, int] | None
+    experiment: TaggedValue,
+    model: dict[str, Any],
+    dataset: TaggedValue,
+    units: tuple[int, int] | None,
+    notes: list[str],
 ) -> dict[str, list[Any]] | None:
     """Returns the metrics of FitPredictErrorExperiment, unless metrics are given or the targets are not classes."""
     given = experiment.get("metrics") is not None or experiment.name == "FitExperiment"
     if given or model.get("target") == "inputs" or dataset.plain("name") in ("housing", "sparsenet"):
         return None
-    return {
-        split: [{"name": name, "units": list(units)} if units else name for name in names]
-        for split, names in DEFAULT_METRIC.items()
-    }
+    metric = {"name": DEFAULT_METRIC, "units": list(units)} if units else DEFAULT_METRIC
+    missing = [split for split in _inference_splits(experiment) if split not in _splits(dataset)]
+    if missing:
+        found = experiment.get("inference_sets") or experiment
+        notes.append(f"{found.where}: inference_sets has no effect for {missing[0]}: there are no such samples")
+    return {split: [metric] for split in _inference_splits(experiment) if split not in missing}
 
 
 def _predictions(experiment: TaggedValue, dataset: TaggedValue, notes: list[str]) -> list[str] | None:

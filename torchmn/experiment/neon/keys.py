@@ -15,10 +15,19 @@ from torchmn.experiment.neon.tagged_value import TaggedValue, plain
 
 @dataclass(frozen=True)
 class AllowedValues:
-    """Values of a key that have no effect, because they are TorchMN's behaviour; others are an error."""
+    """Values of a key that have no effect; others are an error.
+
+    Attributes:
+        values: TorchMN's behaviour.
+        reason: why other values are an error.
+        replaced: values, or classes of an object, in whose place TorchMN's behaviour is used, with a note.
+        note: why.
+    """
 
     values: tuple[Any, ...]
     reason: str
+    replaced: tuple[Any, ...] = ()
+    note: str = ""
 
 
 @dataclass(frozen=True)
@@ -115,7 +124,9 @@ class _KeyChecker:
             raise ExperimentError(f"{value.where}: {owner}: the key {key!r} is not supported: {table.refused[key]}")
         elif key in table.only:
             only = table.only[key]
-            if plain(value) not in only.values:
+            if (value.kind or plain(value)) in only.replaced:
+                self.note(key, only.note, value)
+            elif plain(value) not in only.values:
                 raise ExperimentError(
                     f"{value.where}: {owner}: {key} is supported as {' or '.join(map(str, only.values))} only, got "
                     f"{str(plain(value))[:60]}: {only.reason}"
@@ -182,7 +193,12 @@ def ignored_table(kinds: Mapping[str, Mapping[str, Keys]]) -> str:
     found: dict[tuple[str, str], dict[str, list[str]]] = {}
     for group, tables in kinds.items():
         for name, keys in tables.items():
-            for key, reason in keys.ignored.items():
+            values = {
+                key: f"{', '.join(map(str, only.replaced))}: {only.note}"
+                for key, only in keys.only.items()
+                if only.note
+            }
+            for key, reason in (*keys.ignored.items(), *values.items()):
                 found.setdefault((key, reason), {}).setdefault(group, []).append(name)
     rows: dict[tuple[str, str], list[str]] = {}
     for (key, reason), groups in found.items():

@@ -9,6 +9,8 @@ from torchmn.experiment.neon.keys import AllowedValues, Keys
 FLOAT32 = AllowedValues(
     ("np.float32", "float32", "numpy.float32"),
     "numbers are float32 here, or float64 with `dtype: float64` in TorchMN's format",
+    ("np.float16", "float16", "numpy.float16", "fixpt_dtype", "flexpt_dtype"),
+    "numbers are float32 here: neon's shorter types saved memory of GPUs, or emulated hardware",
 )
 BACKEND = {"backend": "PyTorch computes, on the device of each rank"}
 NAME = {"name": "a label in neon's logs"}
@@ -38,7 +40,7 @@ _LAYER_ONLY = dtypes(
 )  # fmt: skip
 _SAMPLE = ("batch_size", "nin")
 _IMAGE = (*_SAMPLE, "nifm", "ifmshape")
-_RULE = ("learning_rule", "lrule_init")
+_RULE = ("learning_rule", "lrule_init", "learning_rate")
 _WEIGHTS = ("weight_init", *_RULE, "activation")
 _NO_WEIGHTS: dict[str, str] = dict.fromkeys(
     ("weight_init", *_RULE, "brule_init", "batch_norm"), "the layer has no weights"
@@ -60,15 +62,11 @@ def _layer(
 
 
 _POOL_IGNORED = _NO_WEIGHTS | {"activation": "neon's pooling and normalising layers apply none"}
-_DATA_IGNORED = {
-    "dataset": "a model is trained on the experiment's data set",
-    "has_labels": "labels are class indices here",
-}
 
 
 def _pool(*read: str) -> Keys:
-    maxout = {"maxout": AllowedValues((1,), "maxima over channels are not supported")}
-    return _layer((*read, "fshape", "stride", "pad"), (*_IMAGE, "nfm", "nofm"), True, _POOL_IGNORED, maxout)
+    only = {} if "maxout" in read else {"maxout": AllowedValues((1,), "only maxima are taken over maps")}
+    return _layer((*read, "fshape", "stride", "pad"), (*_IMAGE, "nfm", "nofm"), True, _POOL_IGNORED, only)
 
 
 def _norm(only: Mapping[str, AllowedValues] | None = None) -> Keys:
@@ -78,7 +76,12 @@ def _norm(only: Mapping[str, AllowedValues] | None = None) -> Keys:
 LAYERS = {
     **same(
         "DataLayer ImageDataLayer",
-        Keys((), ("is_local", "nout", "nofm", "ofmshape", "batch_size"), _LAYER_ONLY, _LAYER_IGNORED | _DATA_IGNORED),
+        Keys(
+            (),
+            ("is_local", "nout", "nofm", "ofmshape", "batch_size", "dataset"),
+            _LAYER_ONLY,
+            _LAYER_IGNORED | {"has_labels": "labels are class indices here"},
+        ),
     ),
     "CostLayer": Keys(
         ("cost", "ref_label"),
@@ -87,7 +90,7 @@ LAYERS = {
         _LAYER_IGNORED | {"raw_label": "labels are class indices here"},
     ),
     **same(
-        "FCLayer Layer LayerWithNoBias",
+        "FCLayer Layer LayerWithNoBias AELayer",
         _layer(("nout", *_WEIGHTS, "batch_norm"), (*_SAMPLE, "brule_init"), False),
     ),
     "ConvLayer": _layer(
@@ -102,8 +105,9 @@ LAYERS = {
         ignored={"pretraining": "the model determines whether it is pretrained", "brule_init": "the layer has no bias"},
         refused={"batch_norm": "use ConvLayer with `local_conv: True`"},
     ),
-    "PoolingLayer": _pool("op"),
-    **same("MaxPoolingLayer L2PoolingLayer AveragePoolingLayer", _pool()),
+    "PoolingLayer": _pool("op", "maxout"),
+    "MaxPoolingLayer": _pool("maxout"),
+    **same("L2PoolingLayer AveragePoolingLayer", _pool()),
     "LCNLayer": _layer(
         ("fshape",), (*_IMAGE, "nfm", "nofm"), True, _POOL_IGNORED,
         {"stride": AllowedValues((1,), "contrast normalisation has a value for each pixel")},

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from torchmn.errors import ExperimentError, nearest
@@ -13,7 +13,14 @@ from torchmn.experiment.neon.keys import rule_type
 from torchmn.experiment.neon.rules import DEFAULT, learning_rule
 from torchmn.experiment.neon.shapes import Shape, check_inputs, check_outputs, positive_integer
 from torchmn.experiment.neon.tagged_value import TaggedValue, as_float, at, plain
-from torchmn.experiment.neon.values import DEFAULT_INITIALIZER, activation, cost_of, initializer, one_of
+from torchmn.experiment.neon.values import (
+    DEFAULT_INITIALIZER,
+    activation,
+    check_olayer,
+    cost_of,
+    initializer,
+    one_of,
+)
 
 RULE_KEYS = ("learning_rule", "lrule_init")
 NOT_FOR_BIAS = ("glorot", "auto_uniform", "sparse_eigen", "orthonormal")
@@ -25,25 +32,40 @@ class ConvertedLayers:
 
     Attributes:
         layers: converted layers.
-        rules: the optimizer of each layer with weights, and the layer's index; -1 inside a nested layer.
+        rules: the options of each layer with weights, and its optimizer.
+        last: neon's layer before the cost.
         cost: of a CostLayer.
         target: "labels" or "inputs".
         notes: a line for each key without effect.
         batch_size: of the model.
         default_rule: optimizer of layers without a learning rule.
+        momentum: the model's options of momentum, for layers with a learning rate and no learning rule.
+        used: keys of the model that optimizers have used.
         shape: of a sample after the last layer so far; None if unknown.
         pretrained: whether the model is pretrained.
     """
 
     layers: list[TaggedValue] = field(default_factory=list)
-    rules: list[tuple[int, TaggedValue]] = field(default_factory=list)
+    rules: list[tuple[TaggedValue, TaggedValue]] = field(default_factory=list)
+    last: TaggedValue | None = None
     cost: TaggedValue | None = None
     target: str = "labels"
     notes: list[str] = field(default_factory=list)
     batch_size: TaggedValue | None = None
     default_rule: TaggedValue | None = None
+    momentum: dict[str, Any] = field(default_factory=dict)
+    used: set[str] = field(default_factory=set)
     shape: Shape | None = None
     pretrained: bool = False
+
+    def inside(self) -> ConvertedLayers:
+        """Returns an empty result for layers inside another layer, with the same model and inputs."""
+        return replace(self, layers=[], rules=[], notes=[])
+
+    def include(self, inner: ConvertedLayers) -> None:
+        """Adds the optimizers and notes of layers inside another layer."""
+        self.rules += inner.rules
+        self.notes += inner.notes
 
 
 def convert_layers(layers: TaggedValue, converted: ConvertedLayers, inner: bool = False) -> ConvertedLayers:
@@ -63,6 +85,7 @@ def convert_layers(layers: TaggedValue, converted: ConvertedLayers, inner: bool 
         convert = one_of(LAYERS, layer, "the layer")
         check_batch_size(layer, converted)
         convert(layer, converted)
+        converted.last = layer
     if not inner and not converted.layers:
         raise ExperimentError(f"{layers.where}: there are no layers between data and cost")
     return converted
@@ -78,8 +101,13 @@ def check_batch_size(layer: TaggedValue, converted: ConvertedLayers) -> None:
         )
 
 
-def _add(converted: ConvertedLayers, layer: TaggedValue, kind: str, options: dict[str, Any]) -> None:
-    converted.layers.append(at(layer.where, {kind: at(layer.where, options)}))
+def _add(
+    converted: ConvertedLayers, layer: TaggedValue, kind: str, options: dict[str, Any], rule: TaggedValue | None = None
+) -> None:
+    new = at(layer.where, options)
+    converted.layers.append(at(layer.where, {kind: new}))
+    if rule is not None:
+        converted.rules.append((new, rule))
 
 
 def rule_of(layer: TaggedValue) -> TaggedValue | None:
@@ -102,8 +130,8 @@ def _both(counts: Counts) -> tuple[int, int] | None:
 
 def _weights(
     layer: TaggedValue, converted: ConvertedLayers, matrix: Counts, fans: Counts, bias: bool = False
-) -> dict[str, Any]:
-    """Returns the options that layers with weights have in common, and adds the layer's optimizer to the rules.
+) -> tuple[dict[str, Any], TaggedValue]:
+    """Returns the options that layers with weights have in common, and the layer's optimizer.
 
     Args:
         layer: the layer.
@@ -117,8 +145,9 @@ def _weights(
         options["activation"] = activation(found)
     if layer.plain("batch_norm") and layer.name != "CrossMapPoolingLayer":
         options["batch_norm"] = True
-    _add_rule(layer, converted, has_bias=options["bias"])
-    return options
+    optimizer = _optimizer(layer, converted)
+    _check_bias_rule(layer, converted, optimizer, has_bias=options["bias"])
+    return options, optimizer
 
 
 def _initial_weights(layer: TaggedValue, matrix: Counts, fans: Counts, bias: bool) -> dict[str, Any]:
@@ -141,13 +170,24 @@ def _initial_weights(layer: TaggedValue, matrix: Counts, fans: Counts, bias: boo
     return options
 
 
-def _add_rule(layer: TaggedValue, converted: ConvertedLayers, has_bias: bool) -> None:
-    rule = rule_of(layer)
-    if rule is not None and rule_type(rule) == "gradient_descent_pretrain" and not converted.pretrained:
+def _optimizer(layer: TaggedValue, converted: ConvertedLayers) -> TaggedValue:
+    """Returns the optimizer of a layer: of its learning rule, else with its learning rate, else the default one."""
+    rule, rate = rule_of(layer), layer.get("learning_rate")
+    if rule is None and rate is not None:
+        converted.used |= {"rate", "momentum"}
+        return at(rate.where, {"name": "sgd", "lr": as_float(rate), **converted.momentum})
+    if rule is None:
+        converted.used |= {"learning_rate", "momentum"}
+        return converted.default_rule or at(layer.where, DEFAULT)
+    if rate is not None:
+        converted.notes.append(f"{rate.where}: learning_rate has no effect: the layer has a learning rule")
+    if rule_type(rule) == "gradient_descent_pretrain" and not converted.pretrained:
         where = (rule.get("lr_params") or rule).where
         converted.notes.append(f"{where}: pretrain_learning_rate has no effect: only the model GB is pretrained")
-    optimizer = learning_rule(rule) if rule is not None else converted.default_rule or at(layer.where, DEFAULT)
-    converted.rules.append((len(converted.layers), optimizer))
+    return learning_rule(rule)
+
+
+def _check_bias_rule(layer: TaggedValue, converted: ConvertedLayers, optimizer: TaggedValue, has_bias: bool) -> None:
     bias_rule = layer.get("brule_init")
     if bias_rule is None or layer.name in ("CrossMapPoolingLayer", "LocalFilteringLayer"):
         return
@@ -198,6 +238,7 @@ def _cost(layer: TaggedValue, converted: ConvertedLayers) -> None:
     if found is None:
         raise ExperimentError(f"{layer.where}: CostLayer needs the key 'cost'")
     check_inputs(layer, converted.shape)
+    check_olayer(found, converted.last)
     converted.cost, converted.target = cost_of(found, converted.batch_size), cost_target(layer)
 
 
@@ -222,8 +263,8 @@ def _fully_connected(layer: TaggedValue, converted: ConvertedLayers) -> None:
     bias = check_inputs(layer, converted.shape, bias=layer.name == "Layer")
     units, inputs = positive_integer(layer.get("nout")), None if converted.shape is None else math.prod(converted.shape)
     columns = None if inputs is None else inputs + bias
-    options = _weights(layer, converted, (units, columns), (inputs, units), bias)
-    _add(converted, layer, "linear", {"units": layer.get("nout"), **options})
+    options, rule = _weights(layer, converted, (units, columns), (inputs, units), bias)
+    _add(converted, layer, "linear", {"units": layer.get("nout"), **options}, rule)
     converted.shape = None if units is None else (units,)
 
 
@@ -235,7 +276,7 @@ def _convolution(layer: TaggedValue, converted: ConvertedLayers) -> None:
     fans = _window_fans(converted.shape, window, maps)
     inputs = fans[0]
     rows = None if inputs is None or shape is None else inputs * (math.prod(shape[1:]) if kind == "local" else 1)
-    options = _weights(layer, converted, (rows, maps), fans)
+    options, rule = _weights(layer, converted, (rows, maps), fans)
     shared, found = bool(layer.plain("shared_bias", True)), layer.get("shared_bias")
     if options["bias"] and shared == (kind == "local"):
         raise ExperimentError(
@@ -244,7 +285,7 @@ def _convolution(layer: TaggedValue, converted: ConvertedLayers) -> None:
         )
     if found is not None and not options["bias"]:
         converted.notes.append(f"{found.where}: shared_bias has no effect: without bias_init there is no bias")
-    _add(converted, layer, kind, {"maps": layer.get("nofm"), **window, **options})
+    _add(converted, layer, kind, {"maps": layer.get("nofm"), **window, **options}, rule)
     converted.shape = shape
 
 
@@ -264,10 +305,10 @@ def _local_filter(layer: TaggedValue, converted: ConvertedLayers) -> None:
     maps, window = positive_integer(layer.get("nofm")), _window(layer)
     shape = shapes.after_window(converted.shape, window, maps)
     fans = _window_fans(converted.shape, window, maps)
-    options = _weights(layer, converted, (None if shape is None else math.prod(shape), fans[0]), fans)
+    options, rule = _weights(layer, converted, (None if shape is None else math.prod(shape), fans[0]), fans)
     if options["bias"]:
         raise ExperimentError(f"{layer.where}: {layer.kind} has no bias: remove bias_init from its weight_init")
-    _add(converted, layer, "local", {"maps": layer.get("nofm"), **window, **options, "unit_norm": True})
+    _add(converted, layer, "local", {"maps": layer.get("nofm"), **window, **options, "unit_norm": True}, rule)
     converted.shape = shape
 
 
@@ -276,10 +317,45 @@ def _pool(kind: str) -> Callable[[TaggedValue, ConvertedLayers], None]:
         _require_images(layer, converted)
         check_outputs(layer, "nofm", _maps(converted))
         window = {**_window(layer), "padding": layer.get("pad")}
-        _add(converted, layer, kind, window)
-        converted.shape = shapes.after_window(converted.shape, window, _maps(converted))
+        shape = shapes.after_window(converted.shape, window, _maps(converted))
+        if layer.plain("maxout", 1) != 1:
+            shape = _maxout(layer, converted, kind, window, shape)
+        else:
+            _add(converted, layer, kind, window)
+        converted.shape = shape
 
     return add
+
+
+def _maxout(
+    layer: TaggedValue, converted: ConvertedLayers, kind: str, window: dict[str, Any], shape: Shape | None
+) -> Shape:
+    """Adds a maximum over windows and over each `maxout` maps in sequence: pooling of a volume of maps."""
+    found = layer.get("maxout")
+    assert found is not None
+    count, before = positive_integer(found), converted.shape
+    if kind != "max_pool":
+        raise ExperimentError(f"{found.where}: {layer.kind}: maxout needs op: max: only maxima are taken over maps")
+    if count is None or before is None or shape is None or before[0] % count:
+        maps = "unknown" if before is None else before[0]
+        raise ExperimentError(
+            f"{found.where}: {layer.kind}: expected maxout to divide the number of maps, which is {maps}, got "
+            f"{str(plain(found))[:60]}"
+        )
+    volume = {
+        key: [first, *_per_side(window[key], len(before) - 1)]
+        for key, first in (("kernel", count), ("stride", count), ("padding", 0))
+    }
+    after = (before[0] // count, *shape[1:])
+    _add(converted, layer, "reshape", {"shape": [1, *before]})
+    _add(converted, layer, kind, volume)
+    _add(converted, layer, "reshape", {"shape": list(after)})
+    return after
+
+
+def _per_side(value: TaggedValue | int | None, sides: int) -> list[int]:
+    number = plain(value) if isinstance(value, TaggedValue) else value
+    return number if isinstance(number, list) else [number or 0] * sides
 
 
 def _pooling(layer: TaggedValue, converted: ConvertedLayers) -> None:
@@ -320,10 +396,10 @@ def _cross_map_pool(layer: TaggedValue, converted: ConvertedLayers) -> None:
     """Converts to a convolution with kernel 1, as in neon 0.9; its weights may become negative."""
     _require_images(layer, converted)
     maps, inputs = positive_integer(layer.get("nofm")), _maps(converted)
-    options = _weights(layer, converted, (inputs, maps), (inputs, maps))
+    options, rule = _weights(layer, converted, (inputs, maps), (inputs, maps))
     if options["bias"]:
         raise ExperimentError(f"{layer.where}: {layer.kind} has no bias: remove bias_init from its weight_init")
-    _add(converted, layer, "conv", {"maps": layer.get("nofm"), "kernel": 1, **options})
+    _add(converted, layer, "conv", {"maps": layer.get("nofm"), "kernel": 1, **options}, rule)
     converted.shape = None if converted.shape is None or maps is None else (maps, *converted.shape[1:])
 
 
@@ -362,17 +438,14 @@ def _nested(kind: str) -> Callable[[TaggedValue, ConvertedLayers], None]:
             raise ExperimentError(f"{layer.where}: {layer.kind} needs the key 'sublayers'")
         if not isinstance(found.value, list):
             raise ExperimentError(f"{found.where}: expected sublayers to be a list")
-        inner = ConvertedLayers(
-            batch_size=converted.batch_size, default_rule=converted.default_rule, shape=converted.shape
-        )
+        inner = converted.inside()
         branch_shapes: list[Shape | None] = []
         for sublayer in found.value:
             if kind == "branch":  # all have the same input
                 inner.shape = converted.shape
             convert_layers(at(sublayer.where, [sublayer]), inner, inner=True)
             branch_shapes.append(inner.shape)
-        converted.rules += [(-1, rule) for _, rule in inner.rules]
-        converted.notes += inner.notes
+        converted.include(inner)
         _add(converted, layer, kind, {"layers": inner.layers})
         converted.shape = _concatenated(branch_shapes) if kind == "branch" else inner.shape
 
@@ -404,6 +477,7 @@ _BOLTZMANN = _unsupported(
 LAYERS: dict[str, Callable[[TaggedValue, ConvertedLayers], None]] = {
     "DataLayer": _data, "ImageDataLayer": _data, "CostLayer": _cost,
     "FCLayer": _fully_connected, "Layer": _fully_connected, "LayerWithNoBias": _fully_connected,
+    "AELayer": _fully_connected,
     "ConvLayer": _convolution, "LocalFilteringLayer": _local_filter,
     "PoolingLayer": _pooling, "MaxPoolingLayer": _pool("max_pool"), "L2PoolingLayer": _pool("l2_pool"),
     "AveragePoolingLayer": _pool("avg_pool"), "LCNLayer": _contrast, "LocalContrastNormLayer": _contrast,

@@ -102,6 +102,8 @@ def check_data_layer(layer: TaggedValue, shape: Shape | None) -> tuple[Shape | N
         ExperimentError: if the number of values differs.
     """
     local = layer.plain("is_local", False)
+    if not local and layer.get("nout") is None and layer.get("dataset") is not None and shape is not None:
+        return (shape if shape[0] == 1 else (math.prod(shape),)), False  # neon asks the data set
     keys = ("nofm", "ofmshape") if local else ("nout",)
     for key in ("nofm", "ofmshape", "nout"):
         found = layer.get(key)

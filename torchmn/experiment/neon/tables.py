@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from torchmn.experiment.neon.keys import RULE_CLASSES, AllowedValues, Keys
-from torchmn.experiment.neon.layer_tables import BACKEND, LAYERS, MEMORY, NAME, dtypes, same
+from torchmn.experiment.neon.layer_tables import BACKEND, FLOAT32, LAYERS, MEMORY, NAME, dtypes, same
 
 OUTPUTS = "outputs are options of the command line: --out DIR, with its log"
 ANCHOR_KEYS = ("weight_init", "weight_inits", "wt_cfgs", "wt_init", "lrule", "lrules", "wp", "ww", "cost", "layers")
@@ -24,10 +24,8 @@ _RUN = {
     "return_item": "it was for a search tool that is not part of TorchMN",
     "timing_plots": OUTPUTS,
 }
-_SPLITS = {
-    "inference_sets": "list the splits in `metrics: {train: [...], test: [...]}` and in `predictions`",
-    "inference_metrics": "list the metrics of each split in `metrics: {train: [...], test: [...]}`",
-}
+_INFERENCE = ("inference_sets", "inference_metrics")
+"""Splits and metrics of neon's files before `metrics`."""
 _FIGURES = "no figure is drawn: `predictions: [test]` writes the outputs"
 _ERRORS = "the numbers of every epoch are written with --out DIR"
 
@@ -35,29 +33,36 @@ _ERRORS = "the numbers of every epoch are written with --out DIR"
 def _experiment(*read: str, **ignored: str) -> Keys:
     common = ("dataset", "datasets", "model", "backend", "dist_flag", "dist_mode")
     live = {"live": AllowedValues((False,), "it made predictions without training")}
-    return Keys((*common, *read), (), live, _RUN | ignored, _SPLITS, dict.fromkeys(_SPLITS, "metrics"))
+    return Keys((*common, *read), (), live, _RUN | ignored, {}, dict.fromkeys(_INFERENCE, "metrics"))
 
 
+_PREDICT = ("metrics", "predictions", *_INFERENCE)
 EXPERIMENTS = {
-    "FitExperiment": _experiment(**dict.fromkeys(("metrics", "predictions"), "neon's FitExperiment ignores it")),
-    "FitPredictErrorExperiment": _experiment("metrics", "predictions"),
+    "FitExperiment": _experiment(**dict.fromkeys(_PREDICT, "neon's FitExperiment ignores it")),
+    "FitPredictErrorExperiment": _experiment(*_PREDICT),
     "GenOutputExperiment": _experiment(
-        "metrics", "predictions", **dict.fromkeys(("zparam", "olayout", "fshape", "figure_filename"), _FIGURES)
+        *_PREDICT, **dict.fromkeys(("zparam", "olayout", "fshape", "figure_filename"), _FIGURES)
     ),
-    "WriteErrorToFile": _experiment("metrics", "predictions", filename=_ERRORS, item=_ERRORS),
+    "WriteErrorToFile": _experiment(*_PREDICT, filename=_ERRORS, item=_ERRORS),
 }
-BACKENDS = same(
-    "CPU CPUData GPU GPUData Cudamat",
-    Keys(
-        read=("rng_seed",),
-        only={"stochastic_round": AllowedValues((False,), "numbers are rounded to the nearest here")},
-        ignored={
-            "seterr_handling": "it controlled NumPy's warnings about overflows",
-            "device_id": "the local rank determines the device",
-            "num_dev": "the number of ranks is an option of the command line: -n",
-        },
-    ),
+_BACKEND = Keys(
+    read=("rng_seed",),
+    only={"stochastic_round": AllowedValues((False,), "numbers are rounded to the nearest here")},
+    ignored={
+        "seterr_handling": "it controlled NumPy's warnings about overflows",
+        "device_id": "the local rank determines the device",
+        "num_dev": "the number of ranks is an option of the command line: -n",
+    },
 )
+_EMULATED = dict.fromkeys(("default_dtype", "default_flex_dtype", "use_flex_dtype"), FLOAT32.note) | dict.fromkeys(
+    ("module_logging_levels", "use_compiler"), "it belongs to an emulator of hardware that is not part of TorchMN"
+)
+EMULATORS = ("FixedPoint", "Flexpoint", "NRVBackend")
+"""Back ends that emulated hardware with numbers in fixed point."""
+BACKENDS = {
+    **same("CPU CPUData GPU GPUData Cudamat", _BACKEND),
+    **dict.fromkeys(EMULATORS, replace(_BACKEND, ignored={**_BACKEND.ignored, **_EMULATED})),
+}
 
 # Models -----------------------------------------------------------------------------------------------------------
 
@@ -74,13 +79,17 @@ _MODEL_IGNORED = BACKEND | {
     "reuse_deltas": MEMORY,
     "accumulate": "gradients of several costs are always summed here",
     "batch_norm": "neon's models ignore it: it is an option of layers",
-    "dataset": "a model is trained on the experiment's data set",
 }
-_MODEL_REFUSED = {"deserialized_path": "neon's saved models are not read: remove it to begin with the initial weights"}
+_MODEL_CHECKED = ("dataset", "deserialized_path")
 
 
 def _model(*read: str, **ignored: str) -> Keys:
-    return Keys((*LAST, "dist_mode", "dist_flag", *read), (), _MODEL_ONLY, _MODEL_IGNORED | ignored, _MODEL_REFUSED)
+    return Keys((*LAST, "dist_mode", "dist_flag", *read), _MODEL_CHECKED, _MODEL_ONLY, _MODEL_IGNORED | ignored)
+
+
+def _afterwards(name: str) -> AllowedValues:
+    note = f"it does not change the training: call torchmn.models.{name} of the trained model"
+    return AllowedValues((False,), "expected True or False", (True,), note)
 
 
 _CHAIN = _model("cost", "epoch_metrics", "learning_rate", "momentum", "momentum_params")
@@ -92,14 +101,9 @@ MODELS = {
     ),
     "GB": Keys(
         (*LAST, "dist_mode", "dist_flag", "pretraining", "num_pretrain_epochs", "num_initial_epochs", "epoch_metrics"),
-        ("cost", "pretrain_cost"),
-        _MODEL_ONLY
-        | dict.fromkeys(
-            ("visualize", "spot_check"),
-            AllowedValues((False,), "call torchmn.models.visualize and torchmn.models.spot_check of the trained model"),
-        ),
+        ("cost", "pretrain_cost", *_MODEL_CHECKED),
+        _MODEL_ONLY | {"visualize": _afterwards("visualize"), "spot_check": _afterwards("spot_check")},
         _MODEL_IGNORED,
-        _MODEL_REFUSED,
     ),
 }  # fmt: skip
 
@@ -175,26 +179,24 @@ DATASETS = {
 
 # Costs, metrics, activations, initial weights ---------------------------------------------------------------------
 
-_COST_IGNORED = BACKEND | {
-    "batch_size": "neon gives a cost the batch size of the model",
-    "olayer": "neon gives a cost the last layer",
+_COST_IGNORED = BACKEND | {"batch_size": "neon gives a cost the batch size of the model"}
+_OLAYER = ("olayer",)
+SHORTCUT = {
+    "shortcut_deriv": "the derivative is the same either way; here it is computed in one step, y - t, which does not "
+    "vanish where outputs round to 0 or 1"
 }
-SHORTCUT = AllowedValues(
-    (True,),
-    "the gradient of the cost with the softmax or logistic before it is computed in one step, y - t, which does not "
-    "vanish where outputs round to 0 or 1",
-)
 COSTS = {
     "CrossEntropy": Keys(
-        ("scale",), (), dtypes("temp_dtype") | {"shortcut_deriv": SHORTCUT},
+        ("scale",), _OLAYER, dtypes("temp_dtype"),
         _COST_IGNORED
+        | SHORTCUT
         | {
             "epsilon": "it kept neon's logarithm finite",
             "use_binary": "neon uses the binary form after Logistic, and the other one after Softmax",
         },
     ),
-    "SumSquaredDiffs": Keys(("scale",), (), dtypes("temp_dtype"), _COST_IGNORED),
-    "XCovariance": Keys(("scale", "blkidx"), (), dtypes("temp_dtype"), _COST_IGNORED),
+    "SumSquaredDiffs": Keys(("scale",), _OLAYER, dtypes("temp_dtype"), _COST_IGNORED),
+    "XCovariance": Keys(("scale", "blkidx"), _OLAYER, dtypes("temp_dtype"), _COST_IGNORED),
 }  # fmt: skip
 METRICS = {
     **same("MisclassRate MisclassPercentage MisclassSum", Keys(("error_rank",))),
@@ -204,7 +206,7 @@ METRICS = {
 SPLITS = {"metrics": Keys(("train", "test", "validation"))}
 ACTIVATIONS = {
     **same("Logistic RectLin Tanh Linear", Keys()),
-    "Softmax": Keys(only={"shortcut_deriv": SHORTCUT}),
+    "Softmax": Keys(ignored=SHORTCUT),
     "RectLeaky": Keys(("slope",)),
 }
 _FILL = BACKEND | NAME | {"type": "it follows from the class"}

@@ -104,6 +104,11 @@ def plain(tagged: TaggedValue) -> Any:
     return tagged.value
 
 
+def same_object(one: TaggedValue, other: TaggedValue) -> bool:
+    """Returns whether two values are the same object, by an alias, or have the same class and keys."""
+    return one is other or (one.kind is not None and one.kind == other.kind and plain(one) == plain(other))
+
+
 def as_float(tagged: TaggedValue) -> TaggedValue:
     """Returns an integer as a float, which options require; other values unchanged."""
     is_integer = isinstance(tagged.value, int) and not isinstance(tagged.value, bool)

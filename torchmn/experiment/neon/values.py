@@ -7,7 +7,7 @@ from typing import Any
 
 from torchmn.errors import ExperimentError, nearest
 from torchmn.experiment.neon.tables import PLAIN_INITIALIZERS
-from torchmn.experiment.neon.tagged_value import TaggedValue, as_float, at
+from torchmn.experiment.neon.tagged_value import TaggedValue, as_float, at, plain, same_object
 
 ACTIVATIONS = {
     "Logistic": "logistic", "RectLin": "relu", "RectLeaky": "leaky_relu", "Tanh": "tanh", "Softmax": "softmax",
@@ -59,6 +59,22 @@ def cost_of(tagged: TaggedValue, batch_size: TaggedValue | None) -> TaggedValue:
     if scale != 1.0:
         options["scale"] = scale
     return at(tagged.where, options if len(options) > 1 else name)
+
+
+def check_olayer(cost: TaggedValue, last: TaggedValue | None) -> None:
+    """Raises an ExperimentError if `olayer` of a cost is not the layer before it.
+
+    Args:
+        cost: neon's cost.
+        last: neon's layer before it; None if unknown.
+    """
+    found = cost.get("olayer")
+    if found is None or last is None or same_object(found, last) or plain(found) == last.plain("name"):
+        return
+    raise ExperimentError(
+        f"{found.where}: {cost.kind}: expected olayer to be the layer before the cost, {last.kind} "
+        f"{last.plain('name', '')}, got {found.kind or str(plain(found))[:60]}"
+    )
 
 
 def activation(tagged: TaggedValue) -> TaggedValue | None:
