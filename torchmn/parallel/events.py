@@ -13,17 +13,16 @@ step     any optimizer of torch is about to step
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal, Protocol
 
 from torch import nn
 from torch.optim import Optimizer
 
+from torchmn.communicators.process_grid import ProcessGrid
 from torchmn.errors import ParallelizeError
 from torchmn.guard_table import GuardTable
-
-if TYPE_CHECKING:
-    from torchmn.parallel.module import Parallelism
 
 Event = Literal["model", "trace", "forward", "output", "step"]
 
@@ -47,12 +46,26 @@ def announce(event: Event, seen: Any) -> None:
             raise ParallelizeError(problem)
 
 
+class ParallelismInfo(Protocol):
+    """The members of a `Parallelism` that guards read.
+
+    Attributes:
+        guard_counts: number of calls of each guard that checks a model a few times only, by the guard's name.
+    """
+
+    grid: ProcessGrid
+    mode: str
+    cuts_images: bool
+    output: str
+    guard_counts: Counter[str]
+
+
 @dataclass(frozen=True)
 class ModelEvent:
     """Argument of the guards of `model`."""
 
     model: nn.Module
-    parallelism: Parallelism
+    parallelism: ParallelismInfo
 
 
 @dataclass(frozen=True)
@@ -60,7 +73,7 @@ class ForwardEvent:
     """Argument of the guards of `forward`."""
 
     model: nn.Module
-    parallelism: Parallelism
+    parallelism: ParallelismInfo
     args: tuple
     kwargs: dict[str, Any]
 
@@ -70,7 +83,7 @@ class OutputEvent:
     """Argument of the guards of `output`."""
 
     model: nn.Module
-    parallelism: Parallelism
+    parallelism: ParallelismInfo
     result: Any
 
 
