@@ -178,7 +178,7 @@ def test_unit_norm_needs_no_other_rank(comm):
 
 
 @ranks(2, on="threads")
-def test_functions_that_need_other_tiles_are_refused(comm):
+def test_whole_images_on_sliced_filters_are_refused(comm):
     layer = LocalFilter2d(1, 2, 3, 1, 8)
     grid = ProcessGrid(comm, width=2)
     tiled = layer.slice_over(grid)
