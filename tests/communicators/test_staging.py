@@ -29,7 +29,5 @@ def test_a_staged_tensor_is_a_contiguous_copy_in_host_memory(x: torch.Tensor) ->
         ({"TORCHMN_GPU_AWARE_MPI": "1"}, True),
     ],
 )
-def test_mpi_gets_gpu_memory_only_if_a_switch_is_set(
-    environment: dict[str, str], aware: bool
-) -> None:
+def test_mpi_gets_gpu_memory_only_if_a_switch_is_set(environment: dict[str, str], aware: bool) -> None:
     assert reads_gpu_memory(environment) is aware
