@@ -13,6 +13,7 @@ from tests.experiment.neon_experiments import Node, experiment, gb, layer, rule,
 from tests.experiment.test_neon_keys import converted, refusal
 from torchmn.experiment.run.model import build_model, load_data
 from torchmn.experiment.vocabulary.load import read
+from torchmn.experiment.vocabulary.optimizers import layer_optimizer_options
 
 
 def layers_of(found: Node) -> list:
@@ -236,7 +237,110 @@ def test_a_replaced_key_has_no_effect_next_to_the_new_one():
     assert any("inference_sets has no effect: metrics replaces it" in note for note in notes)
 
 
-def test_a_duplicate_key_is_an_error():
+def test_of_a_duplicate_key_the_last_one_counts_and_the_first_is_noted():
     found = experiment()
-    found["model"]["layers"][1]["nout"] = "10, nout: 11"
-    assert "duplicate key 'nout'; neon used the last one" in refusal(found)
+    found["model"]["layers"][1]["nout"] = "11, nout: 10"
+    ours, notes = converted(found)
+    assert ours["model"]["layers"][-1]["linear"]["units"] == 10
+    assert any("nout has no effect: the same key follows at old.yaml:1:" in note for note in notes)
+
+
+def test_a_learning_rate_of_a_layer_has_the_momentum_of_the_model():
+    found = experiment(Node("Layer", nout=20, nin=785, weight_init=uniform(), learning_rate=0.2))
+    found["model"] |= {"learning_rate": 0.3, "momentum": Node(type="constant", coef=0.5)}
+    found["model"]["layers"][2].pop("lrule_init")
+    ours, notes = converted(found)
+    assert ours["model"]["layers"][0]["linear"]["bias"] is True
+    assert ours["optimizer"] == {"name": "sgd", "lr": 0.2, "momentum": 0.5}
+    assert ours["model"]["layers"][1]["linear"]["optimizer"] == {"lr": 0.3}
+    assert not any("no effect" in note for note in notes)
+    found["model"]["layers"][1]["learning_rule"] = rule()
+    assert any("learning_rate has no effect: the layer has a learning rule" in note for note in converted(found)[1])
+
+
+def test_rules_of_layers_may_differ_in_momentum_also_inside_a_branch():
+    ramp = Node(type="linear_monotone", initial_coef=0.99, saturated_coef=0.9, start_epoch=5, saturate_epoch=5)
+    moving = Node("GradientDescentMomentum", name="m", lr_params=Node(learning_rate=0.1, momentum_params=ramp))
+    parts = [layer("FCLayer", nout=4), Node("FCLayer", nout=5, weight_init=uniform(), lrule_init=moving)]
+    found = experiment(Node("BranchLayer", sublayers=parts), layer("FCLayer", nout=20))
+    ours = converted(found)[0]
+    left, right = ours["model"]["layers"][0]["branch"]["layers"]
+    assert "optimizer" not in left["linear"]
+    assert right["linear"]["optimizer"] == {"momentum": {"from": 0.99, "to": 0.9, "start": 4, "end": 5}}
+    groups = layer_optimizer_options(built(found))
+    assert sorted(name for name, options in groups.items() if options["momentum"] == 0.99) == [
+        "branch1.branches.1.linear1.weight"
+    ]
+
+
+def test_maxout_is_the_maximum_over_windows_and_maps():
+    conv = layer("ConvLayer", nofm=6, fshape="[5, 5]")
+    pool = Node("PoolingLayer", op="max", fshape="[2, 2]", stride=2, maxout=3)
+    model = built(experiment(conv, pool))
+    x = torch.rand(2, 1, 28, 28)
+    maps = model.get_submodule("conv1")(x)
+    expected = torch.nn.functional.max_pool2d(maps, 2, 2).unflatten(1, (2, 3)).amax(dim=2)
+    torch.testing.assert_close(model.get_submodule("linear1")(expected.flatten(1)).sigmoid(), model(x))
+    pool["maxout"] = 4
+    assert "PoolingLayer: expected maxout to divide the number of maps, which is 6, got 4" in refusal(
+        experiment(conv, pool)
+    )
+    pool |= {"op": "avg", "maxout": 3}
+    assert "maxout needs op: max" in refusal(experiment(conv, pool))
+
+
+def test_an_autoencoder_with_a_cost_reconstructs_its_input():
+    inner = [layer("AELayer", nin=784, nout=20), layer("AELayer", nin=20, nout=784)]
+    model = Node("Autoencoder", num_epochs=1, batch_size=100, cost=Node("SumSquaredDiffs"), layers=inner)
+    found = experiment(model=model)
+    ours = converted(found)[0]
+    assert ours["model"]["target"] == "inputs" and "metrics" not in ours
+    assert all(each["linear"]["bias"] is False for each in ours["model"]["layers"])
+    assert built(found)
+
+
+def test_modelpar_is_the_mode_vecpar():
+    found = experiment(dist_flag=True, dist_mode="modelpar")
+    found["dataset"]["dist_mode"] = "vecpar"
+    assert converted(found)[0]["parallel"] == {"mode": "modelpar"}
+
+
+def test_the_data_set_may_be_in_the_model_or_the_data_layer():
+    found = experiment()
+    found["model"]["layers"][0] = Node("DataLayer", dataset=Node("CIFAR10", sample_pct=20))
+    del found["dataset"]
+    assert converted(found)[0]["dataset"] == {"name": "cifar10", "train_sample": "20%"}
+    found["model"]["layers"][1]["nin"] = 3072
+    converted(found)
+    found["model"]["dataset"] = Node("MNIST")
+    assert "expected dataset to be that of the experiment, MNIST, got CIFAR10" in refusal(found)
+
+
+def test_inference_sets_are_the_splits_of_the_metrics():
+    assert converted(experiment(inference_sets="[test]"))[0]["metrics"] == {"test": ["misclassified_percentage"]}
+    several = experiment(
+        inference_sets="[train, validation]", inference_metrics="[!obj:x.AUC {}, !obj:x.LogLossMean {}]"
+    )
+    ours, notes = converted(several)
+    assert ours["metrics"] == {"train": ["auc", "log_loss"]}
+    assert any("metrics of validation have no effect: there are no such samples" in note for note in notes)
+
+
+def test_an_autoencoder_without_rules_has_the_default_rule():
+    found = gb()
+    for each in found["model"]["layers"]:
+        each.pop("lrule_init", None)
+    ours = converted(found)[0]
+    assert ours["optimizer"] == {"name": "sgd", "lr": 0.1, "momentum": 0.9}
+    assert ours["model"]["autoencoder"]["pretraining"] == {"epochs": 1, "lr": 0.1}
+
+
+def test_half_precision_and_fixed_point_are_float32_with_a_note():
+    found = experiment(backend=Node("FixedPoint", default_dtype=Node("fixpt_dtype", int_bits=5)))
+    found["model"]["backend_type"] = "np.float16"
+    ours, notes = converted(found)
+    assert "dtype" not in ours
+    assert any("the back end FixedPoint has no effect: numbers are float32 here" in note for note in notes)
+    assert any("backend_type has no effect: numbers are float32 here" in note for note in notes)
+    found["model"]["backend_type"] = "np.float64"
+    assert "float64 with `dtype: float64`" in refusal(found)

@@ -161,9 +161,10 @@ def convert(name: str, root: Node) -> Converted:
     Raises:
         ExperimentError: with file and line, if something is not supported.
     """
-    experiment = read_nodes(name, root)
+    notes: list[str] = []
+    experiment = read_nodes(name, root, notes)
     try:
-        return _convert(name, experiment)
+        return _convert(name, experiment, notes)
     except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
         # A value of a type that neon does not accept there.
         raise ExperimentError(f"{experiment.where}: this is not a valid neon experiment: {error}") from error
@@ -190,10 +191,10 @@ def _model_of(experiment: TaggedValue) -> TaggedValue:
     return model
 
 
-def _convert(name: str, experiment: TaggedValue) -> Converted:
+def _convert(name: str, experiment: TaggedValue, notes: list[str]) -> Converted:
     model = _model_of(experiment)
     layers = _required(model, "layers")
-    notes = check_keys(experiment, KEYS, ANCHOR_KEYS)
+    notes += check_keys(experiment, KEYS, ANCHOR_KEYS)
     source, units = _dataset_of(experiment, model, layers), None
     dataset = convert_dataset(source, notes)
     mode = mode_of(experiment, source, model, notes)

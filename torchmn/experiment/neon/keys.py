@@ -123,10 +123,10 @@ class _KeyChecker:
         elif key in table.refused:
             raise ExperimentError(f"{value.where}: {owner}: the key {key!r} is not supported: {table.refused[key]}")
         elif key in table.only:
-            only = table.only[key]
-            if (value.kind or plain(value)) in only.replaced:
+            only, stated = table.only[key], value.kind or plain(value)
+            if stated in only.replaced:
                 self.note(key, only.note, value)
-            elif plain(value) not in only.values:
+            elif stated not in only.values:
                 raise ExperimentError(
                     f"{value.where}: {owner}: {key} is supported as {' or '.join(map(str, only.values))} only, got "
                     f"{str(plain(value))[:60]}: {only.reason}"

@@ -142,10 +142,16 @@ def as_document(name: str, tagged: TaggedValue) -> Document:
     return Document(name, values, places, dict(places))
 
 
-def read_nodes(name: str, root: Node) -> TaggedValue:
+def read_nodes(name: str, root: Node, notes: list[str]) -> TaggedValue:
     """Returns the values of a file's YAML tree.
 
-    A key of the experiment itself may occur twice, as neon's files define anchors in such keys: the last one counts.
+    Of a key that occurs twice, the last one counts, as in neon. Keys of the experiment itself do so without a note:
+    neon's files define anchors in them.
+
+    Args:
+        name: of the file, for messages.
+        root: the tree.
+        notes: receives a line for each other key that occurs twice.
     """
     read: dict[int, TaggedValue] = {}
 
@@ -156,7 +162,7 @@ def read_nodes(name: str, root: Node) -> TaggedValue:
         kind = node.tag[len(OBJECT) :].rpartition(".")[2] if node.tag.startswith(OBJECT) else None
         if isinstance(node, MappingNode):
             if node is not root:
-                _refuse_twice(name, node)
+                notes.extend(_repeated(name, node))
             value: Any = {_key(name, key): walk(item) for key, item in node.value}
         elif isinstance(node, SequenceNode):
             value = [walk(item) for item in node.value]
@@ -178,13 +184,15 @@ def read_nodes(name: str, root: Node) -> TaggedValue:
     return walk(root)
 
 
-def _refuse_twice(name: str, node: MappingNode) -> None:
-    seen: set[str] = set()
-    for key, item in node.value:
-        text = _key(name, key)
-        if text in seen:
-            raise ExperimentError(f"{place(name, item)}: duplicate key {text!r}; neon used the last one")
-        seen.add(text)
+def _repeated(name: str, node: MappingNode) -> list[str]:
+    """Returns a note for each key of a mapping that a later one replaces."""
+    last = {_key(name, key): item for key, item in node.value}
+    return [
+        f"{place(name, item)}: {_key(name, key)} has no effect: the same key follows at "
+        f"{place(name, last[_key(name, key)])}, and the last one counts, as in neon"
+        for key, item in node.value
+        if item is not last[_key(name, key)]
+    ]
 
 
 def _key(name: str, node: Node) -> str:
