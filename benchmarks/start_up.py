@@ -20,7 +20,7 @@ from results import Results, arguments
 TORCHMN = "import torchmn; torchmn.create_communicator()"
 TORCH = (
     "import os, torch.distributed as dist; dist.init_process_group('gloo', rank={}, world_size=2); "
-    "dist.destroy_process_group()"
+    "dist.barrier(); dist.destroy_process_group()"  # without a barrier one rank may leave while the other connects
 )
 PYTHON = MPIEXEC[-1:]
 CASES = {

@@ -9,9 +9,9 @@ import pytest
 
 from tests.experiment.running import train
 from torchmn.errors import ExperimentError
+from torchmn.experiment import Experiment
 from torchmn.experiment.file import registry
 from torchmn.experiment.vocabulary.load import read
-from torchmn.experiment.vocabulary.schema import Experiment
 
 TEXT = (Path(__file__).parents[2] / "docs" / "experiments.md").read_text()
 BLOCKS = re.findall(r"```yaml\n(.*?)```", TEXT, re.S)
