@@ -25,7 +25,7 @@ FALLBACK = "no rule"  # key of the rule for all other torch functions; it gets t
 _NAMESPACES = (torch, F, Tensor, NN_FUNCTIONS, torch.special)
 _ALIASES = {"axis": "dim", "keepdims": "keepdim", "self": "input"}
 RENAMED_KEYWORDS = {*_ALIASES, "out"}
-"""Keywords that `spelled_alike` changes."""
+"""Keywords that `normalize_arguments` changes."""
 
 
 def rule(*functions: str | Rule) -> Callable[[AnyRule], AnyRule]:
