@@ -249,6 +249,7 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="one turn per contender, for a trial")
     parser.add_argument("--out", type=Path, default=HERE, help="where the files are written (default: benchmarks)")
     options = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("terminated"))  # so that the running benchmark is ended, too
     command = "make bench-all" if sys.argv[1:] == [] else f"python benchmarks/run_all.py {' '.join(sys.argv[1:])}"
     date = datetime.now(timezone.utc).strftime("%Y-%m-%d %H:%M UTC")
     run: Run = {"date": date, "commit": commit(), "command": command, "quick": options.quick, "benchmarks": {}}
