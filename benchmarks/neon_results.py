@@ -76,12 +76,13 @@ class Result:
     network: Network
     epochs: int
     errors: dict[str, float]
-    difference: float
+    difference: float | None
+    """Largest relative difference of test losses; None without a mode."""
 
     @property
     def passed(self) -> bool:
         low, high = self.network.bounds or (0.0, 100.0)
-        same = self.difference <= TOLERANCE and len(set(self.errors.values())) == 1
+        same = (self.difference or 0.0) <= TOLERANCE and len(set(self.errors.values())) == 1
         return same and all(low <= error <= high for error in self.errors.values())
 
     def row(self, name: str) -> str:
@@ -93,7 +94,7 @@ class Result:
             self.network.reported,
             self.network.expected,
             *errors,
-            f"{self.difference:.0e}",
+            "-" if self.difference is None else f"{self.difference:.0e}",
         ]
         return f"| {' | '.join(cells)} |"
 
@@ -149,13 +150,14 @@ def measure(name: str, folder: Path | None, epochs: int, modes: list[str]) -> Re
     """Trains a network on one rank, and on two in each mode."""
     network = NETWORKS[name]
     alone = train(network.file, folder, 1, "datapar", epochs)
-    errors, difference = {"one rank": alone[-1][ERROR]}, 0.0
+    errors: dict[str, float] = {"one rank": alone[-1][ERROR]}
+    differences: list[float] = []
     for mode in modes:
         rows = train(network.file, folder, RANKS, mode, epochs)
         errors[mode] = rows[-1][ERROR]
         pairs = [(one[LOSS], other[LOSS]) for one, other in zip(alone, rows, strict=True)]
-        difference = max(difference, *(abs(one - other) / abs(one) for one, other in pairs))
-    return Result(network, epochs, errors, difference)
+        differences += [abs(one - other) / abs(one) for one, other in pairs]
+    return Result(network, epochs, errors, max(differences, default=None))
 
 
 def train(file: str, folder: Path | None, ranks: int, mode: str, epochs: int) -> Rows:
