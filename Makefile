@@ -66,7 +66,7 @@ bench: $(INSTALLED) ## our communicators beside raw mpi4py and gloo, on 2 ranks
 bench-all: $(INSTALLED) ## all benchmarks on 2 ranks, in about 15 minutes: writes benchmarks/RESULTS.md, results.json and pictures
 	$(BIN)/python benchmarks/run_all.py
 
-neon-results: $(INSTALLED) ## neon's MLP 784-512-10 on the full MNIST, on 1 and 2 ranks: its test error (MNIST=dir of the files)
+neon-results: $(INSTALLED) ## test errors of three of neon's networks on the full MNIST, on 1 and 2 ranks (MNIST=dir of the files)
 	$(BIN)/python benchmarks/neon_results.py $(if $(MNIST),--data '$(MNIST)')
 
 clean: ## remove everything that was built, .venv too

@@ -43,7 +43,8 @@ def _shortened(value: Any) -> Any:
         return value
     if len(value) <= _LONG:
         parts = tuple([_shortened(part) if type(part) is tuple else part for part in value])
-        return parts if any(part is not given for part, given in zip(parts, value, strict=True)) else value
+        changed = [part for part, given in zip(parts, value, strict=True) if part is not given]
+        return parts if changed else value
     known = _digests.get(value)
     if known is None:
         text = repr(value)

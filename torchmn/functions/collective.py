@@ -91,6 +91,8 @@ class Call(NamedTuple):
 
 def needs_gradient(x: Any) -> bool:
     """Whether a gradient of `x` is needed. Accepts any `x`: the operation checks arguments, on all ranks together."""
+    if isinstance(x, Tensor):
+        return x.requires_grad
     return any(each.requires_grad for each in tensors_in(x))
 
 
