@@ -1,7 +1,5 @@
 """Invalid experiment files with their error messages: invalid or unsupported YAML."""
 
-
-
 from __future__ import annotations
 
 from tests.experiment.files import swap
