@@ -2,20 +2,24 @@
 
 A case (one size, one model) has contenders, and each contender has a list of values, one per turn. The first contender
 is the reference. Contenders whose names begin with "TorchMN" run this library.
+
+Cases of growing work form a series. For each contender, the exponent of a series is the slope of its values over the
+work, both as logarithms: 1 if the cost is linear.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import platform
 import re
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from statistics import median
-from typing import Any
+from statistics import linear_regression, median
+from typing import Any, NamedTuple
 
 import torch
 
@@ -34,6 +38,13 @@ def arguments(description: str | None, rounds: int) -> argparse.ArgumentParser:
     return parser
 
 
+class Work(NamedTuple):
+    """The place of a case in a series: `amount` in units of the series, such as 1,000 tensors."""
+
+    series: str
+    amount: float
+
+
 class Results:
     """The values of all contenders in all cases.
 
@@ -45,17 +56,43 @@ class Results:
     def __init__(self, subject: str, unit: str = "s"):
         self.subject, self.unit = subject, unit
         self.cases: dict[str, dict[str, list[float]]] = {}
+        self.work: dict[str, Work] = {}
+        self.counts: dict[str, dict[str, int]] = {}
 
     @classmethod
     def of_json(cls, content: dict[str, Any]) -> Results:
         """The results that `finish` wrote."""
         results = cls(content["subject"], content["unit"])
         results.cases = content["cases"]
+        results.work = {case: Work(*work) for case, work in content.get("work", {}).items()}
+        results.counts = content.get("counts", {})
         return results
 
-    def add(self, case: str, values: Mapping[str, Sequence[float]]) -> None:
-        """Add one case; the first contender is the reference."""
+    def add(self, case: str, values: Mapping[str, Sequence[float]], work: Work | None = None) -> None:
+        """Add one case; the first contender is the reference. With `work`, it belongs to a series."""
         self.cases[case] = {name: [float(f"{value:.4g}") for value in turns] for name, turns in values.items()}
+        if work is not None:
+            self.work[case] = work
+
+    def count(self, case: str, counts: Mapping[str, int]) -> None:
+        """Add numbers of a case that do not depend on the machine, such as messages."""
+        self.counts[case] = dict(counts)
+
+    def series(self) -> dict[str, list[str]]:
+        """The cases of each series, by the amount of work."""
+        found: dict[str, list[str]] = {}
+        for case in sorted(self.work, key=lambda case: self.work[case].amount):
+            found.setdefault(self.work[case].series, []).append(case)
+        return found
+
+    def exponent(self, series: str, contender: str) -> float | None:
+        """The slope of the contender's medians in a series; None if it has fewer than two."""
+        cases = [case for case in self.series()[series] if contender in self.cases[case]]
+        values = [median(self.cases[case][contender]) for case in cases]
+        if len(cases) < 2 or min(values) <= 0:
+            return None
+        amounts = [math.log(self.work[case].amount) for case in cases]
+        return linear_regression(amounts, [math.log(value) for value in values]).slope
 
     def ratios(self, case: str, contender: str) -> list[float]:
         """The contender's value divided by that of the reference, for each turn that both have."""
@@ -75,10 +112,22 @@ class Results:
         for case, contenders in cases.items():
             cells = [ratio_text(self.ratios(case, name)) if name in contenders else "" for name in names[1:]]
             rows.append([case, value_text(median(contenders[names[0]]), self.unit), *cells])
+        for series, its_cases in self.series().items():
+            if any(case in cases for case in its_cases):
+                found = [self.exponent(series, name) for name in names]
+                texts = ["" if exponent is None else f"{exponent:.2f}" for exponent in found]
+                rows.append([f"exponent, {series}", *texts])
         widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
         lines = [[row[0].ljust(widths[0]), *map(str.rjust, row[1:], widths[1:])] for row in rows]
         lines.insert(1, ["-" * widths[0], *("-" * (width - 1) + ":" for width in widths[1:])])
         return "\n".join("| " + " | ".join(cells) + " |" for cells in lines)
+
+    def count_table(self) -> str:
+        """A Markdown table of the counts; "" if there are none."""
+        names = list(dict.fromkeys(name for counts in self.counts.values() for name in counts))
+        rows = [[self.subject, *names], ["---", *["---:"] * len(names)]]
+        rows += [[case, *(str(counts.get(name, "")) for name in names)] for case, counts in self.counts.items()]
+        return "\n".join("| " + " | ".join(cells) + " |" for cells in rows) if self.counts else ""
 
     def finish(self, options: argparse.Namespace) -> None:
         """Print the table, and write the JSON file if `--json` was given."""
@@ -86,6 +135,8 @@ class Results:
         print(
             f"{self.table()}\nTorchMN: median over turns. Other columns: divided by TorchMN in the same turn, median."
         )
+        if self.counts:
+            print(self.count_table())
         if options.json is not None:
             import torchmn
 
@@ -96,7 +147,8 @@ class Results:
                     for case, contenders in cases.items()
                 }
             content = {"library": torchmn.__file__, "environment": environment(), "subject": self.subject}
-            options.json.write_text(json.dumps({**content, "unit": self.unit, "cases": cases}))
+            content |= {"unit": self.unit, "cases": cases, "work": self.work, "counts": self.counts}
+            options.json.write_text(json.dumps(content))
 
 
 def environment() -> list[str]:

@@ -3,7 +3,7 @@
     make bench-all
     .venv/bin/python benchmarks/run_all.py --quick --only halo start_up --out /tmp/trial
 
-Takes about 15 minutes on 2 cores; nothing else should run on the machine. All files are written anew after each
+Takes about 20 minutes on 2 cores; nothing else should run on the machine. All files are written anew after each
 benchmark. A benchmark that fails is listed as failed, and the exit status is 1.
 """
 
@@ -20,7 +20,7 @@ import tempfile
 import time
 from datetime import datetime, timezone
 from pathlib import Path
-from statistics import quantiles
+from statistics import median, quantiles
 from typing import Any, NamedTuple
 
 from matplotlib.figure import Figure
@@ -58,6 +58,13 @@ SECTIONS = {
         "A tensor of 1 KB and its gradient take {1 KB|hand-written} times as long with hand-written functions of "
         "autograd; autograd alone, without any message, takes {1 KB|autograd only} times as long.",
     ),
+    "hosts": Section(
+        "How fast is an all-reduce between hosts?",
+        "python benchmarks/hosts.py",
+        "Between two hosts with links of 100 Mbit/s, the bytes that each must send take {2 hosts, 100 Mbit/s|limit} of "
+        "the time of TorchMN's all-reduce of 20 MB; MPICH's takes {2 hosts, 100 Mbit/s|raw mpi4py} times as long, and "
+        "{3 hosts, 100 Mbit/s|raw mpi4py} times between three hosts. Hosts are network namespaces of one machine.",
+    ),
     "data_parallel": Section(
         "Is data parallel training faster than DDP?",
         "mpiexec -n 2 python benchmarks/data_parallel.py",
@@ -71,11 +78,26 @@ SECTIONS = {
         "With two ranks on two cores, steps of the MLP take {MLP 784-1000-1000-10, MPI|TorchMN, overlap=True} times as "
         "long with `overlap=True` over MPI, and {MLP 784-1000-1000-10, gloo|TorchMN, overlap=True} times over gloo.",
     ),
+    "growth_optimizer": Section(
+        "What does averaging add to a step, with more and more tensors?",
+        "mpiexec -n 2 python benchmarks/growth_optimizer.py",
+        "DDP adds {10 tensors|DDP} times as much to a step with 10 small tensors, {100 tensors|DDP} times with 100, "
+        "{1,000 tensors|DDP} times with 1,000 and {5,000 tensors|DDP} times with 5,000; a flat all-reduce by hand "
+        "{10 tensors|MPI by hand}, {100 tensors|MPI by hand}, {1,000 tensors|MPI by hand} and "
+        "{5,000 tensors|MPI by hand} times.",
+    ),
     "halo": Section(
         "How much faster is an image that is cut over two ranks?",
         "mpiexec -n 2 python benchmarks/halo.py",
         "One rank takes {512x512|one rank} times as long for images of 512x512 and {128x128|one rank} times for "
         "128x128; the same tiles without exchange take {512x512|no exchange} and {128x128|no exchange} times as long.",
+    ),
+    "growth_parallelize": Section(
+        "What does a cut image cost, with more and more layers, and with new shapes?",
+        "mpiexec -n 2 python benchmarks/growth_parallelize.py",
+        "The layers alone, on half of the image, take {10 convolutions|tile alone} times as long for 10 convolutions "
+        "and {500 convolutions|tile alone} times for 500. A later forward takes {a new image size|later} times as long "
+        "as the first one of a new image size, and {a new batch size|later} times as long as that of a new batch size.",
     ),
     "tensor_parallel": Section(
         "How much faster is a wide MLP that is cut over two ranks?",
@@ -101,6 +123,29 @@ SECTIONS = {
         "mpiexec -n 1 python benchmarks/local_filters.py",
         "In the second layer, a loop over positions takes {8 x 23², 3² kernel, 100|loop} times as long for 100 images, "
         "and {8 x 23², 3² kernel, 1|loop} times for one.",
+    ),
+    "checkpoint": Section(
+        "What does a checkpoint cost?",
+        "python benchmarks/checkpoint.py",
+        "Until a checkpoint of 400 MB is complete on disk, safetensors takes {save, 400 MB|safetensors} times as long, "
+        "and until one of 10,000 small tensors is, {save, 10,000 tensors|safetensors} times. Training pauses for a "
+        "copy of the state: one by hand takes {pause, 400 MB|copy} times as long for 400 MB. To load, with all "
+        "checksums, safetensors takes {load, 400 MB|safetensors} and {load, 10,000 tensors|safetensors} times as long, "
+        "without any.",
+    ),
+    "data": Section(
+        "What does it cost to send data from one rank to the others?",
+        "mpiexec -n 2 python benchmarks/data.py",
+        "To scatter 100,000 pairs of a tensor and a number, mpi4py needs {scatter 100,000 items|mpi4py} times as much "
+        "CPU as `scatter_dataset`. For a batch that one rank reads for all, a DataLoader and one broadcast by hand "
+        "need {a batch of 64 images|one broadcast} times as much, and the DataLoader alone "
+        "{a batch of 64 images|DataLoader} times.",
+    ),
+    "experiment_rate": Section(
+        "How fast is `torchmn train`, compared with a loop written by hand?",
+        "mpiexec -n 2 python benchmarks/experiment_rate.py",
+        "On one rank, a step of a loop by hand takes {1 rank|by hand} times as long, and {1 rank|by hand, shuffled} "
+        "times if it shuffles; on two ranks, {2 ranks|by hand} and {2 ranks|by hand, shuffled} times.",
     ),
     "peak_memory": Section(
         "How much memory does a rank need?",
@@ -187,7 +232,10 @@ def section_text(name: str, benchmark: dict[str, Any]) -> str:
         return ratio_text(results.ratios(*match[1].split("|")))
 
     lines += [re.sub(r"\{(.*?)\}", ratio, section.answer) + "\n", results.table(section.rows)]
-    lines += [f"\n![Ratios of all contenders](pictures/{name}.png)\n", f"`{section.command}`, {benchmark['seconds']} s"]
+    if results.counts:
+        lines += ["\nCounts, which do not depend on the machine:\n", results.count_table()]
+    shown = "Cost over work, with exponents" if results.work else "Ratios of all contenders"
+    lines += [f"\n![{shown}](pictures/{name}.png)\n", f"`{section.command}`, {benchmark['seconds']} s"]
     return "\n".join(lines) + "\n"
 
 
@@ -231,6 +279,27 @@ def draw(results: Results, file: Path) -> None:
     figure.savefig(file, dpi=110, metadata={"Software": None})
 
 
+def draw_growth(results: Results, file: Path) -> None:
+    """A picture with a panel per series: the cost of each contender over the work, both axes logarithmic."""
+    series = results.series()
+    figure = Figure(figsize=(4.5 * len(series) + 1, 4.5), layout="constrained")
+    for axes, (name, cases) in zip(figure.subplots(1, len(series), squeeze=False)[0], series.items(), strict=True):
+        for contender in dict.fromkeys(contender for case in cases for contender in results.cases[case]):
+            present = [case for case in cases if contender in results.cases[case]]
+            amounts = [results.work[case].amount for case in present]
+            values = [median(results.cases[case][contender]) for case in present]
+            exponent = results.exponent(name, contender)
+            label = contender if exponent is None else f"{contender}: {exponent:.2f}"
+            axes.plot(amounts, values, "o-", markersize=4, linewidth=1, label=label)
+        axes.set_xscale("log")
+        axes.set_yscale("log")
+        axes.grid(alpha=0.3)
+        axes.set_xlabel(name)
+        axes.set_ylabel("seconds" if results.unit == "s" else results.unit)
+        axes.legend(title="contender: exponent", fontsize="small")
+    figure.savefig(file, dpi=110, metadata={"Software": None})
+
+
 def write(run: Run, out: Path) -> None:
     """All files of the run."""
     (out / "pictures").mkdir(parents=True, exist_ok=True)
@@ -240,7 +309,8 @@ def write(run: Run, out: Path) -> None:
     (out / "RESULTS.md").write_text(page(run))
     for name, benchmark in run["benchmarks"].items():
         if "results" in benchmark:
-            draw(Results.of_json(benchmark["results"]), out / "pictures" / f"{name}.png")
+            results = Results.of_json(benchmark["results"])
+            (draw_growth if results.work else draw)(results, out / "pictures" / f"{name}.png")
 
 
 def main() -> None:

@@ -1,0 +1,116 @@
+"""A forward of 10 to 500 convolutions that is cut over two ranks with `halopar`, and forwards of new shapes.
+
+    OMP_NUM_THREADS=1 mpiexec -n 2 python benchmarks/growth_parallelize.py
+
+Convolutions of one channel, 3x3, each with a ReLU, on an image of 16x16: nearly all of the time is that of Python.
+  tile alone   the same layers on each rank's half as a separate image, without exchange
+  whole image  the same layers on the whole image, on each rank
+
+A new shape: 10 convolutions of four channels on images of 64x64. Values are those of the first forward of an image that
+is four rows higher than the last one, or of a batch with one image more.
+  later        a later forward of the same shape
+Counts are those of a forward of rank 0, after the first one.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable
+from types import FrameType
+
+import torch
+from results import Results, Work, arguments
+from timing import WORLD, Times, take_turns, two_ranks
+from torch import Tensor, nn
+
+import torchmn
+
+STEPS = {10: 20, 100: 4, 500: 1}  # forwards per turn
+
+
+def convolutions(count: int, channels: int = 1) -> nn.Sequential:
+    torch.manual_seed(0)
+    layers = [(nn.Conv2d(channels, channels, 3, padding=1), nn.ReLU()) for _ in range(count)]
+    return nn.Sequential(*(layer for pair in layers for layer in pair)).eval()
+
+
+def cut(model: nn.Module, comm: torchmn.Communicator, shape: tuple[int, ...] | None) -> tuple[nn.Module, Callable]:
+    """The parallel model, and a function that returns the number of its collective operations so far."""
+    grid = torchmn.ProcessGrid(comm, height=2)
+    return torchmn.parallelize(model, grid, "halopar", input_shape=shape), lambda: grid.tiles.group.collectives
+
+
+def forward(model: nn.Module, x: Tensor) -> Callable[[], None]:
+    def run() -> None:
+        with torch.no_grad():
+            model(x)
+
+    return run
+
+
+def python_calls(run: Callable[[], object]) -> int:
+    calls = 0
+
+    def count(frame: FrameType, event: str, argument: object) -> None:
+        nonlocal calls
+        calls += event == "call"
+
+    sys.setprofile(count)
+    try:
+        run()
+    finally:
+        sys.setprofile(None)
+    return calls
+
+
+def new_shapes(comm: torchmn.Communicator, grows: int, rounds: int) -> Times:
+    """Times of a first and a later forward; dim `grows` of the input is larger in each round."""
+    model, _ = cut(convolutions(10, 4), comm, None)
+    times: Times = {"TorchMN": [], "later": []}
+    shape = [2, 4, 32, 64]  # this rank's tile
+    for turn in range(rounds + 1):
+        shape[grows] += 2 if grows > 1 else 1
+        run = forward(model, torch.rand(shape) + comm.rank)  # other values on each rank: they are tiles
+        seconds = []
+        for _ in range(4):
+            WORLD.Barrier()
+            start = time.perf_counter()
+            run()
+            seconds.append(time.perf_counter() - start)
+        if turn:  # the first turn warms up
+            times["TorchMN"].append(seconds[0])
+            times["later"].append(min(seconds[1:]))
+    ranks = WORLD.allgather(times)
+    return {name: [max(values) for values in zip(*(rank[name] for rank in ranks), strict=True)] for name in times}
+
+
+def main() -> None:
+    options = arguments(__doc__, rounds=9).parse_args()
+    comm = two_ranks()
+    results = Results("forward")
+    image = torch.rand(1, 1, 16, 16, generator=torch.Generator().manual_seed(0))
+    for count, steps in STEPS.items():
+        model, operations = cut(convolutions(count), comm, (1, 16, 16))
+        run, plain = forward(model, image), convolutions(count)
+        contenders = {
+            "TorchMN": run,
+            "tile alone": forward(plain, image[:, :, :8]),
+            "whole image": forward(plain, image),
+        }
+        case = f"{count} convolutions"
+        results.add(case, take_turns(contenders, options, steps), Work("convolutions", count))
+        before = operations()
+        calls = python_calls(run)
+        results.count(
+            case,
+            {"Python calls per convolution": round(calls / count), "collective operations": operations() - before},
+        )
+    results.add("a new image size", new_shapes(comm, 2, options.rounds))
+    results.add("a new batch size", new_shapes(comm, 0, options.rounds))
+    if comm.rank == 0:
+        results.finish(options)
+
+
+if __name__ == "__main__":
+    main()
