@@ -27,6 +27,19 @@ def test_every_file_and_folder_that_it_names_exists():
     assert [path for path in sorted(paths) if not (ROOT / path).exists()] == []
 
 
+def test_on_pypi_its_links_are_absolute():
+    tomllib = pytest.importorskip("tomllib", reason="Python 3.10 cannot read pyproject.toml")
+    hook = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["hatch"]["metadata"]["hooks"][
+        "fancy-pypi-readme"
+    ]
+    text = README
+    for each in hook["substitutions"]:
+        text = re.sub(each["pattern"], each["replacement"], text)
+    assert re.findall(r"\]\((?!https://|#)[^)]*\)", text) == []
+    assert "](https://github.com/torchmn/torchmn/blob/main/docs/experiments.md)" in text
+    assert "](https://raw.githubusercontent.com/torchmn/torchmn/main/docs/pictures/tiles.png)" in text
+
+
 def test_it_leads_to_every_page_of_the_documentation():
     assert [page.name for page in ROOT.glob("docs/*.md") if f"](docs/{page.name})" not in README] == []
 

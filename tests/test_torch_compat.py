@@ -416,6 +416,29 @@ assert seen[0] == (False, True) and seen[1][0] is False, seen
     subprocess.run([sys.executable, "-c", text], check=True, timeout=300)
 
 
+# -- profiler ----------------------------------------------------------------------------------------------------------
+
+
+def test_a_profiler_is_detected_in_its_thread_and_records_named_ranges() -> None:
+    seen = []
+
+    def in_another_thread() -> None:
+        seen.append(compat.is_profiling())
+
+    assert not compat.is_profiling()
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as recorded:
+        seen.append(compat.is_profiling())
+        thread = threading.Thread(target=in_another_thread)
+        thread.start()
+        thread.join()
+        with compat.ProfilerRange("a range"):
+            torch.ones(1)
+    assert (seen, compat.is_profiling()) == ([True, False], False)
+    assert "a range" in [event.key for event in recorded.key_averages()]
+    with compat.ProfilerRange("without a profiler"):
+        pass
+
+
 # -- nested arguments, loaders, optimizers, process groups -------------------------------------------------------------
 
 

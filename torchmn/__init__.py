@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from torchmn import data, datasets, experiment, functions, geometry, graph, iterators, models, nn, optim, training
     from torchmn.communicators.communicator import Communicator
-    from torchmn.communicators.create import create_communicator
+    from torchmn.communicators.creation.create import create_communicator
+    from torchmn.communicators.creation.default_group import init_process_group
+    from torchmn.communicators.creation.run_threads import run_threads
     from torchmn.communicators.process_grid import ProcessGrid
-    from torchmn.communicators.run_threads import run_threads
     from torchmn.data import create_empty_dataset, scatter_dataset, scatter_index
     from torchmn.errors import (
         ArgumentError,
@@ -32,8 +33,14 @@ if TYPE_CHECKING:
     from torchmn.graph import MultiNodeChainList, describe, draw
     from torchmn.nn import create_mnbn_model
     from torchmn.optim import create_multi_node_optimizer
-    from torchmn.parallel import clip_grad_norm_, full_state_dict, load_full_state_dict, parallel_summary, parallelize
-    from torchmn.training import create_multi_node_evaluator
+    from torchmn.parallel import (
+        clip_grad_norm_,
+        full_state_dict,
+        load_full_state_dict,
+        parallel_summary,
+    )
+    from torchmn.parallel.parallelize import parallelize  # for mypy, torchmn.parallel.parallelize is the module
+    from torchmn.training import create_multi_node_evaluator, load_weights
     from torchmn.training.checkpoint import create_multi_node_checkpointer
 
 __version__ = "0.1.0"
@@ -74,8 +81,10 @@ __all__ = [
     "functions",
     "geometry",
     "graph",
+    "init_process_group",
     "iterators",
     "load_full_state_dict",
+    "load_weights",
     "models",
     "nn",
     "optim",
@@ -95,8 +104,9 @@ _SUBPACKAGES = (
 )
 _MODULES = {
     "Communicator": "communicators.communicator",
-    "create_communicator": "communicators.create",
-    "run_threads": "communicators.run_threads",
+    "create_communicator": "communicators.creation.create",
+    "init_process_group": "communicators.creation.default_group",
+    "run_threads": "communicators.creation.run_threads",
     "create_empty_dataset": "data",
     "scatter_dataset": "data",
     "scatter_index": "data",
@@ -111,6 +121,7 @@ _MODULES = {
     "clip_grad_norm_": "parallel",
     "full_state_dict": "parallel",
     "load_full_state_dict": "parallel",
+    "load_weights": "training",
     "parallel_summary": "parallel",
     "parallelize": "parallel",
     "create_multi_node_evaluator": "training",
@@ -118,23 +129,15 @@ _MODULES = {
 }
 
 
-# ChainerMN's names that are neither here nor in a subpackage, and what to use instead: docs/from-chainermn.md.
-_CHAINERMN = {
-    "links": "layers are in torchmn.nn; torchmn.MultiNodeChainList",
-    "optimizers": "torchmn.optim; torchmn.create_multi_node_optimizer",
-    "extensions": "torchmn.training",
-    "global_except_hook": "a rank that raises ends the job (TORCHMN_ABORT=0 turns that off)",
-    "CommunicatorBase": "torchmn.Communicator",
-    "multi_node_snapshot": "torchmn.create_multi_node_checkpointer",
-    "MultiNodeBatchNormalization": "torchmn.nn.MultiNodeBatchNorm1d, 2d and 3d",
-    "MultiNodeEarlyStoppingTrigger": "torchmn.training.MultiNodeEarlyStopping",
-}
-
-
 def __getattr__(name: str) -> Any:
     if name in _SUBPACKAGES:
         return import_module(f"torchmn.{name}")
     if name not in _MODULES:
+        from torchmn.other_spellings import module_name
+
+        value_of = None if name.startswith("_") else module_name(name)  # Python and its tools look up such names often
+        if value_of is not None:
+            return value_of()
         raise AttributeError(f"torchmn has no {name!r}. {_advice(name)}")
     value = getattr(import_module(f"torchmn.{_MODULES[name]}"), name)
     globals()[name] = value
@@ -144,10 +147,12 @@ def __getattr__(name: str) -> Any:
 def _advice(name: str) -> str:
     """Returns where a name is instead, or similar names."""
     from torchmn.errors import nearest
+    from torchmn.other_spellings import advice_for
 
-    if name in _CHAINERMN:
-        return f"Of ChainerMN's names: {_CHAINERMN[name]}."
-    if not name.startswith("_"):  # Python and its tools look up such names often
+    if not name.startswith("_"):
+        instead = advice_for(name)
+        if instead is not None:
+            return f"Instead: {instead}."
         for package in _SUBPACKAGES:
             if name in getattr(import_module(f"torchmn.{package}"), "__all__", ()):
                 return f"It is torchmn.{package}.{name}."

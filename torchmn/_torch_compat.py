@@ -190,6 +190,12 @@ def function_of_node(node: Any) -> Any:
     return getattr(type(node), "_forward_cls", None)
 
 
+# -- profiler ----------------------------------------------------------------------------------------------------------
+
+# Whether a profiler of torch records this thread; and a context manager, a named range of its records.
+is_profiling: Callable[[], bool] = torch.autograd._profiler_enabled
+ProfilerRange: Callable[[str], AbstractContextManager[None]] = _C._profiler._RecordFunctionFast
+
 # -- programs that record, transform or compile ------------------------------------------------------------------------
 
 # As torch.jit.is_tracing, without two Python calls.

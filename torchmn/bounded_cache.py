@@ -15,12 +15,18 @@ Arguments = ParamSpec("Arguments")
 class BoundedCache(Generic[Value]):
     """A dict that is cleared before its total size would exceed `limit`; a single entry may be larger.
 
-    Several threads may use it; `total` may then be wrong by an entry or two.
+    Several threads may use it; `total` and `misses` may then be wrong by an entry or two.
+
+    Attributes:
+        limit: the bound.
+        total: size of the present entries.
+        misses: number of values that were computed and added, also of those that were cleared since.
     """
 
     def __init__(self, limit: int):
         self.limit = limit
         self.total = 0
+        self.misses = 0
         self._values: dict[Hashable, Value] = {}
         self.get = self._values.get
 
@@ -34,6 +40,7 @@ class BoundedCache(Generic[Value]):
             self.total = 0
         self._values[key] = value
         self.total += size
+        self.misses += 1
 
 
 class CachedFunction(Generic[Arguments]):

@@ -1,5 +1,8 @@
 """Decorators for functions that torch.compile must not trace: communication, and forwards of sharded tensors.
 
+They may also be called as other libraries spell them (other_spellings.py): both need a function around the operation,
+and one costs less than two.
+
 torch.compile would trace calls into this package, down to locks, byte buffers and the watchdog. At best that takes a
 minute and gains nothing; at worst an operation fails on one rank while the others wait in it. So a compiled program has
 a graph break at each of these functions.
@@ -14,6 +17,7 @@ from typing import ParamSpec, TypeVar
 import torch
 
 from torchmn._torch_compat import compiler_here, disable_dynamo
+from torchmn.other_spellings import ForeignMessage, respelled
 
 OPERATIONS = (
     "send recv barrier bcast gather allgather scatter alltoall allreduce reduce_scatter split bcast_data "
@@ -31,9 +35,16 @@ def uncompiled(function: Callable[Arguments, Result]) -> Callable[Arguments, Res
 
     @functools.wraps(function)
     def run(*args: Arguments.args, **kwargs: Arguments.kwargs) -> Result:
-        if not torch.compiler.is_compiling() and compiler_here() is None:
+        if torch.compiler.is_compiling() or compiler_here() is not None:
+            return untraced(*args, **kwargs)
+        try:
             return function(*args, **kwargs)
-        return untraced(*args, **kwargs)
+        except (TypeError, ForeignMessage) as error:
+            other = respelled(function, args, kwargs, error)
+            if other is None:
+                raise
+        result = run(*other.args, **other.kwargs)
+        return result if other.finish is None else other.finish(result)
 
     return run
 

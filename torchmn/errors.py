@@ -5,6 +5,9 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable
 
+DOCUMENTATION = "https://torchmn.readthedocs.io/en/latest/docs"
+"""Address of the pages in docs/, for messages: an installed TorchMN does not have the files."""
+
 
 class TorchMNError(Exception):
     """Base class of all errors of TorchMN. The message names the rank, what was expected, what came, and a remedy."""

@@ -11,6 +11,7 @@ class Mode:
 
     Attributes:
         name: `datapar`, `modelpar`, `halopar`, `halodatapar` or `hybrid`.
+        title: what the field calls it, for reports.
         divides: what is divided among the ranks: "samples", "vectors" or "images". With two entries, the first is
             divided among groups of ranks and the second among the ranks of a group.
         description: one sentence for help texts and reports.
@@ -19,6 +20,7 @@ class Mode:
     """
 
     name: str
+    title: str
     divides: tuple[str, ...]
     description: str
     flags: tuple[str, ...]
@@ -38,9 +40,17 @@ class Mode:
 MODES = {
     mode.name: mode
     for mode in (
-        Mode("datapar", ("samples",), "ranks divide the samples of each batch (data parallel)", ("datapar",), "-p"),
+        Mode(
+            "datapar",
+            "data parallel",
+            ("samples",),
+            "ranks divide the samples of each batch (data parallel)",
+            ("datapar",),
+            "-p",
+        ),
         Mode(
             "modelpar",
+            "tensor parallel",
             ("vectors",),
             "ranks divide the vectors of linear layers, the maps of convolutions, and their weights (tensor parallel)",
             ("modelpar",),
@@ -48,18 +58,21 @@ MODES = {
         ),
         Mode(
             "halopar",
+            "spatial parallel",
             ("images",),
             "ranks divide each image into tiles and exchange halos (spatial parallel)",
             ("halopar",),
         ),
         Mode(
             "halodatapar",
+            "data and spatial parallel",
             ("samples", "images"),
             "groups of ranks divide the samples, the ranks of a group divide each image",
             ("halodatapar",),
         ),
         Mode(
             "hybrid",
+            "data and tensor parallel",
             ("samples", "vectors"),
             "groups of ranks divide the samples, the ranks of a group divide the vectors",
             ("datapar", "modelpar"),

@@ -1,4 +1,4 @@
-"""Which agreements ranks enter: for tests of what communicates, and of what the watchdog sees."""
+"""Records which agreements ranks enter: for tests of what communicates, and of the watchdog's report."""
 
 from __future__ import annotations
 

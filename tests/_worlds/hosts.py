@@ -29,17 +29,20 @@ class NoHosts(Exception):
 
 
 class Hosts:
-    """Two hosts that are connected by a cable. `ranks` is the number of ranks on each: {"north": 2, "south": 1}.
+    """Hosts with a cable each to one switch.
 
-    With `called` both have that name, as containers may.
+    Args:
+        ranks: the number of ranks on each host: {"north": 2, "south": 1}.
+        called: a name that all hosts have, as containers may.
+        rate: of each cable in both directions, as `tc` writes it ("100mbit"); by default it is not limited.
     """
 
-    def __init__(self, ranks: Mapping[str, int], called: str | None = None):
-        if len(ranks) != 2:
-            raise ValueError(f"a cable has two ends, got {len(ranks)} hosts")
+    def __init__(self, ranks: Mapping[str, int], called: str | None = None, rate: str | None = None):
         self.ranks = dict(ranks)
         self._called = called
+        self._rate = rate
         self._holders: dict[str, subprocess.Popen[str]] = {}
+        self._switch: subprocess.Popen[str] | None = None
         self._directory = Path(tempfile.mkdtemp(prefix="torchmn-hosts-"))
         self.addresses = {name: f"10.213.77.{number}" for number, name in enumerate(ranks, start=1)}
 
@@ -69,6 +72,10 @@ class Hosts:
         if not launcher:
             return [[*self._enter(name), *command] for name, count in self.ranks.items() for _ in range(count)]
         where = ",".join(f"{name}:{count}" for name, count in self.ranks.items())
+        if Path(launcher[0]).name == "mpirun":  # Open MPI
+            agent = ["--prtemca", "plm_ssh_agent", str(self._ssh()), "--prtemca", "prte_if_include", "eth0"]
+            options = ["--allow-run-as-root", *agent, "--host", where, "--mca", "btl_tcp_if_include", "eth0"]
+            return [[*self._enter(next(iter(self.ranks))), *launcher, *options, *command]]
         options = ["-launcher", "ssh", "-launcher-exec", str(self._ssh()), "-hosts", where]
         if self._called:
             options += ["-iface", "eth0"]  # the launcher's daemons would look for it by that name
@@ -82,33 +89,28 @@ class Hosts:
         etc_hosts = self._directory / f"hosts.{name}"
         others = "".join(f"{address} {other}\n" for other, address in self.addresses.items() if other != name)
         etc_hosts.write_text(ETC_HOSTS.format(own=self._called or name) + others)
-        set_up = (
+        self._holders[name] = _held(
             f"hostname {self._called or name} && mount --bind {etc_hosts} /etc/hosts && mount -t tmpfs tmpfs /dev/shm"
-            " && ip link set lo up && echo ready && exec cat"
         )
-        holder = self._holders[name] = subprocess.Popen(
-            ["unshare", *NAMESPACES, "--propagation", "private", "sh", "-c", set_up],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
-        assert holder.stdout is not None
-        words = holder.stdout.readline().strip()
-        if words != "ready":
-            raise OSError(words or "and not a word why")
 
     def _join(self) -> None:
-        first, second = (str(holder.pid) for holder in self._holders.values())
-        cable = f"ip link add eth0 type veth peer name eth0 netns {second}"
-        _run("nsenter", "-t", first, "--net", *cable.split())
-        for name, address in self.addresses.items():
+        """Connects every host to the switch, a further namespace."""
+        self._switch = _held("ip link add name switch type bridge && ip link set switch up")
+        inside = ["nsenter", "-t", str(self._switch.pid), "--net"]
+        for number, (name, address) in enumerate(self.addresses.items()):
+            port, pid = f"port{number}", self._holders[name].pid
+            _run(*inside, *f"ip link add name {port} type veth peer name eth0 netns {pid}".split())
+            _run(*inside, *f"ip link set {port} master switch up".split())
             for words in (f"address add {address}/24 dev eth0", "link set eth0 up"):
                 _run(*self._enter(name), "ip", *words.split())
+            if self._rate:
+                limit = f"root tbf rate {self._rate} burst 64kb latency 100ms"
+                _run(*inside, *f"tc qdisc add dev {port} {limit}".split())
+                _run(*self._enter(name), *f"tc qdisc add dev eth0 {limit}".split())
         deadline = time.monotonic() + LINK_SECONDS
         while not all("UP" in _run(*self._enter(name), "ip", "-brief", "link", "show", "eth0") for name in self.ranks):
             if time.monotonic() > deadline:
-                raise OSError(f"the link between them is not up after {LINK_SECONDS:g} s")
+                raise OSError(f"the links between them are not up after {LINK_SECONDS:g} s")
             time.sleep(0.02)
 
     def _enter(self, name: str) -> list[str]:
@@ -128,10 +130,27 @@ class Hosts:
         return path
 
     def _end(self) -> None:
-        for holder in self._holders.values():
+        for holder in [*self._holders.values(), *([self._switch] if self._switch else [])]:
             holder.kill()
             holder.communicate()
         shutil.rmtree(self._directory, ignore_errors=True)
+
+
+def _held(set_up: str) -> subprocess.Popen[str]:
+    """Returns a process that holds new namespaces in which the shell commands `set_up` have run."""
+    hold = "ip link set lo up && echo ready && exec cat"
+    holder = subprocess.Popen(
+        ["unshare", *NAMESPACES, "--propagation", "private", "sh", "-c", f"{set_up} && {hold}"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    assert holder.stdout is not None
+    words = holder.stdout.readline().strip()
+    if words != "ready":
+        raise OSError(words or "no output")
+    return holder
 
 
 def _run(*command: str) -> str:

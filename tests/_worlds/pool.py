@@ -69,7 +69,7 @@ class Pools:
             try:
                 self.running[world] = Pool(world)
             except WorldFailed as failure:
-                # It would fail for every further test alike, each after a long wait.
+                # It would fail in every further test, each after a long wait.
                 self.broken[world] = failure
                 raise
         return self.running[world]
@@ -137,7 +137,7 @@ class Pool:
             self.launch.kill()
 
     def stop(self) -> None:
-        """Ends the ranks and forgets what they wrote."""
+        """Ends the ranks and drops their output."""
         self.stop_processes()
         self.output.close()
         shutil.rmtree(self.directory, ignore_errors=True)

@@ -1,4 +1,4 @@
-"""A process that starts warm is what it would be without: to itself, and to whoever started it."""
+"""A process that starts warm behaves like any other, for itself and for the process that started it."""
 
 import json
 import signal

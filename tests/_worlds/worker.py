@@ -59,7 +59,7 @@ def main(transport: str, directory: Path) -> None:
     # A dump from C, in the signal handler: it works while the rank waits inside MPI or gloo.
     faulthandler.register(STACK_SIGNAL, file=stacks, all_threads=True)
     channel.send(Hello(world.rank, os.getpid()))
-    # The connection ends when pytest wants no more, or is gone.
+    # The connection ends when pytest has finished, or has died.
     with contextlib.suppress(EOFError, ConnectionError):
         serve(channel, world)
     # Not sys.exit: a failed test may have left the world in a state in which a tidy end would wait for ever.

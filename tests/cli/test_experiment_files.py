@@ -10,10 +10,8 @@ import pytest
 import yaml
 
 from tests._worlds.launch import ROOT
-from tests.cli.commands import torchmn
+from tests.cli.commands import main, starters, torchmn
 from tests.cli.experiments import written
-from torchmn.cli.commands.new import starters
-from torchmn.cli.main import main
 from torchmn.experiment import load
 
 OLD = ROOT / "tests" / "experiment" / "neon_files" / "public-cnn.yaml"

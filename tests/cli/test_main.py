@@ -9,8 +9,7 @@ import pytest
 
 import torchmn
 from tests._worlds.launch import ROOT
-from torchmn.cli.launch import memory
-from torchmn.cli.main import COMMANDS, main
+from tests.cli.commands import COMMANDS, main, memory
 
 
 def ended(capsys, *arguments: str) -> tuple[int | str | None, str, str]:

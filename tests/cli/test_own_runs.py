@@ -9,11 +9,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.cli.commands import torchmn
+from tests.cli.commands import main, starters, torchmn
 from tests.cli.experiments import TEXT, losses, written
-from torchmn.cli.commands.new import starters
-from torchmn.cli.main import main
-from torchmn.experiment.file import registry
+from tests.experiment.running import registry
 
 LAYERS = TEXT[TEXT.index("  layers:") : TEXT.index("  cost:")]
 OWN = """

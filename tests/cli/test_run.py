@@ -48,6 +48,33 @@ def test_ranks_reach_each_other(transport, tmp_path):
     assert (result.status, result.survivors) == (0, [])
 
 
+# Data-parallel training as torch's documentation shows it, without TorchMN.
+DDP_SCRIPT = """
+    import torch, torch.distributed as dist
+    from torch.nn.parallel import DistributedDataParallel
+    dist.init_process_group("gloo")
+    torch.manual_seed(0)
+    model = DistributedDataParallel(torch.nn.Linear(2, 1))
+    x = torch.arange(12.0).reshape(6, 2)[dist.get_rank() :: dist.get_world_size()]
+    model(x).mean().backward()
+    print("gradient", model.module.weight.grad.round(decimals=3).tolist(), "local rank", os.environ["LOCAL_RANK"])
+    dist.destroy_process_group()
+    """
+
+
+@pytest.mark.parametrize(("transport", "size"), [("mpich", 2), ("openmpi", 2), ("mpich", 3), ("gloo", 2)])
+def test_an_unchanged_ddp_script_runs_on_every_transport(transport, size, tmp_path):
+    result = run(transport, size, script(tmp_path, DDP_SCRIPT))
+    assert sorted(result.out.splitlines()) == [
+        f"[{rank}] gradient [[5.0, 6.0]] local rank {rank}" for rank in range(size)
+    ], result.err
+
+
+def test_an_unchanged_ddp_script_runs_on_one_rank(tmp_path):
+    result = torchmn("run", "-n", "1", script(tmp_path, DDP_SCRIPT.replace("rank = ", "rank = 0  # ")))
+    assert result.out == "gradient [[5.0, 6.0]] local rank 0\n", result.err
+
+
 def test_a_module_runs_as_python_runs_it(tmp_path):
     package = tmp_path / "greeting"
     package.mkdir()
@@ -129,7 +156,7 @@ def test_one_rank_runs_in_this_process_without_a_launcher(tmp_path):
     with started("run", "-n", "1", str(path), env=env, stdin=subprocess.PIPE) as command:
         command.process.communicate(b"typed\n", timeout=100)
         result = command.end()
-    assert (result.status, result.out) == (7, "typed none 5\n")
+    assert (result.status, result.out) == (7, "typed env 5\n")
 
 
 @pytest.mark.parametrize(

@@ -112,3 +112,13 @@ def test_tags_that_never_repeat_leave_nothing_behind(comm: Communicator) -> None
         assert comm.recv(1 - comm.rank, tag).unique().item() == tag
     comm.barrier()
     assert len(boxes) == 0
+
+
+def test_a_cache_counts_its_misses_and_keeps_its_bound_after_many_keys_that_never_repeat():
+    cache: BoundedCache[int] = BoundedCache(100)
+    for step in range(1000):
+        for key in ("kept", step):
+            if cache.get(key) is None:
+                cache.put(key, 1, 5)
+    assert len(cache) <= 20 and cache.total <= cache.limit
+    assert 1000 < cache.misses < 1100

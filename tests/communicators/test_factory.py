@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
 
 import torchmn
-from torchmn.communicators import create
+from tests._worlds import run_job
+from torchmn.communicators.creation import create
 
 LAUNCHER_VARIABLES = ("PMI_RANK", "PMI_SIZE", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "RANK", "WORLD_SIZE")
 
@@ -70,7 +73,7 @@ def test_a_grad_dtype_that_is_no_short_float_is_refused(grad_dtype: object) -> N
         torchmn.create_communicator(grad_dtype=grad_dtype)
 
 
-@pytest.mark.parametrize("timeout", [0, -1, "3", True])
+@pytest.mark.parametrize("timeout", [0, -1, "3", "off", True, math.nan])
 def test_a_timeout_that_is_no_duration_is_refused(timeout: object) -> None:
     with pytest.raises(torchmn.ArgumentError, match="timeout"):
         torchmn.create_communicator(timeout=timeout)
@@ -80,6 +83,43 @@ def test_the_timeout_comes_from_the_environment_unless_given(monkeypatch: pytest
     monkeypatch.setenv("TORCHMN_TIMEOUT", "17")
     assert torchmn.create_communicator().settings.timeout == 17
     assert torchmn.create_communicator(timeout=5).settings.timeout == 5
+
+
+@pytest.mark.parametrize("text", ["0", "-1", "nan", "never"])
+def test_a_variable_that_is_no_duration_is_refused_with_the_way_to_wait_without_a_limit(
+    text: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TORCHMN_TIMEOUT", text)
+    with pytest.raises(torchmn.ArgumentError, match=r"TORCHMN_TIMEOUT: expected seconds > 0.*TORCHMN_TIMEOUT=off"):
+        torchmn.create_communicator()
+    with pytest.raises(torchmn.ArgumentError, match="TORCHMN_TIMEOUT"):
+        torchmn.run_threads(lambda comm: comm.barrier(), 2)
+
+
+@pytest.mark.parametrize("text", ["off", "inf"])
+def test_waits_without_a_limit_from_the_environment(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TORCHMN_TIMEOUT", text)
+    year = 365 * 86400
+    assert torchmn.create_communicator().settings.timeout >= year
+    assert (
+        torchmn.run_threads(lambda comm: comm.settings.timeout, 2)
+        == [torchmn.create_communicator().settings.timeout] * 2
+    )
+
+
+def test_waits_without_a_limit_from_an_argument() -> None:
+    year = 365 * 86400
+    assert torchmn.create_communicator(timeout=math.inf).settings.timeout >= year
+    assert min(torchmn.run_threads(lambda comm: comm.settings.timeout, 2, timeout=math.inf)) >= year
+    with pytest.raises(torchmn.ArgumentError, match=r"run_threads: timeout: expected seconds > 0, got 0"):
+        torchmn.run_threads(lambda comm: comm.barrier(), 2, timeout=0)
+
+
+def test_processes_start_and_communicate_without_a_limit() -> None:
+    """gloo's deadlines would overflow with infinity."""
+    script = "import torch, torchmn; print(torchmn.create_communicator().allreduce(torch.ones(1)).item())"
+    job = run_job(script, 2, "gloo", env={"TORCHMN_TIMEOUT": "off"})
+    assert (job.returncode, job.stdout.split()) == (0, ["2.0", "2.0"]), job.output
 
 
 def test_finalize_twice_is_fine_and_afterwards_operations_are_refused() -> None:

@@ -20,7 +20,6 @@ from tests._worlds.jobs import run_job
 from tests.cli.commands import run, script
 from torchmn.communicators import communicator
 from torchmn.communicators.transports import gloo
-from torchmn.communicators.transports.process_group import RENDEZVOUS_SECONDS
 from torchmn.communicators.watchdog.control_channel import ControlClient, ControlServer
 from torchmn.errors import LaunchError
 
@@ -106,7 +105,7 @@ def connected(secrets: list[bytes]) -> list[object]:
     def connect(rank: int) -> None:
         rendezvous = gloo.Rendezvous(store, "127.0.0.1", secrets[rank])
         try:
-            results[rank] = gloo.connect(rendezvous, "world", rank, len(secrets), timedelta(seconds=RENDEZVOUS_SECONDS))
+            results[rank] = gloo.connect(rendezvous, "world", rank, len(secrets), timedelta(seconds=300))
         except LaunchError as error:
             results[rank] = error
 
@@ -154,6 +153,6 @@ def test_a_stranger_at_the_watchdogs_port_runs_nothing(tmp_path: Path, monkeypat
             for _ in range(3):  # in place of an answer to the challenge, and of what may come after it
                 stranger.sendall(len(words).to_bytes(4, "big") + words)
         rank = ControlClient(0, ["127.0.0.1"], server.port, server.key)
-        rank.send({"kind": "hello"})
-        assert rank.receive(20.0) == {"kind": "hello"}
+        rank.send({"kind": "hello", "rank": 0})
+        assert rank.receive(20.0) == {"kind": "hello", "rank": 0}
     assert not (tmp_path / "run-by-a-stranger").exists()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import _thread
 import threading
+from dataclasses import replace
 
 import pytest
 
@@ -54,6 +55,21 @@ def test_the_table_shows_every_rank_and_names_those_that_the_others_wait_for() -
     assert "user code" in lines[4] and "f.py:2" in lines[4]
     assert lines[-2] == "the others wait for ranks 1-2"
     assert "equally often" in lines[-1]  # since one has left
+
+
+def test_the_advice_below_the_table_fits_a_rank_that_was_lost() -> None:
+    text = report.table([meeting(0), RankState(1, "", "", left=True, lost=True), meeting(2)], "the reason")
+    assert text.splitlines()[3].split() == ["1", "lost"]
+    assert "killed or crashed" in text
+    assert "equally often" not in text
+
+
+def test_only_waits_that_last_from_one_sample_to_the_next_are_a_deadlock() -> None:
+    waiting = [receiving(0, 1), receiving(1, 0)]
+    assert report.lasting_cycle(waiting, waiting) == [0, 1, 0]
+    works_through_its_messages = [receiving(0, 1), replace(receiving(1, 0), seconds=0.0, since=8.0)]
+    assert report.cycle(works_through_its_messages) == [0, 1, 0]
+    assert report.lasting_cycle(waiting, works_through_its_messages) == []
 
 
 def test_the_line_of_the_user_is_the_innermost_that_is_not_ours() -> None:

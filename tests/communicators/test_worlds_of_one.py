@@ -12,7 +12,7 @@ import pytest
 from tests._worlds.launch import OPENMPI_PREFIX, ROOT, clean_environment
 from tests._worlds.warm_start.servers import warm_environment
 from tests.communicators.test_launchers import ELSEWHERE
-from torchmn.communicators import create
+from torchmn.communicators.creation import create
 from torchmn.communicators.launchers.environment import detect
 
 BESIDE_PYTHON = Path(sys.executable).parent

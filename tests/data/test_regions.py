@@ -12,8 +12,7 @@ from torch.utils.data import BatchSampler, DataLoader, Dataset, RandomSampler, T
 import torchmn
 from tests._worlds import ranks
 from torchmn import ProcessGrid, run_threads
-from torchmn.data.micro_batches import MicroBatches
-from torchmn.data.regions import scatter_regions
+from torchmn.data import MicroBatches, scatter_regions
 from torchmn.datasets import ImageSet
 from torchmn.errors import ArgumentError, HaloError, MismatchError
 
@@ -290,14 +289,11 @@ def test_of_a_memory_mapped_array_only_requested_tiles_are_read(tmp_path):
 @ranks(2, on="threads")
 def test_an_array_in_a_file_is_read_slice_by_slice(comm):
     class InFile:
-        """An array-like in a file, as in h5py: not an array, but sliced like one."""
+        """An array-like in a file, as of zarr 3: sliced like an array, without a length."""
 
         def __init__(self):
             self.array, self.asked = np.arange(4 * 3 * 6).reshape(4, 3, 6), []
             self.shape, self.dtype = self.array.shape, self.array.dtype
-
-        def __len__(self):
-            return len(self.array)
 
         def __getitem__(self, index):
             self.asked.append(index)
@@ -311,6 +307,22 @@ def test_an_array_in_a_file_is_read_slice_by_slice(comm):
     tile, label = tiles[2]
     assert np.array_equal(tile, images.array[2][:, mine]) and label == 2
     assert images.asked == [(2, slice(0, 3), mine)]
+
+
+@ranks(2, 3, on="threads")
+def test_tiles_of_an_array_of_zarr_are_those_of_the_array(comm, tmp_path):
+    zarr = pytest.importorskip("zarr", minversion="3")
+    values = np.arange(5 * 4 * 7, dtype=np.float32).reshape(5, 4, 7)
+    if comm.rank == 0:
+        zarr.save_array(tmp_path / "images.zarr", values)
+    comm.barrier()
+    images = zarr.open_array(tmp_path / "images.zarr", mode="r")
+    grid = ProcessGrid(comm, width=comm.size)
+    tiles = scatter_regions((images, np.arange(5)), grid)
+    expected = scatter_regions((values, np.arange(5)), grid)
+    assert len(tiles) == 5
+    for (tile, label), (expected_tile, expected_label) in zip(tiles, expected, strict=True):
+        assert np.array_equal(tile, expected_tile) and label == expected_label
 
 
 @ranks(4, on="threads")

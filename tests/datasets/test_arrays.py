@@ -10,9 +10,9 @@ import pytest
 import torch
 from PIL import Image
 
+from tests.datasets.files import write_idx
 from torchmn import datasets
 from torchmn.datasets import DatasetError, byte_images, cache, load_mnist
-from torchmn.datasets.formats.idx import write_idx
 from torchmn.errors import ArgumentError
 
 
@@ -235,3 +235,14 @@ def test_the_sample_of_mnist_needs_no_folder():
     assert byte_images.mnist_arrays("train", None).inputs.shape == (6000, 1, 28, 28)
     with pytest.raises(DatasetError, match="is not a directory"):
         byte_images.mnist_arrays("train", load_mnist.SAMPLE / "nowhere")
+
+
+def test_rows_may_be_a_slice_a_mask_or_any_numbers_and_samples_are_copies():
+    values = np.arange(24, dtype=np.float64).reshape(6, 4)
+    data = datasets.Arrays("numbers", values, np.arange(6), scale=2.0)
+    mask = np.array([True, False, True, True, False, False])
+    for rows in (slice(1, 4), mask, np.array([1, 2, 3]), np.array([3, 1, 2]), np.array([5]), np.array([], dtype=int)):
+        inputs, targets = data.take(rows, torch.float64)
+        np.testing.assert_array_equal(inputs.numpy(), 2 * values[rows])
+        np.testing.assert_array_equal(targets.numpy(), np.arange(6)[rows])
+    np.testing.assert_array_equal(values, np.arange(24).reshape(6, 4))

@@ -6,8 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from torchmn.datasets.formats.idx import write_idx
-from torchmn.datasets.load_mnist import SAMPLE
+from tests.datasets.files import SAMPLE, write_idx
 
 TOOL = Path(__file__).parents[2] / "tools" / "build_mnist_sample.py"
 spec = importlib.util.spec_from_file_location("build_mnist_sample", TOOL)

@@ -12,9 +12,10 @@ from pathlib import Path
 import pytest
 import torch
 
+from tests.datasets.files import SAMPLE
 from torchmn.datasets import DatasetError, mnist
 from torchmn.datasets.formats.download import content_sha256, fetch
-from torchmn.datasets.load_mnist import SAMPLE, SPLITS, MnistSplit, ensure, load
+from torchmn.datasets.load_mnist import SPLITS, MnistSplit, ensure, load
 
 CONTENT = bytes(range(256)) * 1000
 SHA256 = hashlib.sha256(CONTENT).hexdigest()

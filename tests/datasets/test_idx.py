@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
-from torchmn.datasets.formats.idx import read_idx, write_idx
+from tests.datasets.files import read_idx, write_idx
 from torchmn.errors import DatasetError
 
 PIXELS = np.arange(2 * 3 * 4, dtype=np.uint8).reshape(2, 3, 4)

@@ -10,9 +10,8 @@ import pytest
 import torch
 from torch.utils.data import DataLoader
 
+from tests.datasets.files import SAMPLE, write_idx
 from torchmn.datasets import DatasetError, mnist
-from torchmn.datasets.formats.idx import write_idx
-from torchmn.datasets.load_mnist import SAMPLE
 from torchmn.errors import ArgumentError
 
 IMAGES = {"train": "train-images-idx3-ubyte", "test": "t10k-images-idx3-ubyte"}

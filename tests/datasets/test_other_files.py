@@ -9,8 +9,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from tests.datasets.files import read_matlab
 from torchmn.datasets import DatasetError, housing, sparsenet, text
-from torchmn.datasets.formats.matlab import read_matlab
 
 
 def test_housing_has_the_price_in_its_last_column(tmp_path):

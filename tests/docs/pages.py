@@ -46,7 +46,7 @@ def assert_contents_are_the_sections(text: str) -> None:
 def assert_every_section_has_a_snippet(text: str) -> None:
     for section in text.split("\n## ")[1:]:
         assert "```python" in section, section.splitlines()[0]
-    for name in re.findall(r"`(examples/\w+\.py)`", text):
+    for name in re.findall(r"`(examples/[\w/]+\.py)`", text):
         assert (ROOT / name).exists()
 
 
@@ -59,5 +59,5 @@ def assert_public_names_and_links_exist(text: str) -> None:
         for part in name.split(".")[1:]:
             assert hasattr(found, part), name
             found = getattr(found, part)
-    for example, other in re.findall(r"`(examples/\w+\.py)`|\]\((\w[\w-]*\.md)\)", text):
+    for example, other in re.findall(r"`(examples/[\w/]+\.py)`|\]\((\w[\w-]*\.md)\)", text):
         assert (ROOT / (example or f"docs/{other}")).exists()

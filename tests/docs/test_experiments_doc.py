@@ -7,19 +7,17 @@ from pathlib import Path
 
 import pytest
 
-from tests.experiment.running import train
+from tests.experiment.running import read, registry, train
 from torchmn.errors import ExperimentError
 from torchmn.experiment import Experiment
-from torchmn.experiment.file import registry
-from torchmn.experiment.vocabulary.load import read
 
 TEXT = (Path(__file__).parents[2] / "docs" / "experiments.md").read_text()
 BLOCKS = re.findall(r"```yaml\n(.*?)```", TEXT, re.S)
 FILE = BLOCKS[0]
 
-# What the page says in sentences around its table of options, of all words of a kind.
+# What the page states outside of its table of options, for all words of a kind.
 OF_ALL_WORDS = {
-    "layers": ("activation", "batch_norm", "bias", "init", "bias_init", "optimizer"),
+    "layers": ("activation", "batch_norm", "bias", "init", "bias_init", "optimizer", "bias_optimizer"),
     "costs": ("scale", "units", "target", "outputs"),
     "optimizers": ("lr", "weight_decay", "schedule"),
     "metrics": ("units", "outputs"),
@@ -86,10 +84,10 @@ def test_the_messages_are_those_of_the_page(old, new, line):
 def test_words_of_ones_own_do_what_their_comments_say():
     before = {kind: dict(kind.entries) for kind in registry.KINDS}
     source = re.search(r"```python\n(.*?)```", TEXT, re.S)[1]
-    said = dict(re.findall(r'register_(\w+)\("\w+"\)  # (.*)', source))
-    assert said.keys() == {"dataset", "layer", "cost", "metric"}
-    text = f"{said['dataset']}\nmodel:\n  layers:\n    {said['layer']}\n    - linear: 3\n  {said['cost']}\n"
-    text += f"optimizer: {{name: sgd, lr: 0.1}}\nepochs: 1\nbatch_size: 10\n{said['metric']}\n"
+    examples = dict(re.findall(r'register_(\w+)\("\w+"\)  # (.*)', source))
+    assert examples.keys() == {"dataset", "layer", "cost", "metric"}
+    text = f"{examples['dataset']}\nmodel:\n  layers:\n    {examples['layer']}\n    - linear: 3\n  {examples['cost']}\n"
+    text += f"optimizer: {{name: sgd, lr: 0.1}}\nepochs: 1\nbatch_size: 10\n{examples['metric']}\n"
     try:
         exec(source, {"__name__": "own_words"})
         ran = train(read("x.yaml", text), 2, "datapar")

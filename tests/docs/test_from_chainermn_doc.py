@@ -37,9 +37,7 @@ def test_the_page_names_what_exists() -> None:
 @pytest.mark.parametrize(
     ("name", "today"),
     [
-        ("links", r"torchmn\.nn"),
-        ("extensions", r"torchmn\.training"),
-        ("global_except_hook", "TORCHMN_ABORT"),
+        ("nccl", r"create_communicator\(\"nccl\"\)"),
         ("create_multi_node_n_step_rnn", r"It is torchmn\.nn\.create_multi_node_n_step_rnn"),
         ("create_multi_node_iterator", r"It is torchmn\.iterators\.create_multi_node_iterator"),
     ],
@@ -47,23 +45,6 @@ def test_the_page_names_what_exists() -> None:
 def test_a_name_of_the_package_says_what_it_is_today(name: str, today: str) -> None:
     with pytest.raises(AttributeError, match=today):
         getattr(torchmn, name)
-
-
-@pytest.mark.parametrize(
-    ("name", "today"),
-    [
-        ("allreduce_grad", "multi_node_mean_grad"),
-        ("broadcast_data", "bcast_data"),
-        ("mpi_comm", r"create_communicator\(mpi_comm=...\).*barrier"),
-        ("set_config", "grad_dtype"),
-        ("no_name_of_anybody's", "'Communicator' object has no attribute \"no_name_of_anybody's\"$"),
-    ],
-)
-def test_a_name_of_a_communicator_says_what_it_is_today(name: str, today: str) -> None:
-    comm = torchmn.create_communicator("solo")
-    assert not hasattr(comm, name)
-    with pytest.raises(AttributeError, match=today):
-        getattr(comm, name)
 
 
 @pytest.mark.parametrize(

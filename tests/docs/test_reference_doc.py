@@ -6,6 +6,7 @@ import re
 
 import pytest
 
+from tests.cli.commands import COMMANDS
 from tests.docs.pages import (
     ROOT,
     assert_contents_are_the_sections,
@@ -13,10 +14,9 @@ from tests.docs.pages import (
     page,
     run_snippets,
 )
-from torchmn.cli.main import COMMANDS
 
 PAGE = page("reference.md")
-SET_BY_TORCHMN = {"TORCHMN_RUN", "TORCHMN_STORE"}  # by `torchmn run`, for its ranks
+SET_BY_TORCHMN = {"TORCHMN_RUN", "TORCHMN_STORE", "TORCHMN_TESTING_RANK"}  # for its ranks
 
 
 def test_every_program_runs_as_printed(tmp_path) -> None:

@@ -21,5 +21,5 @@ def test_every_snippet_runs_as_printed(n, transport, tmp_path):
 
 def test_the_contents_are_the_sections():
     assert_contents_are_the_sections(PAGE)
-    for name in re.findall(r"`(examples/\w+\.py)`|\]\((\w[\w-]*\.md)\)", PAGE):
+    for name in re.findall(r"`(examples/[\w/]+\.py)`|\]\((\w[\w-]*\.md)\)", PAGE):
         assert (ROOT / (name[0] or f"docs/{name[1]}")).exists()

@@ -30,7 +30,7 @@ def example(name: str):
 
 
 def test_both_forms_of_the_mlp_and_one_process_have_the_same_loss_at_every_step(tmp_path):
-    name = "train_mnist_model_parallel.py"
+    name = "chainermn/train_mnist_model_parallel.py"
     run_example(name, "alone", tmp_path / "alone", "--single", "-e", "1")
     run_example(name, "mpiexec", tmp_path / "chain", "-e", "1")
     printed = run_example(name, "mpiexec", tmp_path / "explicit", "-e", "1", "--explicit", "--print-steps")
@@ -44,9 +44,9 @@ def test_both_forms_of_the_mlp_and_one_process_have_the_same_loss_at_every_step(
 
 
 def test_pairs_of_ranks_print_the_losses_of_one_pair(tmp_path):
-    run_example("train_mnist_dual_parallel.py", "mpiexec", tmp_path / "two", "--float64", "-e", "1")
+    run_example("chainermn/train_mnist_dual_parallel.py", "mpiexec", tmp_path / "two", "--float64", "-e", "1")
     four = ["--quick", "--out", str(tmp_path / "four"), "--float64", "-b", "50", "-e", "1"]
-    result = run_job(EXAMPLES / "train_mnist_dual_parallel.py", 4, args=four, timeout=150)
+    result = run_job(EXAMPLES / "chainermn/train_mnist_dual_parallel.py", 4, args=four, timeout=150)
     assert result.returncode == 0, result.output
     assert "4 rank(s), 2 pair(s)" in result.stdout
     one_pair, two_pairs = epochs(tmp_path / "two"), epochs(tmp_path / "four")
@@ -56,8 +56,8 @@ def test_pairs_of_ranks_print_the_losses_of_one_pair(tmp_path):
 
 
 def test_a_convolution_split_by_channels_is_the_whole_one(tmp_path):
-    run_example("parallel_convolution.py", "alone", tmp_path / "alone", "--float64", "-b", "100")
-    run_example("parallel_convolution.py", "mpiexec", tmp_path / "two", "--float64", "-b", "100")
+    run_example("chainermn/parallel_convolution.py", "alone", tmp_path / "alone", "--float64", "-b", "100")
+    run_example("chainermn/parallel_convolution.py", "mpiexec", tmp_path / "two", "--float64", "-b", "100")
     alone = losses(tmp_path / "alone")
     assert len(alone) == 60 and alone[-1] < 0.8
     assert losses(tmp_path / "two") == pytest.approx(alone, rel=1e-9)
@@ -72,7 +72,7 @@ def test_an_ensemble_is_better_than_its_members_on_average(tmp_path):
 
 
 def test_an_encoder_and_a_decoder_on_two_ranks_learn_to_write_numbers_backwards(tmp_path):
-    run_example("seq2seq_model_parallel.py", "mpiexec", tmp_path)
+    run_example("chainermn/seq2seq_model_parallel.py", "mpiexec", tmp_path)
     log = epochs(tmp_path)
     assert log["loss"][1] < 0.5 * log["loss"][0]
     assert log["test accuracy"][-1] > 0.9
@@ -80,8 +80,11 @@ def test_an_encoder_and_a_decoder_on_two_ranks_learn_to_write_numbers_backwards(
 
 @pytest.mark.parametrize("size", [1, 3])
 def test_a_wrong_number_of_processes_is_an_error_on_every_rank(size):
-    model_parallel, dual = example("train_mnist_model_parallel"), example("train_mnist_dual_parallel")
-    seq2seq = example("seq2seq_model_parallel")
+    model_parallel, dual = (
+        example("chainermn/train_mnist_model_parallel"),
+        example("chainermn/train_mnist_dual_parallel"),
+    )
+    seq2seq = example("chainermn/seq2seq_model_parallel")
 
     def body(comm):
         with pytest.raises(SystemExit, match=f"rank {comm.rank} of {size}: this model needs 2 process.*got {size}"):

@@ -1,4 +1,4 @@
-"""examples/train_dcgan.py: two models and two optimizers, and pictures of what they make."""
+"""examples/chainermn/train_dcgan.py: two models and two optimizers, and pictures of what they make."""
 
 from pathlib import Path
 
@@ -26,15 +26,15 @@ def assert_learnt(out: Path) -> None:
 
 def test_photographs_alone(tmp_path):
     write_cifar10(tmp_path / "cifar")
-    run_example("train_dcgan.py", "alone", tmp_path / "out", "--data", str(tmp_path / "cifar"))
+    run_example("chainermn/train_dcgan.py", "alone", tmp_path / "out", "--data", str(tmp_path / "cifar"))
     assert_learnt(tmp_path / "out")
     assert imread(tmp_path / "out" / "epoch-0002.png").shape == (320, 320, 3)
 
 
 def test_digits_on_two_ranks_resumed_over_another_transport(tmp_path):
-    run_example("train_dcgan.py", "mpiexec", tmp_path, "-e", "1")
+    run_example("chainermn/train_dcgan.py", "mpiexec", tmp_path, "-e", "1")
     first = imread(tmp_path / "epoch-0001.png")
-    resumed = run_example("train_dcgan.py", "torchrun", tmp_path, "--resume")
+    resumed = run_example("chainermn/train_dcgan.py", "torchrun", tmp_path, "--resume")
     assert "resumed after epoch 1" in resumed.stdout
     assert_learnt(tmp_path)
     second = imread(tmp_path / "epoch-0002.png")

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from torchmn.experiment.neon.keys import RULE_CLASSES
-from torchmn.experiment.neon.tables import KEYS, PLAIN_INITIALIZERS
+from torchmn.experiment.neon.keys.rule_types import RULE_CLASSES
+from torchmn.experiment.neon.keys.tables import KEYS, PLAIN_INITIALIZERS
+from torchmn.experiment.neon.keys.tables import LAYERS as LAYERS
+from torchmn.experiment.neon.keys.tables import MODELS as MODELS
 
 
 class Node(dict[str, Any]):

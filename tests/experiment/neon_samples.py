@@ -51,6 +51,7 @@ class Sample:
 _OLD, _PUBLIC = "2014", "0.8 and 0.9"
 SAMPLES = (
     Sample("2014/mnist_datapar_cpu_mlp-784-100-10", _OLD, "MNIST, MLP 784-100-10", "datapar"),
+    Sample("2014/mnist_datapar_gpu_cnn-20-50-500-10", _OLD, "MNIST, convnet 20-50-500-10, `GPUDataDist`", "datapar"),
     Sample("2014/mnist_vecpar_cpu_mlp-784-100-10", _OLD, "MNIST, MLP 784-100-10, `MLPDist`", "vecpar"),
     Sample("2014/mnist_halopar_cpu_cnn-20-50-500-10", _OLD, "MNIST, convnet 20-50-500-10, `ConvnetDist`", "halopar"),
     Sample("2014/mnist_halopar_cpu_gb", _OLD, "MNIST, sparse autoencoder, `GBDist`", "halopar"),
@@ -66,6 +67,7 @@ SAMPLES = (
     Sample("2014/cifar10_cudamat_cnn", _OLD, "CIFAR-10, convnet with pooling, normalising and dropout layers of 2014"),
     Sample("public-cnn", _PUBLIC, "MNIST, convnet with dropout, schedules and metrics"),
     Sample("public/half-precision", _PUBLIC, "MNIST, MLP in half precision: float32 here; default weights and rule"),
+    Sample("public/rules", _PUBLIC, "MNIST, convnet with momentum, AdaDelta in other layers, and `brule_init`"),
     Sample("public/maxout", _PUBLIC, "MNIST, convnet with `maxout` and a `BranchLayer`"),
     Sample("toy-images", _PUBLIC, "ToyImages, convnet"),
     Sample("balance", _PUBLIC, "MNIST, `Balance` with three costs"),

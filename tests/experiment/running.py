@@ -1,4 +1,7 @@
-"""Experiments on ranks that are threads, and what came of them."""
+"""Experiments on ranks that are threads, and the functions of torchmn.experiment that its tests call.
+
+Tests import these functions from here, so that they do not depend on the files of the package.
+"""
 
 from __future__ import annotations
 
@@ -9,11 +12,74 @@ from typing import Any
 import torchmn
 from torchmn import create_multi_node_checkpointer
 from torchmn.experiment import Experiment, parse_set
+from torchmn.experiment.dry_run import DryRun, dry_run
+from torchmn.experiment.file import registry
+from torchmn.experiment.file.writing import as_yaml
+from torchmn.experiment.report.page import TEMPLATES
+from torchmn.experiment.run import parallel
+from torchmn.experiment.run.agreement import dataset_fingerprint, on_every_rank
+from torchmn.experiment.run.evaluation import evaluate, predict
+from torchmn.experiment.run.grids import GridError, description, grid_for
+from torchmn.experiment.run.model import build_model, load_data
+from torchmn.experiment.run.run_directory import RunDirectory, choose_directory
 from torchmn.experiment.run.session import open_session
+from torchmn.experiment.run.state import NamedOptimizer, global_gradients
 from torchmn.experiment.run.trainer import Progress, Trainer
-from torchmn.experiment.vocabulary.load import read
-from torchmn.parallel.global_state import GlobalModelState
+from torchmn.experiment.train import Request, open_trained
+from torchmn.experiment.train import train as train_from_file
+from torchmn.experiment.verification import ModeResult, StepResults, configurations, deviations, verify
+from torchmn.experiment.vocabulary.json_schema import json_schema
+from torchmn.experiment.vocabulary.load import check, check_round_trip, parse, plain, read
+from torchmn.experiment.vocabulary.metrics import by_label
+from torchmn.experiment.vocabulary.optimizers import OptimizerRules, layer_optimizer_options, parameter_groups
+from torchmn.experiment.vocabulary.schedules import Schedule
+from torchmn.parallel import GlobalModelState
 from torchmn.training import Logger
+
+__all__ = [
+    "TEMPLATES",
+    "DryRun",
+    "GridError",
+    "ModeResult",
+    "NamedOptimizer",
+    "OptimizerRules",
+    "Ran",
+    "Request",
+    "RunDirectory",
+    "Schedule",
+    "StepResults",
+    "as_yaml",
+    "build_model",
+    "by_label",
+    "check",
+    "check_round_trip",
+    "choose_directory",
+    "configurations",
+    "dataset_fingerprint",
+    "description",
+    "deviations",
+    "dry_run",
+    "evaluate",
+    "experiment",
+    "global_gradients",
+    "grid_for",
+    "json_schema",
+    "layer_optimizer_options",
+    "load_data",
+    "on_every_rank",
+    "open_session",
+    "open_trained",
+    "parallel",
+    "parameter_groups",
+    "parse",
+    "plain",
+    "predict",
+    "read",
+    "registry",
+    "train",
+    "train_from_file",
+    "verify",
+]
 
 
 @dataclass(frozen=True)

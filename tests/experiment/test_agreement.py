@@ -5,16 +5,20 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from tests.experiment.running import experiment, train
+from tests.experiment.running import (
+    dataset_fingerprint,
+    experiment,
+    load_data,
+    on_every_rank,
+    open_session,
+    parallel,
+    plain,
+    registry,
+    train,
+    verify,
+)
 from torchmn import run_threads
 from torchmn.errors import ExperimentError, PeerError
-from torchmn.experiment.file import registry
-from torchmn.experiment.run import parallel
-from torchmn.experiment.run.agreement import dataset_fingerprint, on_every_rank
-from torchmn.experiment.run.model import load_data
-from torchmn.experiment.run.session import open_session
-from torchmn.experiment.verification import verify
-from torchmn.experiment.vocabulary.load import plain
 
 TEXT = """
 dataset: {name: toy_images, side: 8, train: 12, test: 4}

@@ -6,13 +6,12 @@ import numpy as np
 import pytest
 import torch
 
-from tests.experiment.running import experiment, train
+from tests.experiment.running import build_model, experiment, load_data, train
 from torchmn import Communicator
 from torchmn.communicators.transports.group import Settings
 from torchmn.communicators.transports.solo import SoloTransport
 from torchmn.errors import ExperimentError
 from torchmn.experiment.run.grids import check
-from torchmn.experiment.run.model import build_model, load_data
 from torchmn.experiment.vocabulary.layers.boltzmann import Boltzmann, contrastive_divergence
 
 TEXT = """

@@ -6,14 +6,12 @@ import os
 
 import pytest
 
+from tests.cli.commands import main
 from tests.experiment.files import BASE
-from tests.experiment.running import experiment
-from torchmn.cli.main import main
+from tests.experiment.running import RunDirectory, experiment, parse, read
 from torchmn.errors import ExperimentError
 from torchmn.experiment import parse_set
 from torchmn.experiment.file.document import MAX_CHARACTERS, MAX_DEPTH, MAX_VALUES, compose, document
-from torchmn.experiment.run.run_directory import RunDirectory
-from torchmn.experiment.vocabulary.load import parse, read
 
 LEVELS = 14  # 10**14 values when expanded
 pytestmark = pytest.mark.timeout(120)

@@ -10,9 +10,8 @@ from hypothesis import strategies as some
 
 from tests.experiment import broken_combinations, broken_layers, broken_sections, broken_yaml
 from tests.experiment.files import BASE
+from tests.experiment.running import build_model, load_data, read
 from torchmn.errors import ExperimentError
-from torchmn.experiment.run.model import build_model, load_data
-from torchmn.experiment.vocabulary.load import read
 
 BROKEN = broken_yaml.BROKEN + broken_sections.BROKEN + broken_layers.BROKEN + broken_combinations.BROKEN
 

@@ -10,14 +10,10 @@ from torch import nn
 
 import torchmn
 from tests.experiment.files import BASE, swap
-from tests.experiment.running import experiment
+from tests.experiment.running import build_model, experiment, load_data, open_session, read, registry
 from tests.experiment.test_round_trip import options_of
 from torchmn.errors import ExperimentError
 from torchmn.experiment import Experiment
-from torchmn.experiment.file import registry
-from torchmn.experiment.run.model import build_model, load_data
-from torchmn.experiment.run.session import open_session
-from torchmn.experiment.vocabulary.load import read
 
 LAYER = "- max_pool: {kernel: 2}"
 

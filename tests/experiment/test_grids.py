@@ -10,11 +10,8 @@ import numpy as np
 import pytest
 
 from tests.experiment.files import BASE
-from tests.experiment.running import experiment
+from tests.experiment.running import GridError, description, experiment, grid_for, json_schema, load_data
 from torchmn.errors import ExperimentError
-from torchmn.experiment.run.grids import GridError, description, grid_for
-from torchmn.experiment.run.model import load_data
-from torchmn.experiment.vocabulary.json_schema import json_schema
 from torchmn.modes import MODES, NAMES
 
 IMAGE = (1, 28, 28)

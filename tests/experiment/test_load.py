@@ -12,14 +12,9 @@ import yaml
 from torch import nn
 
 from tests.experiment.files import BASE, swap
-from tests.experiment.running import experiment
+from tests.experiment.running import as_yaml, build_model, experiment, json_schema, load_data, plain, read, registry
 from torchmn.errors import ArgumentError, ExperimentError
 from torchmn.experiment import dump, load, parse_set
-from torchmn.experiment.file import registry
-from torchmn.experiment.file.writing import as_yaml
-from torchmn.experiment.run.model import build_model, load_data
-from torchmn.experiment.vocabulary.json_schema import json_schema
-from torchmn.experiment.vocabulary.load import plain, read
 
 DEFAULT_LAYERS = BASE[BASE.index("    - conv") : BASE.index("  cost:")]
 

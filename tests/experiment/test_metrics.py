@@ -8,11 +8,8 @@ import pytest
 import torch
 from torch import tensor
 
+from tests.experiment.running import Schedule, by_label, registry
 from torchmn.errors import ExperimentError
-from torchmn.experiment.file import registry
-from torchmn.experiment.vocabulary import schema  # noqa: F401  (schema registers the names)
-from torchmn.experiment.vocabulary.metrics import by_label
-from torchmn.experiment.vocabulary.schedules import Schedule
 
 SCORES = tensor([[2.0, 1.0, 0.0], [0.0, 3.0, 1.0], [1.0, 0.5, 2.5], [0.2, 0.1, 0.3]], dtype=torch.float64)
 LABELS = tensor([0, 2, 2, 1])

@@ -11,12 +11,9 @@ import yaml
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as some
 
-from tests.experiment.running import train
+from tests.experiment.running import as_yaml, build_model, check, load_data, parse, read, train
 from torchmn.errors import ExperimentError
 from torchmn.experiment import load
-from torchmn.experiment.file.writing import as_yaml
-from torchmn.experiment.run.model import build_model, load_data
-from torchmn.experiment.vocabulary.load import check, parse, read
 
 FILES = Path(__file__).parent / "neon_files"
 PUBLIC, BEFORE, GB = (FILES / f"{name}.yaml" for name in ("public-cnn", "halopar-cnn", "halopar-gb"))

@@ -21,10 +21,13 @@ from tests.experiment.neon_experiments import (
     uniform,
     written,
 )
+from tests.experiment.neon_vocabulary import CLASSES, MAPPINGS
+from tests.experiment.running import parse
 from torchmn.errors import ExperimentError
-from torchmn.experiment.neon import data, layers, tables, values
-from torchmn.experiment.neon.keys import ignored_table
-from torchmn.experiment.vocabulary.load import parse
+from torchmn.experiment.neon import data, layers
+from torchmn.experiment.neon.keys import tables
+from torchmn.experiment.neon.keys.pages import ignored_table, used_table
+from torchmn.experiment.neon.terms import values
 
 PLACE = re.compile(r"old\.yaml:\d+:\d+: ")
 
@@ -69,8 +72,10 @@ OTHER: dict[str, Any] = {
     "classlayers": "[]", "stylelayers": "[]", "pretraining": False, "num_pretrain_epochs": 3, "num_initial_epochs": 2,
     "repo_path": "/tmp", "sample_pct": 20, "validation_pct": 20, "coarse_labels": True, "test_pct": 30, "unrolls": 7,
     "ntrain": 30, "ntest": 30, "imageset": "FLOWERS", "image_dir": "/", "nin": 13,
-    "cropped_image_size": 16, "output_image_size": 16, "num_channels": 1, "ref_label": "output", "nout": 11,
-    "weight_init": Node("GaussianValGen", scale=0.3), "learning_rule": FEWER, "lrule_init": FEWER, "activation": TANH,
+    "cropped_image_size": 16, "output_image_size": 16, "num_channels": 1, "mean_norm": True, "unit_norm": True,
+    "Imageset.ntrain": 2, "macro_size": 64, "ref_label": "output", "nout": 11,
+    "weight_init": Node("GaussianValGen", scale=0.3), "learning_rule": FEWER, "lrule_init": FEWER,
+    "brule_init": FEWER, "activation": TANH,
     "batch_norm": True, "nofm": 6, "fshape": "[5, 5]", "stride": 2, "pad": 1, "local_conv": True, "sparsity": 0.2,
     "tied_weights": False, "op": "avg", "ksize": 5, "alpha": 0.2, "beta": 0.25, "keep": 0.7, "end_idx": 2,
     "sublayers": "[!obj:x.FCLayer {nout: 6}]", "scale": 3, "blkidx": 4, "error_rank": 2, "slope": 0.2, "low": -0.3,
@@ -86,25 +91,29 @@ OTHER: dict[str, Any] = {
     "train": "[!obj:x.AUC {}]", "test": "[!obj:x.AUC {}]", "validation": "[!obj:x.AUC {}]",
     **{f"weight_init of {word}.type": "gaussian" for word in ("uniform", "node_normalized", "sparse_eigenval")},
     "weight_init of gaussian.type": "uniform", "weight_init of normal.type": "uniform",
+    "weight_init of autoscale.type": "gaussian",
 }  # fmt: skip
 # Values that a checked key must not have, and one that it may have, in the experiment of its class.
 WRONG: dict[str, Any] = {
     "batch_size": 99, "nin": 800, "nifm": 2, "ifmshape": "[27, 28]", "nfm": 2, "nofm": 2, "ofmshape": "[27, 28]",
     "nout": 783, "is_local": False, "ref_layer": Node("FCLayer", nout=3), "shared_bias": False,
-    "brule_init": rule(0.03), "cost": Node("SumSquaredDiffs"), "pretrain_cost": Node("CrossEntropy"),
+    "cost": Node("SumSquaredDiffs"), "pretrain_cost": Node("CrossEntropy"),
     "dataset": Node("MNIST", sample_pct=30), "olayer": Node("FCLayer", nout=3), "deserialized_path": "/tmp",
+    "depickle": "/tmp",
 }  # fmt: skip
 RIGHT: dict[str, Any] = {
     "batch_size": 100, "nin": 784, "nifm": 1, "ifmshape": "[28, 28]", "nfm": 1, "nofm": 1, "ofmshape": "[28, 28]",
     "nout": 784, "is_local": True, "ref_layer": Node("DataLayer", nout=784), "shared_bias": True,
-    "brule_init": rule(0.1), "cost": Node("CrossEntropy"), "pretrain_cost": Node("SumSquaredDiffs"),
+    "cost": Node("CrossEntropy"), "pretrain_cost": Node("SumSquaredDiffs"),
     "CostLayer.nin": 10, "dataset": Node("MNIST"), "deserialized_path": "/no/such/file.pkl",
+    "depickle": "/no/such/file.pkl",
     "olayer": layer("FCLayer", nout=10, activation=Node("Logistic")),
 }  # fmt: skip
 # Other keys that a key needs to be read.
 BESIDE: dict[str, dict[str, Any]] = {
     "brule_init": {"weight_init": uniform(bias_init=0.0), "lrule_init": rule(0.1)},
     "shared_bias": {"weight_init": uniform(bias_init=0.0)},
+    "macro_size": {"ntrain": 1, "macro_size": 32},
 }  # fmt: skip
 
 
@@ -138,6 +147,8 @@ def complete(found: Node, target: Node, group: str, name: str, key: str) -> None
     elif name == "Imageset" and key in ("repo_path", "imageset"):
         del target["image_dir"]
         target["repo_path"] = "/"
+    elif name == "Imageset" and key == "ntrain":
+        target["macro_size"] = 32
     elif name == "Imageset" and key == "output_image_size":
         target["output_image_size"] = target.pop("cropped_image_size")
     elif group == "models" and key == "cost" and name != "GB":
@@ -243,5 +254,36 @@ def test_each_class_that_is_read_has_a_table():
             assert len(keys.all) == len(set(keys.all)), f"{name} has two decisions on a key"
 
 
-def test_the_guide_has_the_table_of_keys_without_effect():
+def test_every_key_of_neons_files_has_a_decision():
+    decisions = {name: keys.all for group in tables.KEYS.values() for name, keys in group.items()}
+    of_experiments = {name: (*decisions[name], *tables.ANCHOR_KEYS) for name in tables.EXPERIMENTS}
+    decisions |= of_experiments | dict.fromkeys(("fixpt_dtype", "flexpt_dtype"), ())  # values of keys of types
+    for name, keys in CLASSES.items():
+        if name in NOT_CONVERTED:
+            assert name not in decisions and f"{name} is not supported" in refusal(with_class(name))
+        elif decisions[name.removesuffix("Dist")]:
+            assert set(keys.split()) <= set(decisions[name.removesuffix("Dist")]), name
+    for mapping, keys in MAPPINGS.items():
+        tables_of = [keys for name, keys in decisions.items() if name.partition(" of ")[0] == mapping]
+        assert tables_of and all(set(keys.split()) <= set(found) for found in tables_of), mapping
+
+
+NOT_CONVERTED = (
+    *("RBM", "DBN", "RNN", "I1K", "NDSB", "Hurricane", "RBMLayer", "RecurrentHiddenLayer", "RecurrentLSTMLayer"),
+    *("RecurrentOutputLayer", "RecurrentCostLayer"),
+)
+
+
+def with_class(name: str) -> Node:
+    if name.endswith("Layer"):
+        return experiment(Node(name, nout=3))
+    if name in ("I1K", "NDSB", "Hurricane"):
+        return experiment(dataset=Node(name))
+    found = experiment()
+    found["model"].kind = name
+    return found
+
+
+def test_the_guide_has_the_tables_of_keys():
     assert ignored_table(tables.KEYS) in page("from-neon.md")
+    assert used_table(tables.KEYS) in page("from-neon.md")

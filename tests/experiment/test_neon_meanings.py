@@ -10,10 +10,8 @@ import pytest
 import torch
 
 from tests.experiment.neon_experiments import Node, experiment, gb, layer, rule, uniform, written
+from tests.experiment.running import build_model, layer_optimizer_options, load_data, read
 from tests.experiment.test_neon_keys import converted, refusal
-from torchmn.experiment.run.model import build_model, load_data
-from torchmn.experiment.vocabulary.load import read
-from torchmn.experiment.vocabulary.optimizers import layer_optimizer_options
 
 
 def layers_of(found: Node) -> list:
@@ -44,6 +42,19 @@ def test_contradictory_modes_are_an_error():
         found
     )
     assert "dist_flag: True needs a dist_mode in the data set" in refusal(experiment(dist_flag=True))
+
+
+@pytest.mark.parametrize(
+    ("model", "mode"), [("MLPDist", "modelpar"), ("ConvnetDist", "halopar"), ("GBDist", "halopar")]
+)
+def test_before_dist_mode_the_model_determines_the_mode(model, mode):
+    found = gb() if model == "GBDist" else experiment()
+    found["model"].kind = model
+    assert "parallel" not in converted(found)[0]
+    found["dist_flag"] = True
+    ours, notes = converted(found)
+    assert ours["parallel"] == {"mode": mode}
+    assert any(f"dist_flag: True without dist_mode: {model} is trained in" in note for note in notes)
 
 
 def test_in_datapar_the_batch_is_that_of_the_data_set():
@@ -190,11 +201,49 @@ def test_only_what_a_rule_applies_is_converted():
     assert converted(found)[0]["optimizer"] == {"rho": 0.95, "eps": 1e-6, "name": "adadelta"}
 
 
-def test_different_rules_for_bias_and_weights_are_an_error():
-    found = experiment(
-        Node("FCLayer", nout=5, weight_init=uniform(bias_init=0.0), lrule_init=rule(), brule_init=rule(0.2))
-    )
-    assert "FCLayer: expected brule_init to be the learning rule of the weights" in refusal(found)
+def test_biases_may_have_another_rule_than_weights():
+    first = Node("FCLayer", nout=5, weight_init=uniform(bias_init=0.0), lrule_init=rule(0.3), brule_init=rule(0.2))
+    found = experiment(first, layer("FCLayer", nout=20))
+
+    def options() -> dict:
+        linear = layers_of(found)[0]["linear"]
+        return {key: linear[key] for key in ("optimizer", "bias_optimizer") if key in linear}
+
+    assert options() == {"optimizer": {"lr": 0.3}, "bias_optimizer": {"lr": 0.2}}
+    first["brule_init"] = rule(0.1)  # of the other layers, hence of the experiment
+    assert options() == {"optimizer": {"lr": 0.3}, "bias_optimizer": {}}
+    first["lrule_init"] = rule(0.1)
+    assert options() == {}
+    first["brule_init"] = Node(type="adadelta", lr_params=Node(rho=0.9))
+    built_options = layer_optimizer_options(built(found))
+    assert list(built_options) == ["linear1.bias"] and built_options["linear1.bias"]["optimizer"].kind == "adadelta"
+
+
+def test_rules_of_layers_may_be_of_different_kinds():
+    """neon's own file with both: gradient_descent_momentum for convolutions, adadelta after them."""
+    step = Node(type="step", ratio=0.5, step_epochs=2)
+    params = Node(learning_rate=0.1, schedule=step, momentum_params=Node(type="nesterov", coef=0.9))
+    moving = Node(type="gradient_descent_momentum", lr_params=params)
+    ada = Node(type="adadelta", lr_params=Node(rho=0.9))
+    conv = Node("ConvLayer", nofm=4, fshape="[5, 5]", weight_init=uniform(), lrule_init=moving)
+    hidden = Node("FCLayer", nout=20, weight_init=uniform(), lrule_init=ada)
+    ours = converted(experiment(conv, hidden, Node("FCLayer", nout=20, weight_init=uniform(), lrule_init=ada)))[0]
+    assert ours["optimizer"] == {"name": "adadelta", "rho": 0.9, "eps": 1e-6}
+    assert ours["model"]["layers"][0]["conv"]["optimizer"] == {
+        "name": "sgd",
+        "lr": 0.1,
+        "momentum": 0.9,
+        "nesterov": True,
+        "schedule": {"every": 2, "ratio": 0.5, "shift": 1},
+    }
+    assert ours["model"]["layers"][3]["linear"]["optimizer"] == {"name": "sgd", "lr": 0.1}
+
+
+def test_the_classifier_of_a_sparse_autoencoder_may_have_a_rule_of_another_kind():
+    found = gb()
+    found["model"]["layers"][-1]["lrule_init"] = Node(type="adadelta", lr_params=Node(rho=0.9))
+    assert converted(found)[0]["model"]["autoencoder"]["classifier"] == {"name": "adadelta", "rho": 0.9, "eps": 1e-6}
+    built(found)
 
 
 @pytest.mark.parametrize(
@@ -297,6 +346,17 @@ def test_an_autoencoder_with_a_cost_reconstructs_its_input():
     assert ours["model"]["target"] == "inputs" and "metrics" not in ours
     assert all(each["linear"]["bias"] is False for each in ours["model"]["layers"])
     assert built(found)
+
+
+def test_classes_with_a_b_are_those_without():
+    """neon had FCLayerB and others beside its older layers, before they replaced these."""
+    found = experiment(layer("FCLayer", nout=20))
+    expected = converted(found)[0]
+    for each in found["model"]["layers"]:
+        each.kind += "B"
+    assert converted(found)[0] == expected
+    found["model"]["layers"][1]["weight_init"] = Node(type="autoscale", relu=1, bias_init=0.0)
+    assert layers_of(found)[0]["linear"]["init"] == {"name": "auto_uniform", "scale": pytest.approx(2**0.5)}
 
 
 def test_modelpar_is_the_mode_vecpar():

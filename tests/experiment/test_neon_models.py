@@ -6,14 +6,12 @@ from __future__ import annotations
 
 import pytest
 
+from tests.cli.commands import main
 from tests.experiment.neon_experiments import Node, experiment, written
-from tests.experiment.running import train
+from tests.experiment.running import check, load_data, parse, read, train
 from tests.experiment.test_neon import FILES, PUBLIC, edited
-from torchmn.cli.main import main
 from torchmn.errors import ExperimentError
 from torchmn.experiment import parse_set
-from torchmn.experiment.run.model import load_data
-from torchmn.experiment.vocabulary.load import check, parse, read
 
 BALANCE = (FILES / "balance.yaml").read_text()
 
@@ -123,11 +121,20 @@ def test_an_imageset_becomes_a_folder_of_images(tmp_path):
         f"datasets.Imageset {{\n    repo_path: '~/data', imageset: 'PLANKTON', image_dir: '{tmp_path}', save_dir: '/tmp/b', "
         "macro_size: 1024, output_image_size: 128, cropped_image_size: &c 64, num_channels: 1, square_crop: True,",
     ).replace("ofmshape: [28, 28]", "ofmshape: [64, 64]")
-    ours = values(text)["dataset"]
-    assert ours == {"name": "images", "path": str(tmp_path), "size": [64, 64], "channels": 1, "validation": "20%"}
-    assert any("without random crops and mirroring" in note for note in parse("old.yaml", text).notes)
-    with pytest.raises(ExperimentError, match=r"old.yaml:3:12: Imageset of I1K is not supported.*{name: images"):
-        read("old.yaml", text.replace("PLANKTON", "I1K"))
+    ours = {"name": "images", "path": str(tmp_path), "size": [64, 64], "channels": 1, "validation": "20%"}
+    assert values(text)["dataset"] == {**ours, "subtract": 127.0, "divide": 1.0}
+    notes = parse("old.yaml", text).notes
+    assert any("without random crops and mirroring" in note for note in notes)
+    assert any("macro_size has no effect: there is no ntrain" in note for note in notes)
+    normed = text.replace("square_crop: True,", "mean_norm: True, unit_norm: True, ntrain: 24,")
+    assert values(normed)["dataset"] == {**ours, "subtract": "mean", "divide": 128.0, "first": 24 * 1024}
+    assert values(text.replace("square_crop: True,", "unit_norm: True,"))["dataset"]["divide"] == 256.0
+    imagenet = parse("old.yaml", text.replace("PLANKTON", "I1K").replace(f" image_dir: '{tmp_path}',", ""))
+    assert "path" not in imagenet.document.values["dataset"]
+    assert any("Imageset I1K: neon read ImageNet's archives" in note for note in imagenet.notes)
+    assert read("old.yaml", normed).dataset.kind == "images"
+    assert values(text)["metrics"] == {"train": ["log_loss"]}
+    assert any("metrics of test have no effect: there are no such samples" in note for note in notes)
 
 
 def test_a_sample_is_of_the_training_images_alone_and_the_flag_wins():

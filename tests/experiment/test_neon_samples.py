@@ -13,12 +13,10 @@ import torch
 import torchmn
 from tests.docs.pages import page
 from tests.experiment.neon_samples import DISTRIBUTED, FOLDER, SAMPLES, Sample, samples_table
-from tests.experiment.running import Ran, train
+from tests.experiment.running import Ran, check, open_session, parse, read, train
 from tests.experiment.test_neon import PUBLIC, edited
 from torchmn.errors import ExperimentError
 from torchmn.experiment import Experiment, parse_set
-from torchmn.experiment.run.session import open_session
-from torchmn.experiment.vocabulary.load import check, parse, read
 from torchmn.modes import mode_of
 
 

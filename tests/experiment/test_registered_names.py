@@ -9,9 +9,8 @@ import pytest
 import torch
 from torch import nn
 
-from tests.experiment.running import experiment, train
+from tests.experiment.running import experiment, registry, train
 from torchmn.errors import ArgumentError, ExperimentError
-from torchmn.experiment.file import registry
 
 FILE = """
 dataset: {name: own_stripes, count: 26, validation: 20%}

@@ -9,13 +9,11 @@ import pytest
 import torch
 from rich.console import Console
 
-from tests.experiment.running import Ran, experiment, train
+from tests.experiment.running import Ran, Request, RunDirectory, choose_directory, experiment, open_trained, train
+from tests.experiment.running import train_from_file as run
 from tests.experiment.test_same_numbers import EVERYTHING, alone
 from torchmn import run_threads
 from torchmn.errors import ExperimentError
-from torchmn.experiment.run.run_directory import RunDirectory, choose_directory
-from torchmn.experiment.train import Request, open_trained
-from torchmn.experiment.train import train as run
 
 CHANGES = ("optimizer.momentum=0.9", "optimizer.schedule=null")
 AUTOENCODER = """

@@ -12,22 +12,20 @@ from pydantic import BeforeValidator, Field
 from rich.console import Console
 from torch import nn
 
+from tests.cli.commands import STARTERS, starters
 from tests.experiment.files import BASE, swap
-from tests.experiment.running import experiment
+from tests.experiment.running import Request, as_yaml, check_round_trip, experiment, plain, read, registry
+from tests.experiment.running import train_from_file as train
 from torchmn import run_threads
-from torchmn.cli.commands.new import STARTERS, starters
 from torchmn.errors import ArgumentError, ExperimentError
-from torchmn.experiment import Experiment, load
-from torchmn.experiment.file import registry
-from torchmn.experiment.file.writing import as_yaml
-from torchmn.experiment.train import Request, train
-from torchmn.experiment.vocabulary.load import check_round_trip, dump, plain, read
+from torchmn.experiment import Experiment, dump, load
 
 # Values of options that are required, or that have several forms.
 VALUES = {
     "kernel": 3, "maps": 4, "units": 5, "shape": [1, 28, 28], "last": 2, "factor": [2, 3], "split": 2, "lr": 0.1,
     "layers": [{"conv": {"maps": 2, "kernel": [3, 1], "padding": "same"}}, "relu"], "name": "torch.nn.Flatten",
     "step_size": 2, "milestones": [1, 2], "gamma": 0.5, "T_max": 3, "T_0": 3, "base_lr": 0.01, "max_lr": 0.1,
+    "torchmetrics": "classification.MulticlassAUROC",
 }  # fmt: skip
 
 
@@ -91,6 +89,8 @@ MORE = [
     "parallel={mode: halopar, grid: {height: 2, width: 2}}",
     "metrics=",
     "metrics=[{name: accuracy, top: 2}, log_loss]",
+    "metrics=[{torchmetrics: classification.MulticlassF1Score, average: macro, units: [0, 5]}]",
+    "model.weights=trained.safetensors",
     "dataset={name: mnist, path: '~/1e3: {x}', sample: 10%, validation: 5%}",
 ]
 
@@ -145,7 +145,7 @@ def own_words():
     class OfKind(registry.Layer):
         """An option whose value is not plain."""
 
-        of: Annotated[Any, BeforeValidator(Kind)] = Field(Kind.SOFT)
+        of: Annotated[Any, BeforeValidator(lambda value: Kind(value))] = Field(Kind.SOFT)
 
     yield
     for name in [name for name in registry.layers.entries if name.startswith("own_")]:

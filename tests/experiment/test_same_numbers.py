@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 import torch
 
+from tests.cli.commands import STARTERS
 from tests.experiment.running import Ran, experiment, train
-from torchmn.cli.commands.new import STARTERS
 
 MODES = {2: ["datapar", "modelpar", "halopar"], 4: ["hybrid", "halopar", "halodatapar"]}
 LOCAL_MODES = {2: ["datapar"], 4: ["halopar", "halodatapar"]}  # slow ones

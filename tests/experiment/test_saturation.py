@@ -9,16 +9,13 @@ import torch
 from torch.nn import functional
 
 import torchmn
-from tests.experiment.running import experiment, train
+from tests.experiment.running import build_model, evaluate, experiment, load_data, open_session, predict, read, train
 from torchmn import Communicator
 from torchmn.communicators.transports.group import Settings
 from torchmn.communicators.transports.solo import SoloTransport
 from torchmn.errors import ExperimentError
 from torchmn.experiment import parse_set
-from torchmn.experiment.run.evaluation import evaluate, predict
-from torchmn.experiment.run.model import build_model, load_data
-from torchmn.experiment.run.session import Session, open_session
-from torchmn.experiment.vocabulary.load import read
+from torchmn.experiment.run.session import Session
 from torchmn.experiment.vocabulary.scores import Probabilities, log_complement_p, log_p
 
 # Scores of some hundreds: in float32 and in float64 every probability is 0 or 1.

@@ -9,11 +9,9 @@ import torch
 from torch import nn
 
 from tests.experiment.files import swap
-from tests.experiment.running import experiment, train
+from tests.experiment.running import experiment, read, registry, train
 from tests.experiment.test_same_numbers import EVERYTHING
 from torchmn.errors import ExperimentError
-from torchmn.experiment.file import registry
-from torchmn.experiment.vocabulary.load import read
 
 EPOCHS = 7
 ARGUMENTS = {

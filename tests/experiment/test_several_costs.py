@@ -10,14 +10,12 @@ import pytest
 import torch
 
 from tests._worlds import ranks
-from tests.experiment.running import experiment, train
+from tests.experiment.running import build_model, experiment, load_data, registry, train
 from torchmn import Communicator
 from torchmn.communicators.transports.group import Settings
 from torchmn.communicators.transports.solo import SoloTransport
 from torchmn.data.batches import rank_slice
 from torchmn.errors import ExperimentError
-from torchmn.experiment.file import registry
-from torchmn.experiment.run.model import build_model, load_data
 from torchmn.experiment.run.objective import Objective, Term
 from torchmn.experiment.vocabulary import schema  # noqa: F401  (schema registers the names)
 from torchmn.experiment.vocabulary.scores import Outputs
@@ -99,7 +97,7 @@ def test_a_balance_network_is_the_same_on_any_ranks(size, mode):
     assert ran.losses == pytest.approx(serial.losses, rel=1e-9)
     names = [name for name in serial.history[-1] if name not in ("epoch", "loss")]
     assert names == ["train loss", "train misclassified", "validation loss", "validation auc", "validation log_loss",
-                     "test loss", "test misclassified"]  # fmt: skip
+                     "test loss", "test misclassified", "learning rate", "gradient norm"]  # fmt: skip
     for mine, theirs in zip(ran.history, serial.history, strict=True):
         assert mine == pytest.approx(theirs, rel=1e-9, nan_ok=True)
 

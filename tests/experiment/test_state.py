@@ -4,8 +4,8 @@ import pytest
 import torch
 from torch import nn
 
+from tests.experiment.running import NamedOptimizer
 from torchmn.errors import ExperimentError
-from torchmn.experiment.run.state import NamedOptimizer
 
 
 def trained(*sizes: int) -> tuple[NamedOptimizer, torch.optim.Optimizer]:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from itertools import count
+
 import torch
 from torch import Tensor, nn
 
 import torchmn
-from tests.experiment.running import experiment
-from torchmn.experiment.verification import ModeResult, StepResults, configurations, deviations, verify
+from tests.experiment.running import ModeResult, StepResults, configurations, deviations, experiment, verify
 
 TEXT = """
 dataset: {name: toy_images, side: 8, train: 12, test: 4}
@@ -41,6 +42,23 @@ class LooksAtTheBatch(Honest):
         return y - y.mean(dim=0, keepdim=True)
 
 
+class CountsForwards(Honest):
+    """A network whose outputs depend on how many forwards all ranks have made: ranks are threads of one process."""
+
+    forwards = count(1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x) * next(self.forwards)
+
+
+class ReadsTheBatch(Honest):
+    """The same, with a value that no dry run on meta tensors can read."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = super().forward(x)
+        return y * y.abs().max().item()
+
+
 def rows_of(network: str, ranks: int) -> list[ModeResult]:
     chosen = experiment(TEXT.replace("NETWORK", network))
     return torchmn.run_threads(lambda comm: list(verify(chosen, comm, steps=2)), ranks)[0]
@@ -54,10 +72,15 @@ def test_an_ordinary_network_gives_the_same_numbers_in_every_mode():
 
 
 def test_a_network_that_depends_on_its_local_batch_is_detected():
-    found = {row.mode: row for row in rows_of("LooksAtTheBatch", 2)}
+    found = {row.mode: row for row in rows_of("ReadsTheBatch", 2)}
     assert not found["datapar"].passed
     assert found["datapar"].deviations["loss"] > 1e-6
-    assert found["halopar"].passed
+
+
+def test_a_network_that_combines_samples_is_refused_where_ranks_have_different_ones():
+    found = {row.mode: row for row in rows_of("LooksAtTheBatch", 2)}
+    assert "mean combines samples" in found["datapar"].refusal
+    assert found["halopar"].passed and not found["halopar"].refusal
 
 
 def test_each_quantity_is_compared():

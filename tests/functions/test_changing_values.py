@@ -62,8 +62,8 @@ def test_a_value_unlike_the_last_one_arrives_and_its_gradient_comes_back(comm, u
     else:
         received = F.recv(comm, 0)
         assert received.dtype == x.dtype and torch.equal(received, x)
-        assert received.requires_grad == x.requires_grad
-        if x.requires_grad:
+        assert received.requires_grad == x.is_floating_point()  # backward may be called on any
+        if received.requires_grad:
             received.backward(5 * received.detach())
     settle(comm, *LENGTHS)
 

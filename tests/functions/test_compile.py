@@ -41,6 +41,9 @@ def steps(comm, function):
     return found
 
 
+@pytest.mark.skipif(
+    torch.__version__.startswith("2.6."), reason="torch.compile of torch 2.6 fails if two threads compile at a time"
+)
 @pytest.mark.parametrize("function", [through_collectives, through_a_ring, through_a_joined_ring])
 @ranks(2, on="threads")
 def test_a_compiled_program_that_communicates_has_the_numbers_of_the_plain_one(comm, function):

@@ -11,7 +11,7 @@ import torch
 import torchmn
 from torchmn import functions as F
 from torchmn.errors import DelegateError
-from torchmn.functions.edges import edges_of
+from torchmn.functions import edges_of
 
 
 def both_lines(error):

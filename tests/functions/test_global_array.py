@@ -6,9 +6,8 @@ from torch.nn import functional as F
 
 from tests._worlds import ranks
 from tests.functions.images import image
-from torchmn import ProcessGrid
+from torchmn import GlobalArray, ProcessGrid
 from torchmn.errors import HaloError
-from torchmn.functions.halo.global_array import GlobalArray
 from torchmn.geometry import Window
 
 

@@ -7,7 +7,7 @@ from tests._worlds import ranks
 from tests.functions.images import image
 from torchmn import ProcessGrid
 from torchmn.errors import ArgumentError
-from torchmn.functions.global_mean import global_mean
+from torchmn.functions import global_mean
 from torchmn.geometry import all_owned
 
 

@@ -10,7 +10,7 @@ from tests.functions.images import cut, image, part_of, plan_here, serial_buffer
 from tests.geometry.strategies import any_dims, window_dims
 from torchmn import run_threads
 from torchmn.errors import ArgumentError, MismatchError, PeerError, TorchMNError
-from torchmn.functions.halo.exchange import halo_exchange, halo_scatter_add, start_halo_exchange, start_halo_scatter_add
+from torchmn.functions import halo_exchange, halo_scatter_add, start_halo_exchange, start_halo_scatter_add
 from torchmn.geometry import DimPlan, HaloPlan, Interval, Window, all_owned
 
 SAME3, SAME7, STRIDED, POOL = Window(3, padding=(1, 1)), Window(7, padding=(3, 3)), Window(5, 2), Window(2, 2)

@@ -69,21 +69,40 @@ def test_without_a_delegate_to_visit_the_values_are_returned_as_they_are(phi):
 
 @pytest.mark.parametrize("phi", [None, torch.zeros(()), torch.zeros((), requires_grad=True)])
 @pytest.mark.parametrize("shape", [(), (1,), (1, 3), (2, 3)], ids=str)
-def test_the_result_for_one_variable_is_not_unpacked_as_chainermn_s_tuple(phi, shape):
-    """`x, = pseudo_connect(phi, x)` would lose the first dim of a batch of one."""
+def test_the_result_for_one_variable_unpacks_as_chainermn_s_tuple_of_one(phi, shape):
     for x in (torch.ones(shape), torch.ones(shape, requires_grad=True), torch.nn.Parameter(torch.ones(shape))):
-        with pytest.raises(torchmn.ArgumentError, match=r"write x = pseudo_connect\(phi, x\)"):
-            (_,) = F.pseudo_connect(phi, x)
-        with pytest.raises(torchmn.ArgumentError, match=r"x\.unbind"):
-            print(*F.pseudo_connect(F.pseudo_connect(phi, x), x))
-        with torch.inference_mode(), pytest.raises(torchmn.ArgumentError, match=f"of shape {re.escape(str(shape))}"):
-            list(F.pseudo_connect(phi, x))
+        (unpacked,) = F.pseudo_connect(phi, x)
+        (again,) = unpacked
+        assert torch.equal(unpacked, x) and torch.equal(again, x)
+        assert unpacked.requires_grad == (x.requires_grad or (phi is not None and phi.requires_grad))
+        with pytest.raises(ValueError, match="not enough values to unpack"):
+            _first, _second = F.pseudo_connect(phi, x)
+        for index in (0, -1):
+            with pytest.raises(
+                torchmn.ArgumentError, match=rf"{re.escape(str(shape))}, could .* x\.select\(0, {index}\)"
+            ):
+                F.pseudo_connect(phi, x)[index]
+
+
+def test_an_unpacked_result_leads_backward_to_the_delegate():
+    (one,), calls = visited([torch.randn(2, 3)])
+    one.sum().backward()
+    assert len(calls) == 1
 
 
 def test_what_is_computed_from_the_result_is_a_plain_tensor():
     x = torch.arange(6.0).view(2, 3).requires_grad_()
     joined = F.pseudo_connect(torch.zeros((), requires_grad=True), x)
-    results = [joined + 1, joined[0], joined.detach(), joined.view(3, 2), torch.cat([joined, joined]), joined.sum()]
+    results = [
+        joined + 1,
+        joined[:1],
+        joined[1],
+        joined[0, 1],
+        joined.detach(),
+        joined.view(3, 2),
+        torch.cat([joined, joined]),
+        joined.sum(),
+    ]
     assert {type(result) for result in results} == {torch.Tensor}
     assert [row.tolist() for row in joined.unbind()] == x.tolist() and isinstance(joined, torch.Tensor)
     assert pickle.loads(pickle.dumps(joined.detach())).tolist() == x.tolist()

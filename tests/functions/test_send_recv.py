@@ -106,7 +106,19 @@ def test_what_needs_no_gradient_costs_none_and_its_delegate_can_be_called_backwa
             phi.backward()
         else:
             received = F.recv(comm, 0)
-            assert torch.equal(received, x) and not received.requires_grad
+            assert torch.equal(received, x) and received.requires_grad == received.is_floating_point()
+            if received.requires_grad:
+                received.sum().backward()
+
+
+@ranks(3)
+def test_ranks_without_parameters_can_call_backward_on_what_was_sent_without_a_gradient(comm):
+    """Rank 0 sends data, rank 1 passes it on, rank 2 computes a loss."""
+    y = 2 * F.recv(comm, comm.rank - 1) if comm.rank > 0 else torch.ones(3)
+    end = F.send(y, comm, comm.rank + 1) if comm.rank < 2 else y.sum()
+    end.backward()
+    assert end.item() == (12 if comm.rank == 2 else 0)
+    comm.barrier()
 
 
 @ranks(2, on="threads")
@@ -266,7 +278,7 @@ def test_without_gradients_only_values_are_sent(comm, mode, who):
     else:
         with mode() if who != "sender" else nullcontext():
             received = F.recv(comm, 0)
-        assert torch.equal(received, x * 2) and not received.requires_grad
+        assert torch.equal(received, x * 2) and received.requires_grad == (who == "sender")
     comm.barrier()
 
 
@@ -293,7 +305,7 @@ def test_a_plain_recv_of_the_communicator_gives_no_gradient_and_keeps_nobody_wai
         comm.send(torch.ones(2), 1)
     else:
         assert torch.equal(comm.recv(0), x)
-        assert not F.recv(comm, 0).requires_grad
+        F.recv(comm, 0).sum().backward()
     comm.barrier()
 
 

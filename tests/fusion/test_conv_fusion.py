@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections import OrderedDict
 from collections.abc import Callable
 from copy import deepcopy
@@ -144,6 +145,31 @@ def test_values_in_blocks_equal_one_rank(grid, monkeypatch):
     assert_parity(in_blocks(), IMAGE, grid, x=numbers(IMAGE, dtype=torch.float32), tolerance=1e-5)
     known = onednn_blocks._IS_KNOWN
     assert stayed == [[known, known, known, False]] * (grid[0] * grid[1])
+
+
+def test_python_calls_grow_with_the_number_of_convolutions_and_no_faster():
+    def calls_of_forward(count: int) -> int:
+        layers = [layer for _ in range(count) for layer in (conv(IMAGE[1], IMAGE[1]), nn.ReLU())]
+
+        def body(model: nn.Module, grid: ProcessGrid) -> int:
+            x, calls = tile_of(numbers(IMAGE, dtype=torch.float32), grid), 0
+
+            def count_call(frame: Any, event: str, argument: Any) -> None:
+                nonlocal calls
+                calls += event == "call" and "/torchmn/sharded/" in frame.f_code.co_filename
+
+            model(x)
+            sys.setprofile(count_call)
+            try:
+                model(x)
+            finally:
+                sys.setprofile(None)
+            return calls
+
+        return on_two_ranks(nn.Sequential(*layers), body)[0]
+
+    first, second, third = calls_of_forward(16), calls_of_forward(32), calls_of_forward(64)
+    assert third - second <= 2.1 * (second - first)
 
 
 def test_a_hook_on_saved_tensors_sees_no_blocks():

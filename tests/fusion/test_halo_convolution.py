@@ -13,7 +13,7 @@ from tests._worlds import ranks
 from tests.functions.images import image, part_of, plan_here
 from torchmn import run_threads
 from torchmn.errors import HaloError
-from torchmn.functions.halo.exchange import halo_exchange
+from torchmn.functions import halo_exchange
 from torchmn.geometry import DimPlan, Window, all_owned
 from torchmn.sharded.fusion.halo_convolution import halo_convolution
 from torchmn.sharded.fusion.halo_reach import borders_of
@@ -155,7 +155,7 @@ def test_autocast_is_the_serial_autocast(comm):
 
 
 def test_the_tile_is_computed_during_the_halo_exchange():
-    """Rank 1 lets its halo go only after rank 0 has convolved its tile: whoever waited first would wait forever."""
+    """Rank 1 sends its halo only after rank 0 has convolved its tile: to wait for the halo first would never end."""
     convolved = threading.Event()
 
     def main(comm):

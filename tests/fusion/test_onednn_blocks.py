@@ -41,7 +41,7 @@ def without_blocks(links: Sequence[Link]) -> list[Link]:
 def results(
     x: Tensor, links: Sequence[Link], parameters: Sequence[Tensor | None], wants_x: bool = True
 ) -> list[Tensor]:
-    """The chain's outputs, and the gradients of all that want one."""
+    """The chain's outputs, and the gradients of all tensors that require one."""
     x = x.clone().requires_grad_(wants_x)
     y = convolve_in_chain(x, links, parameters)
     inputs = [value for value in (x, *parameters) if value is not None and value.requires_grad]

@@ -42,7 +42,7 @@ def torch_output(window: Window, x: torch.Tensor) -> torch.Tensor | None:
 
 
 def as_torch_has_it(window: Window) -> Window:
-    """torch's pools and transposed convolutions pad both sides alike, a pool at most half its kernel."""
+    """torch's pools and transposed convolutions pad both sides equally, a pool by at most half its kernel."""
     low, high = window.padding
     if window.ceil_mode:
         low = high = min(low, window.kernel // 2)

@@ -92,7 +92,7 @@ def sources_of(specs: Sequence[Spec]) -> list[list[int]]:
 
 
 def run_in_one_process(specs: Sequence[Spec], nodes: Sequence[nn.Module], inputs: dict[int, tuple]) -> dict:
-    """The outputs of each rank; whoever has its arguments runs."""
+    """The outputs of each rank; a component runs when its arguments are there."""
     sources = sources_of(specs)
     results: dict[int, Any] = {}
     while len(results) < len(specs):

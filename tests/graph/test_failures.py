@@ -7,7 +7,7 @@ from torch import nn
 import torchmn
 from tests._worlds import ranks
 from torchmn.errors import ComponentError, DelegateError, GraphError
-from torchmn.functions.edges import edges_of
+from torchmn.functions import edges_of
 from torchmn.graph import MultiNodeChainList
 
 

@@ -78,9 +78,7 @@ def test_evaluation_without_gradients_between_training_steps(comm, off, microbat
 @ranks(2, 3, on="threads")
 def test_every_rank_can_call_backward_even_if_nothing_needs_a_gradient(comm):
     chain = relay(comm).requires_grad_(False)
-    y = chain(torch.ones(1, 2, dtype=torch.float64))
-    if comm.rank < comm.size - 1:
-        y.backward()
+    chain(torch.ones(1, 2, dtype=torch.float64)).sum().backward()
     on_the_last_rank_only = MultiNodeChainList(comm)
     if comm.rank == comm.size - 1:
         on_the_last_rank_only.add_link(nn.Identity())

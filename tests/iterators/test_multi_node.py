@@ -74,6 +74,36 @@ def test_every_rank_gets_the_masters_batches_whatever_they_are(comm):
         assert (iterator.epoch, iterator.position) == (2, 0)
 
 
+@small_worlds_of_several
+def test_batches_of_the_same_layout_are_those_of_the_master_before_and_after_another_layout(comm):
+    x, y = torch.arange(24.0).view(4, 6), torch.arange(4)
+    kinds = [[x, y], [x + 1, y + 1], [x[:3] + 2, y[:3]], [x[:3], y[:3] + 2], (x, y), (x.t().reshape(6, 4).t(), y)]
+    kinds += [{"x": x, "y": y}, {"x": x + 1, "y": y}, {"y": y, "x": x}, [x.double(), y], [x.double() + 1, y], None]
+    kinds += [[x, y], "text", [x + 5, y]]
+    batches = create_multi_node_iterator(kinds if comm.rank == 0 else None, comm)
+    for _ in range(2):
+        found = list(batches)
+        assert len(found) == len(kinds)
+        for number, (got, expected) in enumerate(zip(found, kinds, strict=True)):
+            assert_alike(got, expected, f"batch {number}")
+
+
+@ranks(2, on="threads")
+def test_a_batch_with_the_layout_of_the_last_one_is_not_pickled(comm, monkeypatch):
+    def refuse(*_):
+        raise AssertionError("the batch was pickled")
+
+    batches = create_multi_node_iterator([[torch.ones(3)] * 2] * 3 if comm.rank == 0 else None, comm)
+    epoch = iter(batches)
+    next(epoch)
+    comm.barrier()
+    monkeypatch.setattr(multi_node, "pack", refuse)
+    assert [x.tolist() for x in next(epoch)] == [[1.0] * 3] * 2
+    comm.barrier()
+    monkeypatch.undo()
+    assert len(list(epoch)) == 1
+
+
 @small_worlds
 def test_a_shuffling_loader_gives_all_ranks_the_same_new_order_each_epoch(comm):
     master = comm.size - 1

@@ -7,7 +7,7 @@ from torch.testing import assert_close
 from tests._worlds import ranks
 from tests.models.small import small_model
 from torchmn import ProcessGrid
-from torchmn.functions.halo.exchange import halo_exchange, halo_scatter_add
+from torchmn.functions import halo_exchange, halo_scatter_add
 from torchmn.geometry import DimPlan, HaloPlan, Window
 from torchmn.models.sparse_autoencoder import tiles
 from torchmn.models.sparse_autoencoder.gradients import OverlapAdd, _overlap_plan

@@ -8,6 +8,7 @@ import numpy as np
 
 import torchmn
 from tests._worlds.jobs import JobResult, run_job
+from tests.mpi import killed_training
 from tests.training.checkpoint.runs import Training, parameters
 from torchmn import create_multi_node_checkpointer
 
@@ -24,9 +25,9 @@ path = Path(sys.argv[1])
 def die():
     os.kill(os.getpid(), signal.SIGKILL)
 
-def half_a_file(target, tensors):
+def half_a_file(target, *tensors):
     '''Writes half a file, then dies.'''
-    write(target, tensors)
+    write(target, *tensors)
     os.truncate(target, target.stat().st_size // 2)
     die()
 
@@ -61,8 +62,10 @@ comm = torchmn.create_communicator("solo")
 def checkpointer():
     return create_multi_node_checkpointer("run", comm, path / "now", keep=2)
 
-def save(step):
-    checkpointer().save(step, model=torch.nn.Linear(1, 1), extra=torch.full((1000,), float(step)))
+def save(step, saver=None):
+    saver = saver or checkpointer()
+    saver.save(step, model=torch.nn.Linear(1, 1), extra=torch.full((1000,), float(step)))
+    saver.wait()
 
 save(3)
 save(4)
@@ -79,7 +82,7 @@ while True:
         mines = checkpointer()
         for module, name in CALLS:
             setattr(module, name, fatal(getattr(module, name), die_at))
-        mines.save(5, model=torch.nn.Linear(1, 1), extra=torch.full((1000,), 5.0))
+        save(5, mines)
         os._exit(0)
     _, status = os.waitpid(child, 0)
     if os.WIFEXITED(status):
@@ -102,6 +105,7 @@ unlimited = resource.getrlimit(resource.RLIMIT_FSIZE)
 resource.setrlimit(resource.RLIMIT_FSIZE, (2000, unlimited[1]))
 try:
     full.save(7, extra=torch.zeros(1000))
+    full.wait()
 except torchmn.TorchMNError as error:
     refused = f"REFUSED {error}"
 resource.setrlimit(resource.RLIMIT_FSIZE, unlimited)  # for standard output, too, which may be a file
@@ -145,6 +149,7 @@ if done:
 while done < last:
     training.train(1)
     done += 1
+    checkpointer.wait()
     if done == dying and comm.rank == comm.size // 2:
         tensor_files.write = half_a_file
     checkpointer.save(done, **training.parts)
@@ -198,6 +203,7 @@ training = Training(comm)
 checkpointer = create_multi_node_checkpointer("run", comm, path / f"disk {comm.rank}")
 for step in (1, 2, 3):
     training.train(1)
+    checkpointer.wait()
     if step == 3 and comm.rank == 1:
         os.rename = lambda *_: die()
     checkpointer.save(step, extra=comm.rank, **training.parts)
@@ -220,3 +226,8 @@ def test_a_job_killed_before_one_disk_has_its_checkpoint_resumes_from_the_one_be
         assert resumed.result() == whole.result()
 
     torchmn.run_threads(go_on, 2)
+
+
+def test_a_training_that_is_killed_at_random_moments_resumes_bit_for_bit(tmp_path: Path) -> None:
+    loaded = killed_training.run(tmp_path, kills=2, ranks=2, transport="mpi")
+    assert loaded == sorted(loaded)

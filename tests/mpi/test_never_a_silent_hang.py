@@ -1,4 +1,4 @@
-"""A rank that raises, leaves, dies or is stuck ends the job at once, and says why: fresh jobs of processes."""
+"""A rank that raises, leaves, dies or is stuck ends the job at once, with the reason: fresh jobs of processes."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ comm.barrier()
 """
 
 PROCESSES = ("mpi", "openmpi", "gloo")
-# A third rank, which nobody waits for, ends with the others: shown on one transport, because it costs a start more.
+# A third rank, for which no rank waits, ends with the others; on one transport only, to save a start.
 RANKS = {"mpi": 3, "openmpi": 2, "gloo": 2}
 
 
@@ -110,10 +110,53 @@ comm.recv(0)
     assert result.output.count("the job is ended") == 1
 
 
-def test_a_rank_that_goes_without_a_word_is_not_a_success() -> None:
-    result = job("if comm.rank == 1: os._exit(0)\ncomm.barrier()")
+@pytest.mark.parametrize("status", [0, 7])
+def test_a_rank_that_calls_os_exit_is_named_and_is_not_a_success(status: int) -> None:
+    result = job(f"if comm.rank == 1: os._exit({status})\ncomm.barrier()")
     assert result.returncode != 0
-    assert "rank 1 of 3 called os._exit(0)" in result.output
+    assert f"rank 1 of 3 called os._exit({status})" in result.output
+
+
+def test_ranks_that_are_missing_at_the_start_are_named() -> None:
+    script = "import os, torchmn\nif os.environ['RANK'] != '1': torchmn.create_communicator()"
+    result = run_job(script, 3, "gloo", env={"TORCHMN_TIMEOUT": "5"})
+    assert not result.timed_out, result.output
+    assert "2 of 3 ranks came before the timeout (TORCHMN_TIMEOUT), rank 1 did not" in result.output
+    assert "every rank calls create_communicator" in result.output
+
+
+THREAD = """
+import threading
+def upload():
+    while True: time.sleep(1)
+if comm.rank == 1: threading.Thread(target=upload, name="uploader").start()
+"""
+EARLIER_HANDLER = """
+import atexit, time
+def store(rank):
+    while rank: time.sleep(1)
+atexit.register(lambda: store(comm.rank))
+"""
+
+
+@pytest.mark.parametrize("transport", ["mpi", "gloo"])
+@pytest.mark.parametrize(
+    ("script", "named"),
+    [
+        (START + THREAD, "thread 'uploader' at "),
+        (EARLIER_HANDLER + START, "the exit handler at "),
+        (START + EARLIER_HANDLER, "the exit handler at "),
+    ],
+    ids=["a thread", "an exit handler registered before", "an exit handler registered after"],
+)
+def test_a_process_that_does_not_end_after_its_script_is_reported_with_the_line(
+    script: str, named: str, transport: str
+) -> None:
+    result = run_job(script, 2, transport, env={"TORCHMN_TIMEOUT": "3"})
+    assert not result.timed_out, result.output
+    assert result.returncode != 0
+    assert "the script of rank 1 ended more than 3 s ago, but not " + named in result.output
+    assert "in upload" in result.output or "in store" in result.output
 
 
 @pytest.mark.parametrize("transport", PROCESSES)

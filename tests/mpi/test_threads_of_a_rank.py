@@ -52,7 +52,7 @@ print("the end")
 
 @pytest.mark.parametrize("transport", PROCESSES)
 def test_a_rank_that_waits_in_a_broken_communicator_is_freed_though_the_error_was_kept(transport: str) -> None:
-    """The error lies in a Future that nobody asks, and rank 0 waits for a message that does not come."""
+    """The error is stored in a Future whose result is never read, and rank 0 waits for a message that does not come."""
     body = """
 comm.barrier()
 if comm.rank == 0:

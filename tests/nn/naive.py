@@ -93,7 +93,8 @@ def contrast_response(x: Tensor, kernel, alpha: float, beta: float) -> Tensor:
     distance, y = torch.empty_like(x), torch.empty_like(x)
 
     def window(r: int, q: int) -> tuple[slice, slice]:
-        return slice(max(0, r - half[0]), r + half[0] + 1), slice(max(0, q - half[1]), q + half[1] + 1)
+        first, left = r - half[0], q - half[1]
+        return slice(max(0, first), first + kernel[0]), slice(max(0, left), left + kernel[1])
 
     for b, c, r, q in places(*x.shape):
         distance[b, c, r, q] = x[b, c, r, q] - x[b, c][window(r, q)].mean()

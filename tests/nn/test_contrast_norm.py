@@ -39,6 +39,14 @@ def test_response_is_its_formula_with_all_its_gradient(kernel, size):
     assert gradcheck(layer, (x[:1].detach().requires_grad_(),))
 
 
+@pytest.mark.parametrize(("kernel", "size"), [((2, 2), (5, 6)), ((4, 3), (6, 4))])
+def test_an_even_window_of_responses_begins_half_before_its_pixel(kernel, size):
+    layer = LocalContrastNorm2d(kernel, 2, "response", alpha=0.7, beta=0.6)
+    x = images(2, size)
+    assert_close(layer(x), naive.contrast_response(x.detach(), kernel, 0.7, 0.6))
+    assert gradcheck(layer, (x[:1].detach().requires_grad_(),))
+
+
 def test_an_area_of_zeros_stays_zero_and_its_gradient_finite():
     x = torch.zeros(1, 2, 7, 7, dtype=torch.float64)
     x[:, :, :2, :2] = torch.rand(1, 2, 2, 2, dtype=torch.float64)

@@ -11,7 +11,7 @@ from torchmn.nn import HaloLayer
 
 
 class Cubes(HaloLayer):
-    """The sum of cubes of what a window sees, times a factor that learns."""
+    """The sum of the cubes in a window, times a learned factor."""
 
     def __init__(self, *windows: Window, fill: float = 0.0, padding_mode: str = "zeros"):
         super().__init__()

@@ -97,7 +97,6 @@ def test_a_layer_that_cannot_be_replaced_is_named_on_every_rank(comm):
     other = MultiNodeBatchNorm2d(2, comm.split(0))
     layers = {
         "torch.nn.modules.batchnorm.SyncBatchNorm": nn.SyncBatchNorm(2),
-        "LazyBatchNorm2d has no shape yet": nn.LazyBatchNorm2d(),
         "Scaled, an unknown subclass": Scaled(2),
         "BatchNorm2d, whose forward was replaced": patched,
         "another communicator": other,

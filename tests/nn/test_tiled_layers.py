@@ -16,8 +16,7 @@ from torchmn.errors import ArgumentError, ParallelizeError
 from torchmn.geometry import all_owned
 from torchmn.nn import CrossMapPool, CrossMapResponseNorm, L2Pool2d, LocalContrastNorm2d, LocalFilter2d
 from torchmn.parallel import full_state_dict, parallelize
-from torchmn.sharded.redistribute import shard_of, whole
-from torchmn.sharded.sharding import Samples, image_layout
+from torchmn.sharded import Samples, image_layout, shard_of, whole
 
 GRIDS = [(1, 1), (1, 2), (2, 2), (3, 2)]
 every_grid = pytest.mark.parametrize("grid", GRIDS, ids=lambda grid: "x".join(map(str, grid)))
@@ -74,6 +73,7 @@ LAYERS = {
     "subtractive-divisive": LocalContrastNorm2d(3, 2),
     "subtractive-divisive, wide": LocalContrastNorm2d((7, 5), 2),
     "response": LocalContrastNorm2d((3, 5), 2, "response"),
+    "response, even window": LocalContrastNorm2d((2, 4), 2, "response"),
     "cross-map response": CrossMapResponseNorm(3, alpha=0.5),
     "cross-map pool": CrossMapPool(2, 3),
     "average pool": nn.AvgPool2d(3, 2, 1),

@@ -13,7 +13,7 @@ from torch.optim import SGD, Adam, AdamW, Optimizer
 
 import torchmn
 from torchmn.optim.fused import update
-from torchmn.parallel.events import GUARDS
+from torchmn.parallel import GUARDS
 
 OPTIMIZERS: dict[str, Callable[[list[nn.Parameter]], Optimizer]] = {
     "sgd": lambda ps: SGD(ps, lr=0.1),

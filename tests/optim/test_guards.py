@@ -12,8 +12,7 @@ from torch import nn
 import torchmn
 from tests._worlds.jobs import run_job, without_package
 from torchmn.errors import MismatchError
-from torchmn.optim import create_multi_node_optimizer
-from torchmn.optim.events import GUARDS
+from torchmn.optim import GUARDS, create_multi_node_optimizer
 
 
 def trained(comm: Any) -> tuple[nn.Module, torch.optim.Optimizer]:
@@ -51,8 +50,23 @@ def another_mode(comm: Any) -> None:
     optimizer.step()
 
 
+def fails_in_the_background(comm: Any) -> None:
+    _, optimizer = trained(comm)
+
+    def work() -> None:
+        if comm.rank == 1:
+            raise OSError("No space left on device")
+
+    comm.background.start("writer", work, MismatchError).join()
+    try:
+        optimizer.step()
+    finally:
+        comm.background.close()
+
+
 CASES: dict[str, tuple[Callable[[Any], None], str]] = {
     "LocalClipping": (clips_before_the_mean, "clip_grad_norm_ was called before the gradients were averaged"),
+    "BackgroundFailures": (fails_in_the_background, "rank 1 of 2: writer: No space left on device"),
     "ReplicaConsistency": (writes_on_one_rank, "only some ranks have modified what must be the same on all"),
     "Hyperparameters": (another_rate, "hyperparameters"),
     "TrainingMode": (another_mode, "mode of the model"),

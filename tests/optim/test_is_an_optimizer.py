@@ -306,7 +306,7 @@ def test_misuse_is_refused(comm) -> None:
         create_multi_node_optimizer(optimizer, comm)
     with pytest.raises(torchmn.ArgumentError, match=r"expected a torch.optim.Optimizer, got Sequential"):
         create_multi_node_optimizer(model, comm)
-    with pytest.raises(torchmn.ArgumentError, match="expected a communicator"):
+    with pytest.raises(torchmn.ArgumentError, match="expected comm to be a communicator"):
         create_multi_node_optimizer(plain, None)
     with optimizer.no_sync():
         with optimizer.no_sync():

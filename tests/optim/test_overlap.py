@@ -11,8 +11,7 @@ from torch import Tensor, nn
 import torchmn
 from tests._worlds import ranks
 from tests.optim.problem import OPTIMIZERS, STEPS, assert_close, batch, loss_of, make_model, serial_run, uneven
-from torchmn.optim import create_multi_node_optimizer
-from torchmn.optim.multi_node import MultiNodeOptimizer
+from torchmn.optim import MultiNodeOptimizer, create_multi_node_optimizer
 from torchmn.optim.reducers import OverlappedReducer
 
 

@@ -14,8 +14,7 @@ from tests._worlds.jobs import run_job, without_package
 from tests.fusion.test_optional import MODEL
 from torchmn import ProcessGrid
 from torchmn.errors import MismatchError, ParallelizeError
-from torchmn.parallel import parallelize
-from torchmn.parallel.events import GUARDS
+from torchmn.parallel import GUARDS, parallelize
 
 IMAGE = torch.arange(2.0 * 16 * 8).view(2, 1, 16, 8)
 
@@ -107,6 +106,15 @@ def plain_step(comm: Any) -> None:
     torch.optim.SGD(model.parameters(), lr=0.1).step()
 
 
+class CenteredSamples(nn.Linear):
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x - x.mean(0))
+
+
+def centered_samples(comm: Any) -> None:
+    parallelize(CenteredSamples(4, 2), ProcessGrid(comm, data=2), "datapar")(torch.full((3, 4), float(comm.rank)))
+
+
 def call_outside(comm: Any) -> None:
     on_tiles(comm, nn.Sequential(nn.Conv2d(1, 1, 3, padding=1)))[0](IMAGE[:, :, :8])
 
@@ -172,6 +180,7 @@ CASES: dict[str, tuple[Callable[[Any], None], type[Exception], str]] = {
     "buffer_averages": (average_of_its_own, MismatchError, "ranks differ in the buffers mean"),
     "different_losses": (other_labels, MismatchError, "different gradients of the model's output"),
     "plain_optimizer": (plain_step, ParallelizeError, "SGD.step on a parallel model"),
+    "sample_mixing": (centered_samples, ParallelizeError, "mean combines samples of the batch"),
     "submodule_calls": (call_outside, ParallelizeError, "was called outside of the forward of its parallel model"),
     "tracing": (traced, ParallelizeError, r"torch.func .* of a parallel model"),
 }

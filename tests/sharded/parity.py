@@ -14,7 +14,7 @@ from torch import Tensor, nn
 import torchmn
 from torchmn import Communicator, ProcessGrid
 from torchmn.geometry import Interval, owned
-from torchmn.nn.layers.sliced_module import SlicedModule
+from torchmn.nn import SlicedModule
 from torchmn.parallel import parallelize
 from torchmn.trees import leaves_of
 
@@ -35,7 +35,7 @@ class Applied(nn.Module):
 
 @dataclass
 class Run:
-    """What a forward and a backward leave behind, in global tensors."""
+    """The results of a forward and a backward, as global tensors."""
 
     outputs: list[Tensor]
     input_gradient: Tensor | None
@@ -63,7 +63,7 @@ def assert_parity(
     x: Tensor | None = None,
     tolerance: float = 1e-10,
 ) -> None:
-    """Fail unless outputs, gradients and buffers of `module` on a grid of thread ranks are those of one rank.
+    """Fails unless outputs, gradients and buffers of `module` on a grid of threads equal those of one rank.
 
     shape: of the whole input, (batch, channel, *image); x: the input itself, where random numbers will not do
     """
@@ -82,7 +82,7 @@ def assert_parity(
 
 
 def assert_same(got: Run, expected: Run, where: str, tolerance: float) -> None:
-    """Fail, saying which tensor differs, unless two runs left the same behind."""
+    """Fails with the name of a tensor unless two runs have the same results."""
     assert len(got.outputs) == len(expected.outputs), f"{where}: {len(got.outputs)} outputs"
     pairs: list[tuple[str, Tensor | None, Tensor | None]] = [("input gradient", *_both(got, expected))]
     for number, both in enumerate(zip(got.outputs, expected.outputs, strict=True)):
@@ -99,7 +99,7 @@ def _both(got: Run, expected: Run) -> tuple[Tensor | None, Tensor | None]:
 
 
 def assert_close(got: Tensor | None, expected: Tensor | None, name: str, tolerance: float) -> None:
-    """Fail unless both are None, or alike in shape, dtype and values, relative to the largest value."""
+    """Fails unless both are None, or equal in shape, dtype and, relative to the largest value, in values."""
     if got is None or expected is None:
         assert got is None and expected is None, f"{name}: got {got}, expected {expected}"
         return
@@ -141,7 +141,7 @@ def _backward(result: Any, samples: Interval | None = None, total: int = 0) -> l
 
 
 def run_on_grid(comm: Communicator, net: nn.Module, x: Tensor, sizes: dict[str, int], mode: str) -> Run:
-    """The same run on this rank's tile, its results put together from all ranks."""
+    """The same run on this rank's tile, with the results of all ranks joined."""
     grid = ProcessGrid(comm, **sizes)
     model = parallelize(net, grid, mode, input_shape=tuple(x.shape[1:]))
     samples = owned(len(x), sizes.get("data", 1), grid.place["data"])

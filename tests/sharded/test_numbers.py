@@ -15,8 +15,7 @@ from tests.sharded.parity import assert_close, assert_parity, gradients_of, numb
 from torchmn import ProcessGrid
 from torchmn.errors import ParallelizeError
 from torchmn.parallel import parallelize
-from torchmn.sharded.redistribute import shard_like
-from torchmn.sharded.sharding import Samples, image_layout
+from torchmn.sharded import Samples, image_layout, shard_like
 
 IMAGE = (2, 3, 10, 9)
 

@@ -12,7 +12,7 @@ from torch import nn
 from tests.sharded.parity import GRIDS_2D, assert_parity, numbers
 from torchmn import ProcessGrid, run_threads
 from torchmn.parallel import parallelize
-from torchmn.sharded.tensor import ShardedTensor
+from torchmn.sharded import ShardedTensor
 
 IMAGE = (2, 3, 11, 9)
 

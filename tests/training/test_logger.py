@@ -16,17 +16,17 @@ from torchmn.errors import ArgumentError
 from torchmn.training import Logger
 
 
-def plain_console() -> tuple[Console, io.StringIO]:
+def plain_console(width: int = 40) -> tuple[Console, io.StringIO]:
     text = io.StringIO()
-    return Console(file=text, force_terminal=False, width=40), text
+    return Console(file=text, force_terminal=False, width=width), text
 
 
-def test_the_table_has_one_header_and_aligned_rows_and_never_wraps():
-    console, text = plain_console()
-    with Logger(console=console, formats={"accuracy": ".1%", "loss": ".8f"}) as log:
-        log.epoch(epoch=1, loss=torch.tensor(2.5), accuracy=np.float64(0.25), a_column_with_a_long_name=3)
+def test_the_table_has_one_header_and_aligned_rows():
+    console, text = plain_console(60)
+    with Logger(console=console, formats={"accuracy": ".1%", "loss": ".8f"}, file_only=["rate"]) as log:
+        log.epoch(epoch=1, loss=torch.tensor(2.5), accuracy=np.float64(0.25), a_column_with_a_long_name=3, rate=1)
         log.epoch(epoch=10, loss=12.5, accuracy=1.0, a_column_with_a_long_name=4)
-        log.epoch(epoch=10, loss=None, accuracy="-", a_column_with_a_long_name=5)
+        log.epoch(epoch=10, loss=None, accuracy="-", a_column_with_a_long_name=5, rate=2)
         log.print("[not markup]")
         log.epoch(epoch=11, other=1e-7)
     assert text.getvalue().splitlines() == [
@@ -38,6 +38,38 @@ def test_the_table_has_one_header_and_aligned_rows_and_never_wraps():
         "",
         "   epoch     other",
         "      11     1e-07",
+    ]
+
+
+def table(width: int, *names: str) -> list[str]:
+    console, text = plain_console(width)
+    with Logger(console=console) as log:
+        log.epoch(**{name: number + 0.5 if number else 1 for number, name in enumerate(names)})
+    return text.getvalue().splitlines()
+
+
+def test_in_a_narrow_terminal_the_words_of_a_name_stand_below_each_other():
+    names = ("epoch", "test loss", "test accuracy", "samples/s")
+    assert table(45, *names) == [
+        "   epoch  test loss  test accuracy  samples/s",
+        "       1        1.5            2.5        3.5",
+    ]
+    assert table(44, *names) == [
+        "          test      test",
+        "epoch     loss  accuracy  samples/s",
+        "    1      1.5       2.5        3.5",
+    ]
+
+
+def test_a_row_that_is_still_too_wide_takes_several_lines_and_no_word_is_broken():
+    assert table(30, "epoch", "test loss", "test accuracy", "samples/s", "a_name_longer_than_a_whole_line") == [
+        "          test      test",
+        "epoch     loss  accuracy",
+        "    samples/s",
+        "    a_name_longer_than_a_whole_line",
+        "    1      1.5       2.5",
+        "          3.5",
+        "                                4.5",
     ]
 
 
@@ -136,6 +168,17 @@ def test_on_a_terminal_a_bar_shows_the_step_and_its_values_and_leaves_only_the_t
     _, _, after_the_bar = text.getvalue().rpartition("\x1b[?25h")  # shows the cursor again
     assert "\x1b[?25l" not in after_the_bar and "\x1b[2K" in after_the_bar, "the line of the bar is erased"
     log.close()
+
+
+@pytest.mark.parametrize("width", [40, 80])
+def test_the_bar_fits_the_terminal(width):
+    text = io.StringIO()
+    console = Console(file=text, force_terminal=True, width=width, legacy_windows=False)
+    with Logger(None, 400000, console=console) as log:
+        log.step(step=1, loss=1.2345)
+    shown = re.sub(r"\x1b\[[?\d;]*[a-zA-Z]", "\n", text.getvalue())
+    assert "1/400000" in shown and "loss 1.2345" in shown and "…" not in shown
+    assert ("0:00:00" in shown) == (width == 80)
 
 
 def test_an_exception_passes_through_and_leaves_the_terminal_and_the_file_whole(tmp_path):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import os
+import shlex
 import signal
 import sys
 from collections.abc import Sequence
@@ -21,7 +22,8 @@ COMMANDS = {
     "verify": "train a few steps in every mode and compare with one rank",
     "schema": "print the JSON schema of experiment files, for editors",
     "convert": "convert a neon experiment file to TorchMN's format",
-    "run": "start a script on several ranks of this machine, over MPI or gloo",
+    "run": "start a script on several ranks of this machine",
+    "completion": "print a script that completes commands and options in a shell",
     "doctor": "check this machine (or --hosts) step by step, with advice",
 }
 
@@ -36,15 +38,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
         The exit status.
     """
     arguments = sys.argv[1:] if arguments is None else list(arguments)
-    parser = _parser()
+    parser = main_parser()
     if not arguments:
         parser.print_help()
         return 2
     name, *rest = arguments
     if name.startswith("-"):
         parser.parse(arguments)  # exits: --help, --version or an error
+    if name == "help":
+        return main([*rest[:1], "--help"])
     if name not in COMMANDS:
-        parser.error(f"there is no command {name!r}. {nearest(name, COMMANDS)}")
+        parser.error(f"there is no command {name!r}. {_advice(name)}")
     try:
         return importlib.import_module(f"torchmn.cli.commands.{name}").main(rest)
     except BrokenPipeError:
@@ -60,7 +64,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 2
 
 
-def _parser() -> Parser:
+def _advice(name: str) -> str:
+    """Returns what to use instead of an unknown command."""
+    if name.endswith((".yaml", ".yml")):
+        return f"To train an experiment: torchmn train {shlex.quote(name)}"
+    if name.endswith(".py"):
+        return f"To start a script: torchmn run -n N {shlex.quote(name)}"
+    return nearest(name, COMMANDS)
+
+
+def main_parser() -> Parser:
+    """Returns the parser of `torchmn` without a command: its help lists them."""
     width = max(map(len, COMMANDS))
     parser = Parser(
         "torchmn",

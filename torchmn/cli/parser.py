@@ -3,27 +3,57 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Sequence
+import difflib
+from collections.abc import Callable, Mapping, Sequence
 from typing import NoReturn
 
+from torchmn.cli.help_layout import HelpLayout
 from torchmn.communicators.launchers.environment import detect
-from torchmn.errors import nearest
+
+SIMILARITY = 0.65
+"""Of two option names without their dashes, from which on one is suggested for the other."""
 
 
 class Parser(argparse.ArgumentParser):
-    """An ArgumentParser without abbreviations, whose errors are short and exit with status 2."""
+    """An ArgumentParser without abbreviations, whose errors are short and exit with status 2.
+
+    Attributes:
+        file_keys: for names that are keys of an experiment file and not options, the path of the key: {"lr":
+            "optimizer.lr"}.
+        foreign: for names of options of other programs, the option to use: {"gpus": "-n"}.
+    """
 
     def __init__(self, prog: str, description: str, epilog: str = ""):
-        layout = argparse.RawDescriptionHelpFormatter
-        super().__init__(prog, None, description, epilog, formatter_class=layout, allow_abbrev=False)
+        super().__init__(prog, None, description, epilog, formatter_class=HelpLayout, allow_abbrev=False)
+        self.file_keys: Mapping[str, str] = {}
+        self.foreign: Mapping[str, str] = {}
 
     def parse(self, arguments: Sequence[str]) -> argparse.Namespace:
         """Returns the options in `arguments`; exits with an error at the first unknown one."""
         options, unknown = self.parse_known_args(arguments)
         if unknown:
-            name = unknown[0].partition("=")[0]
-            self.error(f"unknown argument {unknown[0]!r}. {nearest(name, self._option_string_actions)}")
+            self.error(f"unknown argument {unknown[0]!r}.{self._advice(unknown[0], arguments)}")
         return options
+
+    def _advice(self, argument: str, arguments: Sequence[str]) -> str:
+        """Returns what to use instead of an unknown argument; "" if nothing is similar."""
+        option, _, value = argument.partition("=")
+        name = option.lstrip("-")
+        key = self.file_keys.get(name.replace("_", "-"))
+        if key is not None:
+            value = value or _following(arguments, argument) or "VALUE"
+            return f" It is a value of the file: use --set {key}={value}"
+        if name in self.foreign:
+            return f" Use {self.foreign[name]} instead."
+        if name == "mode" and "--datapar" in self._option_string_actions:
+            return f" Modes are options: use --{value or _following(arguments, argument) or 'datapar'}."
+        long = {known.lstrip("-"): known for known in self._option_string_actions if known.startswith("--")}
+        if not option.startswith("-"):
+            return ""
+        # An abbreviation, of three letters or more; else a misspelling.
+        close = [known for known in long if len(name) > 2 and known.startswith(name)]
+        close = close or difflib.get_close_matches(name, long, n=1, cutoff=SIMILARITY)
+        return f" Did you mean {long[close[0]]!r}?" if close else ""
 
     def error(self, message: str) -> NoReturn:
         """Exits with status 2. All ranks of a job have the same command line, so only rank 0 prints `message`."""
@@ -36,6 +66,12 @@ class Parser(argparse.ArgumentParser):
         return action is not None and action.nargs != 0
 
 
+def _following(arguments: Sequence[str], argument: str) -> str:
+    """Returns the value after an option; "" if there is none."""
+    following = [*arguments, ""][list(arguments).index(argument) + 1]
+    return "" if following.startswith("--") else following
+
+
 def is_rank_0() -> bool:
     """Returns whether this process is rank 0 of its job, or was started without a launcher."""
     return detect().rank == 0
@@ -46,7 +82,9 @@ def one_of(*names: str) -> Callable[[str], str]:
 
     def name_of(text: str) -> str:
         if text not in names:
-            raise argparse.ArgumentTypeError(f"{text!r} is not one of {', '.join(names)}. {nearest(text, names)}")
+            close = difflib.get_close_matches(text, names, n=1, cutoff=SIMILARITY)
+            hint = f". Did you mean {close[0]!r}?" if close else ""
+            raise argparse.ArgumentTypeError(f"{text!r} is not one of {', '.join(names)}{hint}")
         return text
 
     return name_of

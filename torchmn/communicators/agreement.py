@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from torch import Tensor
 
+from torchmn._torch_compat import ProfilerRange, is_profiling
 from torchmn.communicators.arguments import describe, fingerprint
 from torchmn.communicators.buffers import Buffers
 from torchmn.communicators.messages import plain_values
@@ -74,6 +75,11 @@ class Piggyback:
     def __init__(self, agreements: Agreements):
         self._agreements = agreements
         self.calls = 0
+
+    @property
+    def active(self) -> bool:
+        """Whether an operation of that layer is running."""
+        return self._agreements.note is not None
 
     def __call__(self, note: int, number: int, call: str, optional: bool = False) -> PiggybackNote:
         """Returns a context whose agreements compare these, too.
@@ -182,7 +188,11 @@ class Agreement(Wait):
         if not self._nested:
             super().__enter__()  # raises if another thread is the owner
         try:
-            self._compare(self._nested or self._compared)
+            if self._nested or not is_profiling():
+                self._compare(self._nested or self._compared)
+            else:
+                with ProfilerRange("torchmn::agreement"):
+                    self._compare(self._compared)
         except BaseException:
             if not self._nested:
                 super().__exit__()

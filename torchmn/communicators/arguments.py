@@ -16,6 +16,7 @@ from torchmn._torch_compat import forward_mode_level, is_tracing, is_zero_tensor
 from torchmn.bounded_cache import BoundedCache
 from torchmn.communicators.messages import wire
 from torchmn.communicators.messages.digest import digest_of, number_of
+from torchmn.other_spellings import check_foreign_message
 
 # Bounded by the characters of their entries, which take about four bytes each: values that never repeat (a learning
 # rate that changes at every step) must not fill the memory.
@@ -56,6 +57,7 @@ def _shortened(value: Any) -> Any:
 def tensor_problem(x: object, written: bool = False) -> str | None:
     """Returns why `x` cannot be sent; with `written`, also why it cannot be overwritten."""
     if not isinstance(x, Tensor):
+        check_foreign_message(x)
         return f"expected a tensor, got {describe(x)}"
     if is_lazy(x):
         return "expected a tensor, got a lazy parameter, which has no shape yet: run a forward pass first"
@@ -121,6 +123,7 @@ def sequence_problem(xs: object, size: int) -> str | None:
             return f"expected a tensor whose first dim is {size}, one part per rank, got shape {tuple(xs.shape)}"
         return tensor_problem(xs)
     if not isinstance(xs, list | tuple):
+        check_foreign_message(xs)
         return f"expected {size} tensors, one per rank, got {describe(xs)}"
     if len(xs) != size:
         return f"expected {size} tensors, one per rank, got {len(xs)}"

@@ -95,7 +95,9 @@ class Buffers:
                 piece.copy_(reductions.reduce_in_order(list(parts.unbind()), op))
                 reductions.scale_(piece, scale)
 
-    def bcast_tensor(self, x: Tensor | None, on_gpu: bool, root: int, into: Tensor | None = None) -> Tensor:
+    def bcast_tensor(
+        self, x: Tensor | None, on_gpu: bool, root: int, into: Tensor | None = None, kind: Kind = Kind.TENSOR
+    ) -> Tensor:
         """Returns the tensor of `root`, on every rank: by one message if header and payload fit a block, else by two.
 
         Args:
@@ -104,14 +106,18 @@ class Buffers:
             root: the rank whose tensor is sent.
             into: a tensor of the same shape and dtype, which is overwritten and returned if the transport can write to
                 it. Its version counter is incremented.
+            kind: of the message, on `root`.
+
+        Returns:
+            The tensor; an `ArrayTensor` on ranks other than `root`, if `kind` is `ARRAY`.
         """
         if x is not None:
             layout = wire.Layout.of((wire.TensorSpec(x.dtype, x.shape, on_gpu),))
-            data = wire.Header(Kind.TENSOR, 0, 0, layout).encode()
+            data = wire.Header(kind, 0, 0, layout).encode()
             inline = x.nbytes <= BLOCK_BYTES - 8 - len(data) and not x.is_cuda
             self.bcast_bytes(data + wire.read_memory(x) if inline else data, root)
             if not inline:
-                self._bcast_flat(x.view(-1), root)
+                self.bcast_flat(x.view(-1), root)
             return x
         data = self.bcast_bytes(None, root)
         header, start = wire.Header.decode(data)
@@ -120,9 +126,11 @@ class Buffers:
             received = wire.tensor_in(data, start, nbytes, spec)
         else:
             received = self.empty(spec.shape, spec) if into is None or spec.on_gpu or not _is_plain(into) else into
-            self._bcast_flat(received.view(-1), root)
+            self.bcast_flat(received.view(-1), root)
             if received is into:
                 increment_version(received)
+        if header.kind == Kind.ARRAY:
+            return received.as_subclass(wire.ArrayTensor)
         return received.to(self.settings.device) if spec.on_gpu else received
 
     def bcast_bytes(self, data: Any, root: int) -> bytes:
@@ -138,10 +146,11 @@ class Buffers:
         if length <= BLOCK_BYTES - 8:
             return bytes(block[8 : 8 + length])
         rest = wire.from_buffer(data) if self.rank == root else wire.empty_bytes(length)
-        self._bcast_flat(rest, root)
+        self.bcast_flat(rest, root)
         return data if self.rank == root else wire.to_bytes(rest)
 
-    def _bcast_flat(self, flat: Tensor, root: int) -> None:
+    def bcast_flat(self, flat: Tensor, root: int) -> None:
+        """Overwrites a flat contiguous tensor, whose dtype and length all ranks know, with that of `root`."""
         for piece in wire.pieces(flat, self.settings.max_message_bytes):
             self.transport.bcast_(piece, root)
 

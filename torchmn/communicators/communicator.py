@@ -10,26 +10,26 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import reduce
 from math import prod
 from operator import add
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import torch
 from torch import Tensor, nn
 
 from torchmn.communicators import arguments, models
 from torchmn.communicators.agreement import Agreement, Agreements, Operation, Piggyback, failure_text, lines_by_rank
+from torchmn.communicators.background_tasks import BackgroundTasks
 from torchmn.communicators.buffers import Buffers, StartedExchange
-from torchmn.communicators.chainermn_hints import replacement
 from torchmn.communicators.launchers.topology import Topology, groups
 from torchmn.communicators.messages import plain_values, reductions, wire
-from torchmn.communicators.messages.wire import Kind, Message
+from torchmn.communicators.messages.wire import ArrayTensor, Kind, Message
 from torchmn.communicators.objects import pack_each, try_pack, unpack
 from torchmn.communicators.replies import Replies
 from torchmn.communicators.transports.group import Settings
 from torchmn.communicators.transports.transport import Traits, Transport
-from torchmn.communicators.watchdog import forks  # noqa: F401
 from torchmn.communicators.watchdog.waits import FINALIZE, Wait
 from torchmn.compile_boundary import OPERATIONS, uncompiled_methods
 from torchmn.errors import ArgumentError, TorchMNError
+from torchmn.other_spellings import adapted, communicator_attribute
 
 SPLIT, BARRIER = Operation("split"), Operation("barrier")
 BCAST, SCATTER = Operation("bcast", ("root",)), Operation("scatter", ("root",))
@@ -54,6 +54,9 @@ class Communicator:
     `MismatchError` on all ranks if they call different operations or pass values that differ where they must be equal,
     and `PeerError` if another rank has left.
 
+    Args:
+        transport: moves memory between ranks.
+
     Attributes:
         rank: number of this rank in the group.
         size: number of ranks.
@@ -63,6 +66,7 @@ class Communicator:
         buffers: moves whole tensors when ranks have agreed; for this package.
         replies: messages from one rank to another that request a reply; for the other packages.
         noting: piggybacks a number of another layer on the comparisons of ranks; for the other packages.
+        background: threads of this rank that must end before the communicator is closed; for the other packages.
     """
 
     def __init__(self, transport: Transport):
@@ -75,6 +79,7 @@ class Communicator:
         self.replies = Replies(self.buffers)
         self._agreements = Agreements(self.buffers, self.replies)
         self.noting = Piggyback(self._agreements)
+        self.background = BackgroundTasks(f"rank {self.rank} of {self.size}")
         self._topology = Topology.of(group.hosts, group.rank)
         group.watch.communicators.add(self)
 
@@ -148,9 +153,7 @@ class Communicator:
     if not TYPE_CHECKING:  # for a type checker, every name would exist
 
         def __getattr__(self, name: str) -> Any:
-            # From the name and the object, Python suggests the nearest name.
-            message = f"'Communicator' object has no attribute {name!r}{replacement(name)}"
-            raise AttributeError(message, name=name, obj=self)
+            return communicator_attribute(self, name)
 
     def __deepcopy__(self, _: Any) -> Communicator:
         return self  # a copy of a model communicates with the same ranks
@@ -162,10 +165,22 @@ class Communicator:
         )
 
     def finalize(self) -> None:
-        """Waits until everything sent has been received, and closes the communicator. Further calls do nothing."""
-        group = self.group
-        if group.closed:
+        """Waits until everything sent has been received, and closes the communicator. Further calls do nothing.
+
+        Waits for background tasks of this rank first, such as a checkpoint that is being written.
+
+        Raises:
+            TorchMNError: a background task has failed; the communicator is closed nevertheless.
+        """
+        if self.group.closed:
             return
+        try:
+            self.background.finish()
+        finally:
+            self._close()
+
+    def _close(self) -> None:
+        group = self.group
         self.replies.send_declined()
         if self.replies.handler is not None:
             self.replies.handler.drain()
@@ -240,6 +255,8 @@ class Communicator:
                 f"rank {self.rank} of {self.size}: recv from rank {source}, tag {tag}: expected tensors, got an object "
                 "that was sent with send_obj: receive it with recv_obj"
             )
+        if message.kind >= Kind.ARRAY:
+            return message.arrays()
         if message.request:  # the sender waits for a gradient, and this returns a detached tensor
             self.group.watch.pinned.add(self)
             self.replies.declined.append((source, message.request))
@@ -265,6 +282,13 @@ class Communicator:
 
     def recv_obj(self, source: int, tag: int = 0) -> Any:
         """Waits for the next object from `source` with this `tag`, and returns it.
+
+        Args:
+            source: rank that sends.
+            tag: as the sender's.
+
+        Returns:
+            The object, a copy of the sender's.
 
         Raises:
             ArgumentError: `source` or `tag` is wrong.
@@ -303,9 +327,11 @@ class Communicator:
         with Agreement(self._agreements, BCAST, problem, (root,)):
             if self.rank == root:
                 assert x is not None
-                self.buffers.bcast_tensor(self.buffers.staged(x), x.is_cuda, root)
+                kind = Kind.ARRAY if type(x) is ArrayTensor else Kind.TENSOR
+                self.buffers.bcast_tensor(self.buffers.staged(x), x.is_cuda, root, kind=kind)
                 return x.detach()
-            return self.buffers.bcast_tensor(None, False, root)
+            received = self.buffers.bcast_tensor(None, False, root)
+            return cast("Tensor", received.numpy()) if type(received) is ArrayTensor else received
 
     def gather(self, x: Tensor, root: int = 0) -> tuple[Tensor, ...] | None:
         """Returns the tensors of all ranks on `root`, in rank order; None on other ranks.
@@ -313,6 +339,9 @@ class Communicator:
         Args:
             x: this rank's tensor. Shapes may differ between ranks, dtypes may not.
             root: the rank that receives them.
+
+        Returns:
+            On `root` one tensor per rank; None elsewhere.
         """
         problem = arguments.rank_problem(root, self.size, "root") or arguments.tensor_problem(x)
         same, shape = ((), ()) if problem else ((root, x.dtype), x.shape)
@@ -331,6 +360,9 @@ class Communicator:
 
         Args:
             x: this rank's tensor. Shapes may differ between ranks, dtypes may not.
+
+        Returns:
+            One tensor per rank, the same on all ranks.
         """
         problem = arguments.tensor_problem(x)
         same, shape = ((), ()) if problem else ((x.dtype,), x.shape)
@@ -348,6 +380,9 @@ class Communicator:
             xs: on `root`, one tensor per rank, of one dtype (shapes may differ), or a tensor whose first dim is the
                 number of ranks; ignored on other ranks.
             root: the rank whose tensors are sent.
+
+        Returns:
+            A new tensor with the shape and dtype that `root` chose for this rank.
         """
         problem = arguments.rank_problem(root, self.size, "root")
         if problem is None and self.rank == root:
@@ -356,13 +391,17 @@ class Communicator:
             if self.rank == root:
                 assert xs is not None
                 parts = [self.buffers.staged(x) for x in xs]
-                layout = Message(Kind.TUPLE, tuple(parts), on_gpu=tuple(x.is_cuda for x in xs)).layout()
-                self.buffers.bcast_bytes(wire.Header(Kind.TUPLE, 0, 0, layout).encode(), root)
+                kind = Kind.ARRAYS if type(xs[0]) is ArrayTensor else Kind.TUPLE
+                layout = Message(kind, tuple(parts), on_gpu=tuple(x.is_cuda for x in xs)).layout()
+                self.buffers.bcast_bytes(wire.Header(kind, 0, 0, layout).encode(), root)
                 self.buffers.exchange({peer: part for peer, part in enumerate(parts) if peer != root}, {})
                 return xs[root].detach().clone()
-            spec = wire.Header.decode(self.buffers.bcast_bytes(None, root))[0].layout.specs[self.rank]
+            header, _ = wire.Header.decode(self.buffers.bcast_bytes(None, root))
+            spec = header.layout.specs[self.rank]
             received = self.buffers.empty(spec.shape, spec)
             self.buffers.exchange({}, {root: received})
+            if header.kind == Kind.ARRAYS:
+                return cast("Tensor", received.numpy())
             return received.to(self.device) if spec.on_gpu else received
 
     def alltoall(self, xs: Sequence[Tensor] | Tensor) -> tuple[Tensor, ...]:
@@ -371,6 +410,9 @@ class Communicator:
         Args:
             xs: one tensor per rank, of one dtype (shapes may differ), or a tensor whose first dim is the number of
                 ranks.
+
+        Returns:
+            One tensor per rank.
         """
         problem = arguments.sequence_problem(xs, self.size)
         shapes = () if problem else tuple([tuple(x.shape) for x in xs])
@@ -385,6 +427,9 @@ class Communicator:
                 in float32; a sum of bools is an `or`, as in NumPy.
             op: sum, mean, max, min or prod.
             in_place: whether the result overwrites `x`, which is returned.
+
+        Returns:
+            A tensor like `x`, the same on all ranks; `x` itself with `in_place`.
         """
         problem = arguments.tensor_problem(x, in_place) or reductions.problem(x.dtype, op)
         same = problem or (x.dtype, x.shape, op)
@@ -400,6 +445,9 @@ class Communicator:
             xs: one tensor per rank, of one dtype, or a tensor whose first dim is the number of ranks. Its shapes may
                 differ, but must be the same on all ranks.
             op: sum, mean, max, min or prod.
+
+        Returns:
+            A tensor like `xs[self.rank]`.
         """
         problem = arguments.sequence_problem(xs, self.size) or reductions.problem(xs[0].dtype, op)
         same = () if problem else (xs[0].dtype, tuple(tuple(x.shape) for x in xs), op)
@@ -446,6 +494,9 @@ class Communicator:
         Args:
             objs: on `root`, a list or tuple with one object per rank; ignored on other ranks.
             root: the rank whose objects are sent.
+
+        Returns:
+            The object, a copy of root's.
         """
         problem = arguments.rank_problem(root, self.size, "root")
         parts: list[Tensor] = []
@@ -477,6 +528,9 @@ class Communicator:
 
     def bcast_data(self, model: nn.Module) -> None:
         """Overwrites every parameter and buffer of `model` with rank 0's.
+
+        Args:
+            model: a module; the same on all ranks except for its values.
 
         Raises:
             ArgumentError: on every rank, if a parameter is lazy or cannot be sent.
@@ -560,6 +614,9 @@ class Communicator:
             root: the only rank that calls `work`; the list then has its result only. None: all ranks.
             raises: the exception that ranks raise, naming the ranks that failed. But if `work` raised the same
                 `TorchMNError` wherever it was called, that one is raised.
+
+        Returns:
+            One result per rank, or with `root` that of one rank.
         """
         result: Any = None
         failure: Exception | None = None
@@ -581,6 +638,13 @@ class Communicator:
                 raise raises("\n".join(lines_by_rank(f"of {self.size}", texts, hosts))) from failure
             return self.allgather_obj(result) if root is None else [self.bcast_obj(result, root)]
 
+    def bcast_into(self, x: Tensor, root: int) -> None:
+        """Overwrites a contiguous tensor on the host with that of `root`, inside `agreed`.
+
+        One message without a header: all ranks know shape and dtype.
+        """
+        self.buffers.bcast_flat(x.view(-1), root)
+
     def exchange(
         self,
         operation: str,
@@ -601,6 +665,9 @@ class Communicator:
             like: a tensor on the device of the buffers.
             same: returns values that must be equal on all ranks. Ranks compare them only if a message of another size
                 would crash the transport; otherwise the receiver detects it.
+
+        Returns:
+            The exchange, whose `received()` waits for the buffers.
         """
         if self.group.closed:
             self.group.check_open(operation)
@@ -609,6 +676,29 @@ class Communicator:
             self.agree(operation, **same())
         self.group.watch.pinned.add(self)
         return StartedExchange(self.buffers, operation, outgoing, incoming, like)
+
+
+def as_communicator(given: object, operation: str, advice: str = "") -> Communicator:
+    """Returns `given`, or the communicator for one of another library, such as mpi4py's.
+
+    Args:
+        given: the argument called `comm` of `operation`.
+        operation: its name, for the message.
+        advice: the end of the message.
+
+    Returns:
+        A communicator of this library.
+
+    Raises:
+        ArgumentError: it is neither.
+    """
+    if isinstance(given, Communicator):
+        return given
+    comm = adapted(given)
+    if comm is None:
+        text = f"{operation}: expected comm to be a communicator, got {arguments.describe(given)}"
+        raise ArgumentError(text + advice)
+    return comm
 
 
 def seconds_waited(comm: Communicator) -> float:

@@ -7,7 +7,7 @@ from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
-from torch.nn.parameter import is_lazy
+from torch.nn.parameter import UninitializedParameter, is_lazy
 
 from torchmn.communicators import arguments
 from torchmn.communicators.agreement import Agreement
@@ -50,7 +50,9 @@ def bcast_tensors(comm: ModelCommunicator, named: Sequence[tuple[str, Tensor]], 
                 received = comm.buffers.bcast_tensor(source, x.is_cuda, 0, into=x)
                 if comm.rank != 0 and received is not x:
                     x.copy_(received)
-        for bucket in buckets(x for x in tensors if x.nbytes < LARGE_BYTES):
+        small = [x for x in tensors if x.nbytes < LARGE_BYTES]
+        for places in buckets(small):
+            bucket = [small[place] for place in places]
             source = comm.buffers.staged(torch.cat([x.reshape(-1) for x in bucket])) if comm.rank == 0 else None
             received = comm.buffers.bcast_tensor(source, bucket[0].is_cuda, 0)
             if comm.rank != 0:
@@ -60,8 +62,10 @@ def bcast_tensors(comm: ModelCommunicator, named: Sequence[tuple[str, Tensor]], 
 def multi_node_mean_grad(comm: ModelCommunicator, model: nn.Module, zero_fill: bool) -> None:
     """Replaces each gradient of `model` by its mean over ranks; see `Communicator.multi_node_mean_grad`."""
     named = [(name, p) for name, p in model.named_parameters() if p.requires_grad or p.grad is not None]
-    if not zero_fill:
-        named = [(name, p) for name, p in named if p.grad is not None]
+    # Lazy parameters have no gradient on any rank.
+    named = [
+        (name, p) for name, p in named if p.grad is not None or (zero_fill and type(p) is not UninitializedParameter)
+    ]
     sparse = [name for name, p in named if p.grad is not None and p.grad.layout is not torch.strided]
     problem = f"expected dense gradients, got a sparse one of {', '.join(sparse)}" if sparse else None
     problem = problem or _first_problem([(name, p.grad) for name, p in named if p.grad is not None], written=True)

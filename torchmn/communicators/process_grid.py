@@ -8,10 +8,10 @@ from __future__ import annotations
 from math import prod
 from typing import Any
 
-from torchmn.communicators.arguments import describe
-from torchmn.communicators.communicator import Communicator
+from torchmn.communicators.communicator import Communicator, as_communicator
 from torchmn.communicators.transports.solo import SoloTransport
 from torchmn.errors import ArgumentError, HaloError, nearest
+from torchmn.other_spellings import adapted
 
 AXES = ("data", "depth", "height", "width")
 TILE_AXES = AXES[1:]
@@ -24,7 +24,9 @@ class ProcessGrid:
     Args:
         comm: communicator of all ranks.
         data: number of replicas, which have different samples.
-        depth, height, width: numbers of tiles into which images are cut along these dims.
+        depth: number of tiles into which volumes are cut along their depth.
+        height: the same for rows.
+        width: the same for columns.
         tiles: "within-host" places the tiles of an image on as few hosts as possible, so that halos do not cross the
             network; "across-hosts" does so with the replicas of a tile.
 
@@ -50,8 +52,7 @@ class ProcessGrid:
         *,
         tiles: str = MAPPINGS[0],
     ):
-        if not isinstance(comm, Communicator):
-            raise ArgumentError(f"ProcessGrid: expected comm to be a communicator, got {describe(comm)}")
+        comm = as_communicator(comm, "ProcessGrid")
         sizes: dict[str, Any] = {"data": data, "depth": depth, "height": height, "width": width}
         comm.agree("ProcessGrid", _problem(sizes, tiles, comm.size), **sizes, tiles=tiles)
         self.comm = comm
@@ -95,6 +96,12 @@ class ProcessGrid:
         """Returns the axes along which an image of `dims` dims is cut, in the order of its dims.
 
         Three dims are depth, height, width; two are height, width; a single one is the axis that has several ranks.
+
+        Args:
+            dims: number of dims of an image, 1 to 3.
+
+        Returns:
+            Names of axes, one per dim.
 
         Raises:
             HaloError: an axis that the image does not have has several ranks.
@@ -183,5 +190,8 @@ def _problem(sizes: dict[str, Any], tiles: object, size: int) -> str | None:
 def checked_grid(grid: object, operation: str) -> ProcessGrid:
     """Returns `grid`, or the squarest grid of a communicator; raises an ArgumentError for anything else."""
     if not isinstance(grid, ProcessGrid | Communicator):
-        raise ArgumentError(f"{operation}: expected a ProcessGrid or a communicator, got {type(grid).__name__}")
+        found = adapted(grid)
+        if found is None:
+            raise ArgumentError(f"{operation}: expected a ProcessGrid or a communicator, got {type(grid).__name__}")
+        return ProcessGrid.of(found)
     return ProcessGrid.of(grid)

@@ -13,10 +13,11 @@ from typing import Any, NoReturn, Protocol
 
 from torch import Tensor
 
+from torchmn._torch_compat import ProfilerRange, is_profiling
 from torchmn.communicators import arguments
 from torchmn.communicators.buffers import Buffers
 from torchmn.communicators.messages import wire
-from torchmn.communicators.messages.wire import Kind, Message
+from torchmn.communicators.messages.wire import ArrayTensor, Kind, Message
 from torchmn.communicators.watchdog.waits import Wait
 from torchmn.context import here
 from torchmn.errors import ArgumentError, PeerError
@@ -103,7 +104,10 @@ class Replies:
             problem = arguments.tensor_problem(item)
             if problem:
                 self.refuse("send", dest, tag, f"{problem} (for other objects: send_obj)")
-        self.post(Message(Kind.TUPLE if many else Kind.TENSOR, tensors, number, wants_reply), dest, tag)
+        kind = Kind.TUPLE if many else Kind.TENSOR
+        if tensors and type(tensors[0]) is ArrayTensor:
+            kind = Kind.ARRAYS if many else Kind.ARRAY
+        self.post(Message(kind, tensors, number, wants_reply), dest, tag)
 
     def receive(self, source: int, tag: int, operation: str = "recv") -> Message:
         """Returns the next message from `source` with this `tag`. If its `request` is not 0, a reply is expected."""
@@ -128,7 +132,11 @@ class Replies:
         message.tensors = tuple(tensors)
         message.on_gpu = tuple(on_gpu) if True in on_gpu else ()
         message.private = private or message.kind == Kind.OBJECT
-        pending = self._transport.post(message, dest, tag)
+        if is_profiling():
+            with ProfilerRange("torchmn::send"):
+                pending = self._transport.post(message, dest, tag)
+        else:
+            pending = self._transport.post(message, dest, tag)
         if pending is not None:
             with Wait(self._group, "send", dest, tag):
                 pending.wait()

@@ -5,12 +5,14 @@ from torchmn.data.micro_batches import MicroBatches
 from torchmn.data.regions import RegionDataset, scatter_regions
 from torchmn.data.scatter import scatter_dataset, scatter_index
 from torchmn.data.scattered import ScatteredDataset
+from torchmn.data.stream import ScatteredStream
 
 __all__ = [
     "EmptyDataset",
     "MicroBatches",
     "RegionDataset",
     "ScatteredDataset",
+    "ScatteredStream",
     "create_empty_dataset",
     "scatter_dataset",
     "scatter_index",

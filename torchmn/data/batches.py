@@ -25,6 +25,11 @@ class BatchSchedule:
         full, rest = divmod(self.count, self.batch_size)
         return full if self.drop_last and full else full + (rest > 0)
 
+    @property
+    def last_whole(self) -> int:
+        """Number of the last batch of an epoch with `batch_size` samples; 0 if there is none."""
+        return max(self.count // self.batch_size - 1, 0)
+
     def order(self, epoch: int) -> np.ndarray:
         """Returns the indices of all samples in the order of an epoch: (count,)."""
         if not self.shuffle:

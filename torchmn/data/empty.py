@@ -37,11 +37,14 @@ class EmptyDataset(Dataset[tuple[()]]):
 def create_empty_dataset(dataset: Sized) -> EmptyDataset:
     """Returns a data set as long as `dataset` whose items are empty tuples.
 
-    A rank without input data of its own, such as a later stage of a pipeline, iterates over it and so makes as many
+    A rank without input data, such as a later stage of a pipeline, iterates over it and so makes as many
     steps as the others. A `DataLoader` collates empty tuples to an empty list: `model(*batch)` gets no arguments.
 
     Args:
         dataset: anything with a length.
+
+    Returns:
+        The data set, for ranks whose part of the model takes no input.
 
     Raises:
         ArgumentError: if `dataset` has no length.

@@ -1,4 +1,4 @@
-"""Which items of a data set belong to which rank: integer arithmetic without communication, equal on all ranks."""
+"""Which items of a data set belong to which rank, by integer arithmetic; and the seed of a common random order."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
+
+from torchmn.communicators.communicator import Communicator
 
 
 class IndexRange(NamedTuple):
@@ -47,3 +49,15 @@ def permutation(total: int, seed: int | None) -> Tensor:
     if seed is None:
         return torch.arange(total)
     return torch.randperm(total, generator=torch.Generator().manual_seed(seed))
+
+
+def draw_seed(comm: Communicator, root: int = 0) -> int:
+    """Returns a new seed, the same on all ranks: the next number of root's torch generator.
+
+    With `torch.manual_seed`, a run is therefore repeatable. Every rank draws a number from its generator, so that
+    generators in the same state stay in the same state; of ranks that are threads of one process, only root draws.
+    """
+    seed = None
+    if comm.rank == root or not comm.traits.shares_process:
+        seed = int(torch.randint(1 << 62, (), generator=torch.random.default_generator, device="cpu"))
+    return comm.bcast_obj(seed if comm.rank == root else None, root)

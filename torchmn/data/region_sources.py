@@ -63,7 +63,7 @@ class ColumnSource:
         self.columns, self.cut, self.build = list(columns), tuple(cut), build
 
     def __len__(self) -> int:
-        return min(len(column) for column in self.columns)
+        return min(column.shape[0] for column in self.columns)
 
     def image_shapes(self) -> tuple[tuple[int, ...], ...]:
         """Returns the shapes of the images of an item."""
@@ -166,7 +166,13 @@ class _ItemTiles:
 
 def source_of(dataset: Any, cut: Cut) -> ColumnSource | ItemSource:
     """Returns the source of the tiles of `dataset`; raises an ArgumentError if it cannot be cut."""
-    if isinstance(dataset, IterableDataset) or not hasattr(dataset, "__getitem__"):
+    if isinstance(dataset, IterableDataset):
+        raise ArgumentError(
+            f"expected a map-style data set, or a pair (images, labels), got {type(dataset).__name__}, an iterable "
+            "one: its tiles cannot be read alone. Let one rank read whole images and send each batch: "
+            "torchmn.iterators.create_multi_node_iterator"
+        )
+    if not hasattr(dataset, "__getitem__"):
         raise ArgumentError(f"expected a map-style data set, or a pair (images, labels), got {describe(dataset)}")
     if type(dataset) is ImageSet:
         return ColumnSource([dataset.images, dataset.labels], _cut_columns(cut, 2), _image_and_label)
@@ -175,7 +181,7 @@ def source_of(dataset: Any, cut: Cut) -> ColumnSource | ItemSource:
     if _is_array(dataset):
         return ColumnSource([dataset], (0,), _only_value)
     if isinstance(dataset, tuple) and dataset and all(_is_array(column) for column in dataset):
-        lengths = [len(column) for column in dataset]
+        lengths = [column.shape[0] for column in dataset]
         if len(set(lengths)) > 1:
             raise ArgumentError(f"expected images and labels of the same length, got {lengths}")
         return ColumnSource(dataset, _cut_columns(cut, len(dataset)), tuple)
@@ -193,7 +199,10 @@ def _only_value(row: list[Any]) -> Any:
 
 
 def _is_array(x: Any) -> bool:
-    """Returns whether `x` has rows and can be sliced: a tensor, an array, or an array-like in a file (h5py, zarr)."""
+    """Returns whether `x` has rows and can be sliced: a tensor, an array, or an array-like in a file.
+
+    An array of zarr 3 has no `len`: the number of rows is `shape[0]`.
+    """
     return hasattr(x, "shape") and hasattr(x, "dtype") and hasattr(x, "__getitem__") and len(x.shape) > 0
 
 
@@ -222,7 +231,7 @@ class _FileRows:
     rows: Tensor | None
 
     def __len__(self) -> int:
-        return len(self.array) if self.rows is None else len(self.rows)
+        return self.array.shape[0] if self.rows is None else len(self.rows)
 
     def __getitem__(self, index: int) -> Any:
         row = self.array[(index if self.rows is None else int(self.rows[index]), *self.index)]

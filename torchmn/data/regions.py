@@ -12,12 +12,11 @@ from torch import Tensor
 from torchmn.communicators.communicator import Communicator
 from torchmn.communicators.process_grid import ProcessGrid, checked_grid
 from torchmn.data import same_data
-from torchmn.data.partition import IndexRange, permutation
+from torchmn.data.partition import IndexRange, draw_seed, permutation
 from torchmn.data.region_sources import ColumnSource, ItemSource, Region, Tiles, ZippedColumns, source_of
 from torchmn.data.same_data import compare_facts, has_items, selection
 from torchmn.data.scatter_items import scatter_items
 from torchmn.data.scattered import ScatteredDataset
-from torchmn.data.seeds import draw_seed
 from torchmn.errors import ArgumentError, HaloError
 from torchmn.geometry import Interval, owned
 
@@ -57,6 +56,9 @@ def scatter_regions(
         dims: the number of last dims that are cut; default 2, or 3 on a grid with depth.
         replicated: every rank along `data` keeps all samples, for `MicroBatches`.
         compare_items: see `scatter_dataset`.
+
+    Returns:
+        A data set of items (tile, label, ...).
 
     Raises:
         ArgumentError: on every rank, for a wrong argument.
@@ -234,6 +236,15 @@ def _send_tiles(
 
 class RegionDataset(ScatteredDataset):
     """One rank's tiles of a data set of images; made by `scatter_regions`.
+
+    Args:
+        tiles: the items of this rank.
+        indices: see the attribute.
+        repeated: see the attribute.
+        global_length: see the attribute.
+        image_shape: see the attribute.
+        region: see the attribute.
+        batch_size: see the attribute.
 
     Attributes:
         indices: (len(self),) int64, the index of each item in the whole data set.

@@ -100,7 +100,7 @@ def _read(probes: Mapping[str, Any], length: int) -> dict[str, tuple[str, str]]:
             read["All items"] = (digest(repr(list(dataset))), "other items")
         # Reading an item of these runs no user code.
         has_side_effects = type(dataset) not in (list, tuple, range, Tensor, np.ndarray, TensorDataset, ImageSet)
-        source = _copy_for_reading(dataset) if has_side_effects else dataset
+        source = copy_for_reading(dataset) if has_side_effects else dataset
         for index in compared_indices(length):
             try:
                 with seeded_generators(index) if has_side_effects else nullcontext():
@@ -114,16 +114,20 @@ def _read(probes: Mapping[str, Any], length: int) -> dict[str, tuple[str, str]]:
 
 
 @contextmanager
-def seeded_generators(seed: int) -> Iterator[None]:
-    """Context in which the global generators of torch, NumPy and Python start from `seed`; restores their states."""
+def seeded_generators(seed: int | None) -> Iterator[None]:
+    """Context in which the global generators of torch, NumPy and Python start from `seed`; restores their states.
+
+    None: they start from their current states.
+    """
     on_gpu = torch.cuda.is_initialized()
     with process.lock, torch.random.fork_rng(devices=range(torch.cuda.device_count()) if on_gpu else []):
         python, numpy = random.getstate(), np.random.get_state()
-        torch.random.default_generator.manual_seed(seed)
-        if on_gpu:
-            torch.cuda.manual_seed_all(seed)
-        np.random.seed(seed % 2**32)
-        random.seed(seed)
+        if seed is not None:
+            torch.random.default_generator.manual_seed(seed)
+            if on_gpu:
+                torch.cuda.manual_seed_all(seed)
+            np.random.seed(seed % 2**32)
+            random.seed(seed)
         try:
             yield
         finally:
@@ -131,7 +135,7 @@ def seeded_generators(seed: int) -> Iterator[None]:
             np.random.set_state(numpy)
 
 
-def _copy_for_reading(dataset: Any) -> Any:
+def copy_for_reading(dataset: Any) -> Any:
     """Returns a shallow copy of a data set, and of data sets and generators in its attributes.
 
     Reading the original would open files that h5py or LMDB data sets open at the first read, and that the workers of a
@@ -144,9 +148,9 @@ def _copy_for_reading(dataset: Any) -> Any:
         attributes = vars(duplicate)
         for name, value in attributes.items():
             if isinstance(value, Dataset):
-                attributes[name] = _copy_for_reading(value)
+                attributes[name] = copy_for_reading(value)
             elif isinstance(value, list) and value and all(isinstance(inner, Dataset) for inner in value):
-                attributes[name] = [_copy_for_reading(inner) for inner in value]
+                attributes[name] = [copy_for_reading(inner) for inner in value]
             elif isinstance(value, random.Random | np.random.Generator | np.random.RandomState):
                 attributes[name] = deepcopy(value)
             elif isinstance(value, torch.Generator):

@@ -3,24 +3,42 @@
 from __future__ import annotations
 
 from operator import index as as_int
-from typing import Any
+from typing import Any, overload
 
 from torch import Tensor
 from torch.utils.data import IterableDataset
 
 from torchmn.communicators import arguments
-from torchmn.communicators.communicator import Communicator
+from torchmn.communicators.communicator import Communicator, as_communicator
+from torchmn.communicators.watchdog.report import ranks_text
 from torchmn.data import same_data
-from torchmn.data.partition import IndexRange, permutation
+from torchmn.data.partition import IndexRange, draw_seed, permutation
 from torchmn.data.same_data import compare_facts, has_items, selection
 from torchmn.data.scatter_items import scatter_items
 from torchmn.data.scattered import ScatteredDataset
-from torchmn.data.seeds import draw_seed
-from torchmn.errors import ArgumentError, MismatchError
+from torchmn.data.stream import ScatteredStream, compare_streams
+from torchmn.errors import MismatchError
+from torchmn.other_spellings import other_spellings
 
 _DATASET = "scatter_dataset"
+_STREAM = "stream"
+"""Takes the place of the length of an iterable data set."""
 
 
+@overload
+def scatter_dataset(
+    dataset: IterableDataset[Any],
+    comm: Communicator,
+    root: int = 0,
+    shuffle: bool = False,
+    seed: int | None = None,
+    force_equal_length: bool = True,
+    *,
+    compare_items: bool = True,
+) -> ScatteredStream: ...
+
+
+@overload
 def scatter_dataset(
     dataset: Any,
     comm: Communicator,
@@ -30,16 +48,32 @@ def scatter_dataset(
     force_equal_length: bool = True,
     *,
     compare_items: bool = True,
-) -> ScatteredDataset:
-    """Returns this rank's part of root's data set, a map-style data set; all ranks must call.
+) -> ScatteredDataset: ...
+
+
+@other_spellings
+def scatter_dataset(
+    dataset: Any,
+    comm: Communicator,
+    root: int = 0,
+    shuffle: bool = False,
+    seed: int | None = None,
+    force_equal_length: bool = True,
+    *,
+    compare_items: bool = True,
+) -> ScatteredDataset | ScatteredStream:
+    """Returns this rank's part of root's data set; all ranks must call.
 
     A rank that passes a data set reads its items from it: the data set must be the same, in the same order, as root's.
     A rank that passes None or an empty data set receives its items, and no others, from root, which then keeps a copy
     of its part, so that the whole data set can be freed.
 
+    An iterable data set (`IterableDataset`) must be passed by every rank, with the same items in the same order. Each
+    rank iterates over all of them, and gets every n-th of n ranks: a `ScatteredStream`.
+
     Args:
-        dataset: map-style, with `len` and `[]`. Tensors, arrays and `TensorDataset`s are sent as they are; items of
-            other data sets must pickle.
+        dataset: map-style, with `len` and `[]`, or an `IterableDataset`. Tensors, arrays and `TensorDataset`s are sent
+            as they are; items of other data sets must pickle.
         comm: communicator whose ranks get the parts.
         root: the rank whose data set is distributed.
         shuffle: take the items in the random order of `seed`, which does not depend on the number of ranks.
@@ -52,31 +86,51 @@ def scatter_dataset(
             names or numbers completely. False compares lengths only, for data sets that are the same although their
             items look different: random numbers from a private generator, paths that differ between hosts.
 
+    Returns:
+        A data set of the items of this rank.
+
     Raises:
         ArgumentError: on every rank, for a wrong argument, or an item that cannot be sent.
         MismatchError: on every rank, if arguments or data sets differ between ranks.
     """
-    if not isinstance(comm, Communicator):
-        raise ArgumentError(f"{_DATASET}: expected comm to be a communicator, got {arguments.describe(comm)}")
+    comm = as_communicator(comm, _DATASET)
     seed, problem = _integer(seed, "seed", least=0, below=2**64)
     same = {"shuffle": bool(shuffle), "seed": seed, "force_equal_length": bool(force_equal_length)}
+    problem = problem or _order_problem(dataset, shuffle)
     total, owners = _agree(dataset, comm, problem, root, bool(compare_items), same)
+    if isinstance(dataset, IterableDataset):
+        return ScatteredStream(dataset, comm.rank, comm.size, repeated=int(force_equal_length))
     if shuffle and seed is None:
         seed = draw_seed(comm, root)
     return _distribute(dataset, comm, root, permutation(total, seed if shuffle else None), owners, force_equal_length)
+
+
+def _order_problem(dataset: Any, shuffle: bool) -> str | None:
+    if not isinstance(dataset, IterableDataset) or not shuffle:
+        return None
+    return (
+        f"expected shuffle=False for {type(dataset).__name__}, an iterable data set: its items come in its order. "
+        "Let it shuffle them, with the same seed on all ranks"
+    )
 
 
 def _agree(
     dataset: Any, comm: Communicator, problem: str | None, root: int, compare_items: bool, same: dict[str, Any]
 ) -> tuple[int, list[int]]:
     """Compares arguments and data sets between ranks; returns the length and the ranks that have the data set."""
-    length, problem = None, arguments.rank_problem(root, comm.size, "root") or problem
+    length: int | str | None = None
+    problem = arguments.rank_problem(root, comm.size, "root") or problem
     if problem is None:
         length, problem = _length(dataset, needed=comm.rank == root)
-    selected = None if problem else selection(dataset)
+    selected = None if problem or length == _STREAM else selection(dataset)
     same = {"root": root, **same, "compare_items": compare_items}
     ranks = comm.agree(_DATASET, problem, differ=(length, selected), **same)
-    owners = [rank for rank, (its_length, _) in enumerate(ranks) if has_items(its_length, rank, root)]
+    lengths = [its_length for its_length, _ in ranks]
+    if _STREAM in lengths:
+        _check_all_streams(comm, lengths)
+        compare_streams(comm, _DATASET, dataset, wanted=compare_items)
+        return 0, []
+    owners = [rank for rank, its_length in enumerate(lengths) if has_items(its_length, rank, root)]
     compare_facts(comm, _DATASET, {rank: (f"{ranks[rank][0]} items",) for rank in owners}, root)
     if len({ranks[rank][1] for rank in owners}) > 1:
         raise MismatchError(
@@ -90,6 +144,17 @@ def _agree(
         probes = {"": dataset} if comm.rank in owners else None
         same_data.compare_items(comm, _DATASET, probes, total, root, wanted=compare_items)
     return total, owners
+
+
+def _check_all_streams(comm: Communicator, lengths: list[int | str | None]) -> None:
+    """Raises a MismatchError on every rank unless all ranks passed an iterable data set."""
+    others = [rank for rank, length in enumerate(lengths) if length != _STREAM]
+    if others:
+        raise MismatchError(
+            f"rank {comm.rank} of {comm.size}: {_DATASET}: some ranks passed an iterable data set, but rank "
+            f"{ranks_text(others)} did not. Pass the same one on every rank; or let one rank read it and send batch by "
+            "batch: torchmn.iterators.create_multi_node_iterator"
+        )
 
 
 def _distribute(
@@ -108,6 +173,7 @@ def _distribute(
     return ScatteredDataset(dataset, indices, repeated, total, source_indices=indices)
 
 
+@other_spellings
 def scatter_index(
     n: int | None, comm: Communicator, root: int = 0, *, force_equal_length: bool = True
 ) -> tuple[int, int]:
@@ -122,10 +188,14 @@ def scatter_index(
         force_equal_length: all parts have ceil(n / size) items; the first of a part may also be the last of the
             previous one. False: parts are disjoint, as an exact evaluation needs.
 
+    Returns:
+        The first index, and the one behind the last.
+
     Raises:
         ArgumentError: on every rank, for a wrong argument.
         MismatchError: on every rank, if arguments differ between ranks.
     """
+    comm = as_communicator(comm, "scatter_index")
     problem = arguments.rank_problem(root, comm.size, "root")
     if problem is None:
         n, problem = _integer(n, "n", least=0)
@@ -139,14 +209,16 @@ def scatter_index(
     return part.begin, part.end
 
 
-def _length(dataset: Any, needed: bool) -> tuple[int | None, str | None]:
-    """Returns the length of a map-style data set (None for None), and the problem with it."""
+def _length(dataset: Any, needed: bool) -> tuple[int | str | None, str | None]:
+    """Returns the length of a map-style data set (None for None, _STREAM for a stream), and the problem with it."""
     if dataset is None:
         return None, "expected a data set on the root, got None" if needed else None
-    if not hasattr(dataset, "__getitem__") or isinstance(dataset, IterableDataset):
+    if isinstance(dataset, IterableDataset):
+        return _STREAM, None
+    if not hasattr(dataset, "__getitem__"):
         return None, (
-            f"expected a map-style data set, with len() and [], got {type(dataset).__name__}. Iterable data sets "
-            "are sent batch by batch: torchmn.iterators.create_multi_node_iterator"
+            f"expected a data set with len() and [], or an IterableDataset, got {type(dataset).__name__}. Other "
+            "iterables are sent batch by batch: torchmn.iterators.create_multi_node_iterator"
         )
     try:
         return len(dataset), None

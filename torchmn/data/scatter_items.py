@@ -19,6 +19,7 @@ from torchmn.communicators import arguments
 from torchmn.communicators.communicator import Communicator
 from torchmn.communicators.messages.wire import TensorSpec
 from torchmn.communicators.objects import pack, unpack
+from torchmn.context import collections_paused
 from torchmn.datasets.arrays import ImageSet
 from torchmn.errors import TorchMNError
 
@@ -147,7 +148,9 @@ def _scatter_pickled(
     while done < max(map(len, parts)):
         count = comm.bcast_obj(count, root)
         messages = _messages(datasets, [part[done : done + count] for part in parts], comm, root, operation)
-        items += unpack(comm.scatter(messages, root), comm.device)
+        received = comm.scatter(messages, root)
+        with collections_paused():
+            items += unpack(received, comm.device)
         done += count
         if messages is not None:
             fitting = count * ROUND_BYTES // sum(map(len, messages))
@@ -173,7 +176,8 @@ def _messages(
 def _packed(dataset: Any, indices: Tensor) -> Tensor:
     items = {index: _item(dataset, index) for index in indices.tolist()}
     try:
-        return pack(list(items.values()))[0]
+        with collections_paused():
+            return pack(list(items.values()))[0]
     except Exception as error:  # pickling may run user code that raises anything
         index, reason = next(filter(None, map(_pickle_failure, items.items())), (min(items), error))
         raise UnsendableItem(

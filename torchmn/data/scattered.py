@@ -16,6 +16,13 @@ from torch.utils.data import Dataset
 class ScatteredDataset(Dataset[Any]):
     """One rank's part of a data set, itself a map-style data set; made by `scatter_dataset`.
 
+    Args:
+        source: where items are read from.
+        indices: see the attribute.
+        repeated: see the attribute.
+        global_length: see the attribute.
+        source_indices: positions of the items in `source`; by default 0, 1, 2, ...
+
     Attributes:
         source: where items are read from: the whole data set, or the items that this rank received.
         indices: (len(self),) int64, the index of each item in the whole data set.
@@ -87,14 +94,14 @@ class DatasetUses:
     def __init__(self) -> None:
         self.length_read: list[ScatteredDataset] = []
         self.read: list[ScatteredDataset] = []
-        self.repeated: list[ScatteredDataset] = []
+        self.repeated: list[Any] = []
 
     def problem(self) -> str | None:
         """Returns why an evaluation with these uses counted an item twice, or None."""
         read_here = {id(part) for part in self.read}
         # A loader reads the length; if no item is read in this process afterwards, its workers read all of them.
         read_by_workers = [part for part in self.length_read if id(part) not in read_here]
-        found = next(iter(self.repeated + read_by_workers), None)
+        found = next(iter([*self.repeated, *read_by_workers]), None)
         if found is None:
             return None
         return (
@@ -106,6 +113,13 @@ class DatasetUses:
 
 # None outside an evaluation. A context variable, because ranks may be threads.
 _uses: ContextVar[DatasetUses | None] = ContextVar("uses of scattered data sets", default=None)
+
+
+def record_repeated_item(part: Any) -> None:
+    """Records that the repeated item of a part is read."""
+    uses = _uses.get()
+    if uses is not None:
+        uses.repeated.append(part)
 
 
 @contextmanager

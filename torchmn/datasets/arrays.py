@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -15,6 +16,11 @@ from torchmn.errors import DatasetError
 
 class ImageSet(Dataset[tuple[torch.Tensor, int]]):
     """A map-style data set of pairs: `dataset[i]` is `(image, label)`.
+
+    Args:
+        name: for messages.
+        images: (count, channel, height, width).
+        labels: (count,).
 
     Attributes:
         name: for messages.
@@ -51,6 +57,7 @@ class Arrays:
             the ranks of one host share the memory.
         targets: (count,) int64 labels, or (count, ...) float values.
         scale: factor by which `take` multiplies inputs.
+        offset: values that `take` subtracts before, of the shape of a sample; None for 0.
         classes: names of the labels, if they have names.
     """
 
@@ -59,6 +66,7 @@ class Arrays:
     targets: np.ndarray
     scale: float = 1.0
     classes: tuple[str, ...] = ()
+    offset: np.ndarray | None = None
 
     def __len__(self) -> int:
         return len(self.inputs)
@@ -81,13 +89,16 @@ class Arrays:
         Returns:
             Inputs (batch, ...) and targets (batch, ...).
         """
-        index = (rows, *([slice(None)] * (self.inputs.ndim - 1 - len(region)) if region else ()), *(region or ()))
-        taken = torch.from_numpy(np.ascontiguousarray(self.inputs[index]))
+        where = _slice_of(rows)
+        part = (*([slice(None)] * (self.inputs.ndim - 1 - len(region)) if region else ()), *(region or ()))
+        taken = _copied(self.inputs, (where, *part))
         # Via float32, so that values are the same for all dtypes.
-        values = taken.to(torch.float32) if self.inputs.dtype != np.float64 else taken
+        values = taken if self.inputs.dtype == np.float64 else taken.to(torch.float32)
+        if self.offset is not None:
+            values = values - torch.from_numpy(np.ascontiguousarray(self.offset[part]))
         if self.scale != 1.0:
-            values = values * self.scale
-        targets = torch.from_numpy(np.ascontiguousarray(self.targets[rows]))
+            values.mul_(self.scale)
+        targets = _copied(self.targets, where)
         return values.to(dtype), targets.to(dtype) if targets.is_floating_point() else targets
 
     def sampled(self, share: float, seed: int) -> Arrays:
@@ -108,7 +119,22 @@ class Arrays:
 
     def only(self, rows: np.ndarray, name: str | None = None) -> Arrays:
         """Returns the samples at `rows`."""
-        return Arrays(name or self.name, self.inputs[rows], self.targets[rows], self.scale, self.classes)
+        return replace(self, name=name or self.name, inputs=self.inputs[rows], targets=self.targets[rows])
+
+
+def _slice_of(rows: Any) -> Any:
+    """Returns an array of consecutive rows as a slice, which NumPy copies faster; any other index as it is."""
+    if not isinstance(rows, np.ndarray) or rows.dtype.kind != "i" or rows.ndim != 1 or not len(rows):
+        return rows
+    if rows[-1] - rows[0] == len(rows) - 1 and bool((np.diff(rows) == 1).all()):
+        return slice(int(rows[0]), int(rows[-1]) + 1)
+    return rows
+
+
+def _copied(values: np.ndarray, index: Any) -> Tensor:
+    """Returns a copy of the elements at `index`."""
+    found = np.asarray(values)[index]  # a memory map itself is slow to index
+    return torch.from_numpy(np.array(found, order="C") if found.base is not None else np.ascontiguousarray(found))
 
 
 def labels(values: Sequence[int] | np.ndarray) -> np.ndarray:

@@ -97,7 +97,7 @@ def mnist(
     """Returns a split of MNIST as a data set of (image, label).
 
     By default it is the sample that is part of TorchMN: 6,000 training and 1,000 test images. With several ranks per
-    host, one of them should download and the others wait:
+    host, one of them should download and the others wait::
 
         if comm.intra_rank == 0:
             torchmn.datasets.mnist("train", download=True)

@@ -28,6 +28,9 @@ def npz(path: str | os.PathLike[str], split: str = "train") -> Arrays | None:
             code, are refused.
         split: "train" or "test".
 
+    Returns:
+        The inputs and targets of the split, or None.
+
     Raises:
         DatasetError: if the file cannot be read, or the arrays do not fit.
     """

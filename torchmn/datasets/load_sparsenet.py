@@ -22,6 +22,9 @@ def sparsenet(root: str | os.PathLike[str], *, whitened: bool = True) -> Arrays:
         root: directory with IMAGES.mat (whitened) or IMAGES_RAW.mat.
         whitened: which of the two files to read.
 
+    Returns:
+        The patches, as inputs and as targets.
+
     Raises:
         DatasetError: if the file cannot be read, or does not contain the photographs.
     """

@@ -20,6 +20,9 @@ def housing(root: str | os.PathLike[str]) -> Arrays:
     Args:
         root: the file, or the directory that contains it.
 
+    Returns:
+        The inputs and prices of the split.
+
     Raises:
         DatasetError: if the file cannot be read, or is another one.
     """

@@ -6,21 +6,22 @@ import shlex
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 from rich.console import Console
 
 from torchmn.communicators.communicator import Communicator
 from torchmn.errors import ExperimentError
-from torchmn.experiment.report import write_report
+from torchmn.experiment.report import RunRecord, write_report
 from torchmn.experiment.run.agreement import on_rank_0
 from torchmn.experiment.run.clock import RankTime
 from torchmn.experiment.run.evaluation import predict
 from torchmn.experiment.run.objective import select_units
 from torchmn.experiment.run.pretraining import pretrainer_of
-from torchmn.experiment.run.run_directory import RunDirectory, choose_directory, run_directory_of
+from torchmn.experiment.run.run_directory import RunDirectory, choose_directory, commit_of, run_directory_of
 from torchmn.experiment.run.session import Session, open_session
-from torchmn.experiment.run.trainer import Progress, Trainer
+from torchmn.experiment.run.trainer import GRADIENT_NORM, Progress, Trainer, learning_rates
 from torchmn.experiment.vocabulary.layers.options import format_shape
 from torchmn.experiment.vocabulary.load import check_round_trip
 from torchmn.experiment.vocabulary.schema import Experiment
@@ -72,13 +73,32 @@ def train(experiment: Experiment, comm: Communicator, request: Request) -> Outco
         ExperimentError: on every rank, if the experiment, its data or the directory of the run is not usable.
     """
     check_round_trip(experiment)
-    session = open_session(experiment, comm, request.data)
+    session = open_session(experiment, comm, request.data, loads_weights=not request.resume)
     absent = [split for split in experiment.predictions if split not in session.splits]
     if absent:
         raise ExperimentError(f"predictions: the data set has no {absent[0]} samples, only {', '.join(session.splits)}")
     with ExitStack() as locks:
         directory = on_rank_0(comm, "output directory", lambda: _prepare(experiment, request, locks))
         return _train_in(directory, session, request)
+
+
+def checked_session(experiment: Experiment, comm: Communicator, data: str | None) -> Session:
+    """Returns the session of an experiment that can be trained to its end. Every rank must call it.
+
+    Args:
+        experiment: the experiment.
+        comm: the ranks.
+        data: directory of the data set.
+
+    Raises:
+        ExperimentError: on every rank, if the experiment or its data are not usable.
+    """
+    check_round_trip(experiment)
+    session = open_session(experiment, comm, data)
+    absent = [split for split in experiment.predictions if split not in session.splits]
+    if absent:
+        raise ExperimentError(f"predictions: the data set has no {absent[0]} samples, only {', '.join(session.splits)}")
+    return session
 
 
 def _train_in(directory: RunDirectory, session: Session, request: Request) -> Outcome:
@@ -95,6 +115,7 @@ def _train_in(directory: RunDirectory, session: Session, request: Request) -> Ou
         )
     if request.resume:
         on_rank_0(comm, "output directory", lambda: _record(directory, experiment, trainer.progress))
+    commit = commit_of(Path(request.file).parent)  # before training, during which the user may go on editing
     steps = experiment.epochs * session.batches.steps - trainer.progress.step + _pretraining_steps(session, trainer)
     with Logger(
         comm,
@@ -103,6 +124,7 @@ def _train_in(directory: RunDirectory, session: Session, request: Request) -> Ou
         json_steps=1,
         append=True,
         formats=_number_formats(session),
+        file_only=[*learning_rates(session), GRADIENT_NORM],
         console=request.console,
     ) as log:
         trainer.log = log
@@ -110,8 +132,9 @@ def _train_in(directory: RunDirectory, session: Session, request: Request) -> Ou
         finished = trainer.run()
         if finished:
             _write_predictions(session, directory, log)
-            times = trainer.clock.of_all_ranks()
-            problem = write_report(session, directory, request.file, trainer.progress.history, times)
+            times, here = trainer.clock.of_all_ranks(), trainer.progress
+            record = RunRecord(request.file, here.history, times, here.started, trainer.seconds(), commit)
+            problem = write_report(session, directory, record)
             if request.profile:
                 _print_times(times, log)
             log.print(f"\nreport  {directory.report}{problem}")
@@ -172,7 +195,7 @@ def _print_header(session: Session, directory: RunDirectory, trainer: Trainer, l
     weights = sum(parameter.numel() for parameter in session.placed.model.parameters())
     log.print(f"data    {train.name.replace(' train', '')}: {sizes}, each {format_shape(train.shape)}")
     log.print(f"model   {weights:,} weights{' on this rank' if session.placed.is_sharded else ''}")
-    log.print(f"ranks   {session.placed.description}")
+    log.print(f"mode    {session.placed.description}")
     log.print(f"out     {directory.path}")
     here = trainer.progress
     if here.step:
@@ -195,12 +218,22 @@ def _print_times(times: list[RankTime], log: Logger) -> None:
 
 
 def write_predictions(session: Session, split: str, path: str) -> None:
-    """Writes outputs, predicted classes and targets of a split to an .npz file. Every rank must call it."""
+    """Writes outputs, predicted classes and targets of a split to an .npz file. Every rank must call it.
+
+    Raises:
+        ExperimentError: on every rank, if the file cannot be written.
+    """
     outputs, targets = predict(session, split)
-    if session.comm.rank == 0:
+
+    def write() -> None:
         classes = select_units(outputs, session.objective.class_units)
         predicted = np.where(np.isnan(classes).any(axis=1), -1, classes.argmax(axis=1))
-        np.savez(path, outputs=outputs, predicted=predicted, targets=targets)
+        try:
+            np.savez(path, outputs=outputs, predicted=predicted, targets=targets)
+        except OSError as error:
+            raise ExperimentError(f"{path}: cannot be written ({error.strerror})") from error
+
+    on_rank_0(session.comm, "predictions", write)
 
 
 class IgnoredState:
@@ -228,7 +261,7 @@ def open_trained(
     Raises:
         ExperimentError: on every rank, if the run has no readable checkpoint, or is one of another model.
     """
-    session = open_session(experiment, comm, data)
+    session = open_session(experiment, comm, data, loads_weights=False)
     if split not in session.splits:
         raise ExperimentError(f"--split {split}: {experiment.dataset.kind} has only {', '.join(session.splits)}")
     directory = run_directory_of(checkpoint)

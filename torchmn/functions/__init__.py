@@ -15,9 +15,12 @@ from torchmn.functions.allgather import allgather
 from torchmn.functions.allreduce import allreduce
 from torchmn.functions.alltoall import alltoall
 from torchmn.functions.bcast import bcast
+from torchmn.functions.edges import edges_of as edges_of
 from torchmn.functions.gather import gather
 from torchmn.functions.global_mean import global_mean
 from torchmn.functions.halo.exchange import halo_exchange, halo_scatter_add
+from torchmn.functions.halo.exchange import start_halo_exchange as start_halo_exchange
+from torchmn.functions.halo.exchange import start_halo_scatter_add as start_halo_scatter_add
 from torchmn.functions.pseudo_connect import pseudo_connect
 from torchmn.functions.recomputation import keep_messages
 from torchmn.functions.recv import recv

@@ -25,6 +25,9 @@ def allgather(comm: Communicator, x: Tensor) -> tuple[Tensor, ...]:
         comm: communicator whose ranks take part; all of them must call.
         x: this rank's tensor. Shapes may differ between ranks, dtypes may not.
 
+    Returns:
+        One tensor per rank.
+
     Raises:
         MismatchError: on every rank, if dtypes differ or a rank calls another operation.
     """

@@ -26,6 +26,9 @@ def alltoall(comm: Communicator, xs: Sequence[Tensor] | Tensor) -> tuple[Tensor,
         xs: one tensor per rank, all of one dtype; shapes may differ. Or one tensor whose first dim is the number of
             ranks.
 
+    Returns:
+        One tensor per rank.
+
     Raises:
         MismatchError: on every rank, if dtypes differ or a rank calls another operation.
     """

@@ -19,6 +19,7 @@ from torchmn.communicators.communicator import Communicator
 from torchmn.communicators.watchdog.report import ranks_text
 from torchmn.errors import ArgumentError, MismatchError
 from torchmn.functions import recomputation
+from torchmn.other_spellings import adapted
 
 Result = TypeVar("Result")
 
@@ -50,10 +51,7 @@ class Call(NamedTuple):
     def new(comm: Any) -> Call:
         """Returns the next call of a communicator; raises an ArgumentError if `comm` is not one."""
         if not isinstance(comm, Communicator):
-            raise ArgumentError(
-                "expected a communicator as the first argument of a collective function, as in F.allreduce(comm, x), "
-                f"got {describe(comm)}"
-            )
+            comm = _other_communicator(comm)
         if not recomputation.replaying():
             comm.noting.calls += 1
         return Call(comm, comm.noting.calls)
@@ -87,6 +85,17 @@ class Call(NamedTuple):
             f"{ranks_text(needing)}, but rank {ranks_text(without)} called it under torch.no_grad, and would not take "
             "part in its backward. Call it under no_grad on all ranks, or on none."
         )
+
+
+def _other_communicator(given: object) -> Communicator:
+    """Returns the communicator for one of another library; raises an ArgumentError for anything else."""
+    comm = adapted(given)
+    if comm is None:
+        raise ArgumentError(
+            "expected a communicator as the first argument of a collective function, as in F.allreduce(comm, x), "
+            f"got {describe(given)}"
+        )
+    return comm
 
 
 def needs_gradient(x: Any) -> bool:

@@ -40,7 +40,7 @@ def global_mean(values: Tensor, grid: ProcessGrid | Communicator) -> Tensor:
         return _GlobalMean.apply(values, given, 1)
     if not isinstance(given, ProcessGrid):
         raise ArgumentError(f"global_mean: expected a ProcessGrid or a communicator, got {arguments.describe(grid)}")
-    # The multi-node optimizer averages over data replicas, assuming that each has the loss of its own samples. This is
+    # The multi-node optimizer averages over data replicas, assuming that each has the loss of its samples. This is
     # the loss of all samples, so the gradient of each replica must count as often as there are replicas.
     return _GlobalMean.apply(values, given.comm, given.sizes["data"])
 

@@ -19,6 +19,7 @@ from torchmn.communicators.messages.wire import Kind, Message
 from torchmn.compile_boundary import uncompiled
 from torchmn.errors import ArgumentError
 from torchmn.functions.edges import HIGHER_ORDER, Edge
+from torchmn.other_spellings import adapted
 
 ANCHOR = torch.zeros((), requires_grad=True, device="cpu")
 """An input of nodes that makes autograd visit them. They return no gradient for it."""
@@ -26,21 +27,24 @@ ANCHOR = torch.zeros((), requires_grad=True, device="cpu")
 _ZERO = torch.zeros((), device="cpu")
 
 
-def communicator_error(call: str, given: object, others: dict[str, object]) -> ArgumentError:
-    """Returns the error for a call whose communicator is something else.
+def other_communicator(call: str, given: object, others: dict[str, object]) -> Communicator:
+    """Returns the communicator for one of another library; raises an ArgumentError for anything else.
 
     Args:
         call: how to call the function.
         given: what was passed as communicator.
         others: the other arguments by name, one of which may be the communicator.
     """
+    adapted_comm = adapted(given)
+    if adapted_comm is not None:
+        return adapted_comm
     found = next(((name, other) for name, other in others.items() if isinstance(other, Communicator)), None)
     who, advice = "", ""
     if found is not None:
         name, comm = found
         who = f"rank {comm.rank} of {comm.size}: "
         advice = f", and a communicator as {name}: put them in that order"
-    return ArgumentError(f"{who}expected comm to be a communicator, as in {call}, got {describe(given)}{advice}")
+    raise ArgumentError(f"{who}expected comm to be a communicator, as in {call}, got {describe(given)}{advice}")
 
 
 class _Sent(Function):
@@ -100,9 +104,7 @@ class _Received(Function):
         message, edge = receive()
         # Setting an attribute of a node costs half as much as a message's header: set one only for a single tensor.
         ctx.edge = edge
-        if delegate is ANCHOR and edge is None:
-            ctx.mark_non_differentiable(*message.tensors)
-        elif delegate is not ANCHOR or len(message.tensors) > 1:
+        if delegate is not ANCHOR or len(message.tensors) > 1:
             ctx.delegate = None if delegate is ANCHOR else (delegate.shape, delegate.dtype)
             ctx.wants_gradient = message.wants_reply
         return message.payload()

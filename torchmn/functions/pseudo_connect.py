@@ -12,6 +12,7 @@ from torchmn._torch_compat import Function, plain_torch_function
 from torchmn.communicators.arguments import describe
 from torchmn.compile_boundary import uncompiled
 from torchmn.errors import ArgumentError
+from torchmn.other_spellings import check_foreign_message
 
 
 def pseudo_connect(delegate_variable: Tensor | None, *actual_variables: Tensor) -> Any:
@@ -19,9 +20,10 @@ def pseudo_connect(delegate_variable: Tensor | None, *actual_variables: Tensor) 
 
     Differentiable: gradients pass through unchanged. The delegate gets no gradient, but is visited.
 
-    ChainerMN returns a tuple for one variable; here `x, = pseudo_connect(phi, x)` would take the only row of a batch of
-    one. So the tensor that is returned for one variable cannot be unpacked or iterated over, whatever its shape; what
-    is computed from it is a plain tensor. Under torch.compile it is a plain tensor itself, without this check.
+    ChainerMN returns a tuple for one variable. So the tensor that is returned for one variable also unpacks as a tuple
+    of one: `x, = pseudo_connect(phi, x)` and `x = pseudo_connect(phi, x)` are the same, whatever its shape. `[0]`,
+    which could mean the tensor or its first row, raises an error; for rows, use `unbind` or `select`. What is computed
+    from it is a plain tensor. Under torch.compile it is a plain tensor itself, which unpacks into rows.
 
     Args:
         delegate_variable: what `send` returned, or None.
@@ -32,7 +34,7 @@ def pseudo_connect(delegate_variable: Tensor | None, *actual_variables: Tensor) 
         A tensor for one variable, a tuple for several.
 
     Raises:
-        ArgumentError: for wrong arguments, and if the result for one variable is unpacked.
+        ArgumentError: for wrong arguments, and for `[0]` of the result for one variable.
     """
     joined = connect(delegate_variable, actual_variables)
     if len(actual_variables) > 1:
@@ -45,17 +47,22 @@ def pseudo_connect(delegate_variable: Tensor | None, *actual_variables: Tensor) 
 
 
 class ConnectedTensor(Tensor):
-    """The result of `pseudo_connect` for one variable: a tensor that cannot be iterated over."""
+    """The result of `pseudo_connect` for one variable: a tensor that unpacks as a tuple of one, itself."""
 
     # As nn.Parameter: no overhead, and results are plain tensors.
     __torch_function__ = plain_torch_function
 
     def __iter__(self) -> Iterator[Tensor]:
-        raise ArgumentError(
-            f"pseudo_connect: its result for one variable, of shape {tuple(self.shape)}, was unpacked or iterated "
-            "over. One variable in, one tensor out, and no tuple as in ChainerMN: write x = pseudo_connect(phi, x). "
-            "For the rows of the tensor: x.unbind()"
-        )
+        yield self
+
+    def __getitem__(self, index: Any) -> Tensor:
+        if type(index) is int and index in (0, -1):
+            raise ArgumentError(
+                f"pseudo_connect: [{index}] of its result for one variable, of shape {tuple(self.shape)}, could mean "
+                "the tensor, as in ChainerMN's tuple of one, or a row of it. Write x = pseudo_connect(phi, x), or "
+                f"x.select(0, {index}) for the row"
+            )
+        return super().__getitem__(index)
 
 
 @uncompiled
@@ -64,6 +71,7 @@ def connect(delegate_variable: Tensor | None, actual_variables: Sequence[Tensor]
     given: list[Any] = [*actual_variables]
     for place, x in enumerate(given):
         if not isinstance(x, Tensor):
+            check_foreign_message(x)
             raise ArgumentError(f"pseudo_connect: expected tensors, got {describe(x)} at place {place}")
     delegate: Any = delegate_variable
     if delegate is not None and not isinstance(delegate, Tensor):

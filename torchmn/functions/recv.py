@@ -16,7 +16,7 @@ from torchmn.compile_boundary import uncompiled
 from torchmn.errors import ArgumentError, TorchMNError
 from torchmn.functions import recomputation
 from torchmn.functions.edges import Place, edges_of
-from torchmn.functions.nodes import Arrival, communicator_error, receive_in_graph
+from torchmn.functions.nodes import Arrival, other_communicator, receive_in_graph
 
 
 @uncompiled
@@ -27,8 +27,8 @@ def recv(
 
     Differentiable with respect to the sent tensors that need a gradient. The adjoint of receiving is sending: backward
     sends the gradients to `rank`. A value that the loss does not depend on gets a gradient of zeros, also if it is
-    deleted or was received under `torch.no_grad`. Values whose sender needs no gradient need none here, unless there is
-    a delegate; integers and bools never do.
+    deleted or was received under `torch.no_grad`. A value whose sender needs no gradient can be part of a backward,
+    too, which then sends nothing: `backward` may be called on every rank. Integers and bools have no gradient.
 
     Args:
         comm: communicator of both ranks.
@@ -47,7 +47,7 @@ def recv(
     given: Any = comm
     if not isinstance(given, Communicator):
         others: dict[str, object] = {"rank": rank, "delegate_variable": delegate_variable}
-        raise communicator_error("F.recv(comm, rank)", comm, others)
+        comm = other_communicator("F.recv(comm, rank)", comm, others)
     comm.replies.check_peer("recv", "rank", rank, tag)
     delegate: Any = delegate_variable
     if delegate is not None and not isinstance(delegate, Tensor):

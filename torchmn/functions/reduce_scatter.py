@@ -30,6 +30,9 @@ def reduce_scatter(comm: Communicator, xs: Sequence[Tensor] | Tensor, op: str = 
             differ within `xs`, but not between ranks.
         op: "sum", "mean", "max", "min" or "prod".
 
+    Returns:
+        A tensor like `xs[comm.rank]`.
+
     Raises:
         MismatchError: on every rank, if shapes, dtypes or `op` differ or a rank calls another operation.
     """

@@ -28,6 +28,9 @@ def scatter(comm: Communicator, xs: Sequence[Tensor] | Tensor | None, root: int 
             in it.
         root: rank that has the tensors.
 
+    Returns:
+        A tensor with the shape and dtype that `root` chose for this rank.
+
     Raises:
         MismatchError: on every rank, if `root` differs or a rank calls another operation.
     """

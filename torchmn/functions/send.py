@@ -14,7 +14,7 @@ from torchmn.communicators.watchdog.source_lines import user_instruction
 from torchmn.compile_boundary import uncompiled
 from torchmn.functions import recomputation
 from torchmn.functions.edges import edges_of
-from torchmn.functions.nodes import communicator_error, delegate_of
+from torchmn.functions.nodes import delegate_of, other_communicator
 
 
 @uncompiled
@@ -40,7 +40,7 @@ def send(x: Tensor | Sequence[Tensor], comm: Communicator, rank: int, tag: int =
     """
     given: Any = comm
     if not isinstance(given, Communicator):
-        raise communicator_error("F.send(x, comm, rank)", comm, {"x": x, "rank": rank})
+        comm = other_communicator("F.send(x, comm, rank)", comm, {"x": x, "rank": rank})
     comm.replies.check_peer("send", "rank", rank, tag)
     if current_backward() != -1:
         recomputation.check_replaying(comm, "send")

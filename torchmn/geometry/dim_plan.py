@@ -74,6 +74,9 @@ class DimPlan:
             padding_mode: see the class.
             name: of the module, for error messages.
 
+        Returns:
+            The plan of all parts.
+
         Raises:
             HaloError: if the image is smaller than the window, or than its padding needs.
         """

@@ -47,6 +47,9 @@ def owned(extent: int, parts: int, place: int) -> Interval:
         extent: length of the dim.
         parts: into how many parts it is cut.
         place: number of the part, from 0.
+
+    Returns:
+        The interval, empty if there are more parts than indices.
     """
     size, larger = divmod(extent, parts)
     start = place * size + min(place, larger)
@@ -59,5 +62,8 @@ def all_owned(extent: int, parts: int) -> tuple[Interval, ...]:
     Args:
         extent: length of the dim.
         parts: into how many balanced parts it is cut.
+
+    Returns:
+        One interval per part.
     """
     return tuple(owned(extent, parts, place) for place in range(parts))

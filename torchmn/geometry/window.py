@@ -56,6 +56,9 @@ class Window:
             extent: length of the input along this dim.
             name: of the module, for the error message.
 
+        Returns:
+            The number of outputs along this dim.
+
         Raises:
             HaloError: if there are no outputs.
         """
@@ -81,6 +84,9 @@ class Window:
         Args:
             outputs: indices of outputs. If empty, the result is empty.
             extent: length of the input along this dim.
+
+        Returns:
+            The interval of inputs, whose ends may be outside of the image.
         """
         if not outputs:
             return Interval(0, 0)

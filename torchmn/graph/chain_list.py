@@ -11,7 +11,7 @@ from typing import Any
 from torch import nn
 
 from torchmn.communicators.arguments import describe
-from torchmn.communicators.communicator import Communicator
+from torchmn.communicators.communicator import Communicator, as_communicator
 from torchmn.compile_boundary import uncompiled
 from torchmn.errors import ArgumentError
 from torchmn.graph.delegates import attach, blank
@@ -20,6 +20,7 @@ from torchmn.graph.microbatches import batch_dependent, rows_if_few
 from torchmn.graph.payload import flatten, restore
 from torchmn.graph.program import Program, gather_graph
 from torchmn.graph.sequential import stage_of_rank
+from torchmn.other_spellings import other_spellings
 
 
 class MultiNodeChainList(nn.Module):
@@ -44,6 +45,9 @@ class MultiNodeChainList(nn.Module):
         comm: communicator of the ranks.
         microbatches: number of micro-batches, the same on all ranks.
 
+    Attributes:
+        differs_between_ranks: True: ranks hold different components, so an optimizer must not average their gradients.
+
     Raises:
         ArgumentError: for wrong arguments.
         GraphError: from `forward`, on every rank, with both ends of each edge that does not match.
@@ -51,11 +55,11 @@ class MultiNodeChainList(nn.Module):
     """
 
     comm: Communicator | None
+    differs_between_ranks = True
 
     def __init__(self, comm: Communicator, microbatches: int = 1):
         super().__init__()
-        if not isinstance(comm, Communicator):
-            raise ArgumentError(f"MultiNodeChainList: expected comm to be a communicator, got {describe(comm)}")
+        comm = as_communicator(comm, "MultiNodeChainList")
         self.comm = comm
         self._components: list[Component] = []
         self._program: Program | None = None  # None until ranks agree on one
@@ -87,6 +91,9 @@ class MultiNodeChainList(nn.Module):
             sample: a small batch, for `balance="time"`, on rank 0 only.
             microbatches: see the class.
 
+        Returns:
+            The chain; each rank has the parameters of its layers.
+
         Raises:
             ArgumentError: on every rank, for wrong arguments on one.
             MismatchError: on every rank, if models or `balance` differ.
@@ -110,6 +117,7 @@ class MultiNodeChainList(nn.Module):
         self._microbatches = value
         self._program = None
 
+    @other_spellings
     def add_link(
         self,
         module: nn.Module,

@@ -11,6 +11,9 @@ def describe(chain: MultiNodeChainList) -> str:
 
     Args:
         chain: every rank must call this with its own.
+
+    Returns:
+        Text of several lines, the same on all ranks.
     """
     return as_text(chain.gather_graph())
 

@@ -85,7 +85,8 @@ def problem(loader: object) -> str | None:
     if isinstance(loader.dataset, IterableDataset):
         return (
             f"expected a map-style data set, got {type(loader.dataset).__name__}, an iterable one, whose order is "
-            "its own: let one rank read it (torchmn.iterators.create_multi_node_iterator)"
+            "its own: give each rank its part (torchmn.scatter_dataset), or let one rank read it "
+            "(torchmn.iterators.create_multi_node_iterator)"
         )
     if loader.num_workers > 0 and not getattr(loader, "in_order", True):
         return "expected in_order=True: otherwise the order of batches depends on the speed of worker processes"

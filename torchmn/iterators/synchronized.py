@@ -9,14 +9,17 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader
 
-from torchmn.communicators.communicator import Communicator
+from torchmn.communicators.communicator import Communicator, as_communicator
 from torchmn.communicators.messages.digest import digest_of
-from torchmn.data.seeds import draw_seed
+from torchmn.data.partition import draw_seed
 from torchmn.errors import TorchMNError
 from torchmn.iterators import order as orders
+from torchmn.iterators.epochs import EpochIterator
 from torchmn.iterators.order import Order
+from torchmn.other_spellings import other_spellings
 
 
+@other_spellings
 def create_synchronized_iterator(dataloader: DataLoader[Any], comm: Communicator) -> SynchronizedIterator:
     """Returns an iterable over this rank's loader, in an order that all ranks share; all ranks must call.
 
@@ -29,10 +32,14 @@ def create_synchronized_iterator(dataloader: DataLoader[Any], comm: Communicator
             order is that of the loader.
         comm: communicator whose ranks iterate.
 
+    Returns:
+        The iterable; each `iter` of it is one pass over the loader.
+
     Raises:
         ArgumentError: on every rank, for a loader whose order cannot be reproduced.
         MismatchError: on every rank, if items, batches or order differ between ranks.
     """
+    comm = as_communicator(comm, "create_synchronized_iterator")
     comm.agree("create_synchronized_iterator", orders.problem(dataloader))
     generator, state = torch.Generator(), None
     if comm.rank == 0 and dataloader.generator is not None and dataloader.generator.device == generator.device:
@@ -47,29 +54,27 @@ def create_synchronized_iterator(dataloader: DataLoader[Any], comm: Communicator
     return SynchronizedIterator(loader, order, comm)
 
 
-class SynchronizedIterator:
+class SynchronizedIterator(EpochIterator):
     """A loader's batches in an order that all ranks share; made by `create_synchronized_iterator`.
 
-    If iteration over an epoch ends early, the next iteration starts the next epoch.
-
-    Attributes:
-        epoch: number of the current epoch, from 0.
-        position: number of batches of this epoch that were returned.
+    If iteration over an epoch ends early, the next iteration starts the next epoch. See `EpochIterator`.
     """
 
     def __init__(self, loader: DataLoader, order: Order, comm: Communicator) -> None:
+        super().__init__()
         self.loader = loader
         self.comm = comm
-        self.epoch = 0
-        self.position = 0
         self._order = order
         self._iterations = 0
 
     def __len__(self) -> int:
         return len(self._order)
 
-    def __iter__(self) -> Iterator[Any]:
-        """Iterates over one epoch; after `load_state_dict`, over the rest of the saved epoch."""
+    def _restart(self) -> None:
+        if self._order.following is not None:
+            self._order.start, self._order.following = self._order.following, None
+
+    def _one_epoch(self) -> Iterator[Any]:
         # After load_state_dict, `position` may be positive, but the epoch is not drawn yet.
         if self.position > 0 and self._order.following is not None:
             self._next_epoch()
@@ -118,6 +123,7 @@ class SynchronizedIterator:
         self.epoch, self.position = epoch, position
         self._order.start, self._order.following = generator, None
         self._iterations += 1
+        self._batches = None
 
     def _next_epoch(self) -> None:
         assert self._order.following is not None, "an epoch ends after its order was drawn"

@@ -5,6 +5,8 @@ Reading order: `multi_node` (the public class and function), `wrapper` (what it 
 `guards`, which `events` loads, raise errors where ranks would silently diverge.
 """
 
+from torchmn.optim.combined import CombinedOptimizer as CombinedOptimizer
+from torchmn.optim.events import GUARDS as GUARDS
 from torchmn.optim.multi_node import MultiNodeOptimizer, create_multi_node_optimizer
 
 __all__ = ["MultiNodeOptimizer", "create_multi_node_optimizer"]

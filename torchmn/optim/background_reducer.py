@@ -6,6 +6,7 @@ import threading
 from collections.abc import Callable
 from queue import SimpleQueue
 
+from torchmn._torch_compat import ProfilerRange
 from torchmn.communicators.communicator import Communicator
 from torchmn.errors import ArgumentError
 from torchmn.gradient_role import role_of
@@ -15,7 +16,7 @@ from torchmn.optim.gradients import Gradient
 class BackgroundReducer(threading.Thread):
     """Averages buckets of gradients one after the other, in the order in which they were submitted."""
 
-    def __init__(self, take_mean: Callable[[list[Gradient]], None]):
+    def __init__(self, take_mean: Callable[[list[Gradient]], object]):
         super().__init__(name="torchmn gradients", daemon=True)
         self._take_mean = take_mean
         self._submitted: SimpleQueue[list[Gradient] | None] = SimpleQueue()
@@ -41,7 +42,8 @@ class BackgroundReducer(threading.Thread):
 
     def result(self) -> list[Gradient]:
         """Waits for the means of all buckets, after `close`; raises what the thread raised."""
-        self.join()
+        with ProfilerRange("torchmn::gradient mean in the background"):  # its own thread has no profiler
+            self.join()
         if self._error is not None:
             raise self._error
         return self._means

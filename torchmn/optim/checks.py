@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import warnings
 from collections.abc import Mapping
 from typing import Any
@@ -13,6 +12,7 @@ from torch.optim import Optimizer
 
 from torchmn.communicators.communicator import Communicator
 from torchmn.gradient_role import role_of
+from torchmn.optim.combined import CombinedOptimizer
 from torchmn.optim.wrapper import WrappedOptimizer
 
 OPERATION = "create_multi_node_optimizer"
@@ -113,11 +113,7 @@ def _model_problem(optimizer: Optimizer, model: Any) -> str | None:
 
 def _chain_problem(model: nn.Module, comm: Communicator) -> str | None:
     """Returns an error text if ranks of `comm` hold different components of a chain, whose gradients it would mix."""
-    # If the module is not loaded there is no chain, and the optimizer need not load it.
-    chain_list: Any = sys.modules.get("torchmn.graph.chain_list")
-    if chain_list is None:
-        return None
-    chains: list[Any] = [module for module in model.modules() if isinstance(module, chain_list.MultiNodeChainList)]
+    chains: list[Any] = [module for module in model.modules() if getattr(module, "differs_between_ranks", False)]
     for chain in chains:
         if chain.comm is not None:
             shared = set(chain.comm.world_ranks) & set(comm.world_ranks)
@@ -132,6 +128,8 @@ def _chain_problem(model: nn.Module, comm: Communicator) -> str | None:
 
 def _slice_problem(optimizer: Optimizer) -> str | None:
     """Returns an error text if an optimizer of slices may need whole parameters; warns for classes outside of torch."""
+    if isinstance(optimizer, CombinedOptimizer):
+        return next((problem for part in optimizer.parts if (problem := _slice_problem(part)) is not None), None)
     sliced = any(role_of(p).over is not None for group in optimizer.param_groups for p in group["params"])
     kind = type(optimizer)
     if not sliced or any(base.__name__ in _ELEMENT_BY_ELEMENT for base in kind.__mro__):

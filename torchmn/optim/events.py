@@ -63,6 +63,9 @@ class StepGuard:
     def loaded(self) -> None:
         """Called after a state was loaded."""
 
+    def initialized(self) -> None:
+        """Called on all ranks when lazy parameters have got their shapes and rank 0's values."""
+
     def cleared(self) -> None:
         """Called after gradients were set to zero."""
 

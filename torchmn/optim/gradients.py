@@ -5,23 +5,29 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from operator import attrgetter, is_
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
 
 from torchmn.communicators.communicator import Communicator
-from torchmn.communicators.mean import means
+from torchmn.communicators.mean import Means, TensorShapes
 from torchmn.communicators.watchdog.report import ranks_text
 from torchmn.errors import MismatchError
 from torchmn.gradient_role import role_of
 
 ABSENT, DENSE, SPARSE = 0, 1, 2
 
+# For `map`: a step handles thousands of parameters, and a line of Python for each would take longer than its gradient.
+_requires_grad = attrgetter("requires_grad")
+_dtype_of = attrgetter("dtype")
 
-@dataclass
+
+@dataclass(slots=True)
 class Gradient:
     """The gradient of one parameter. While it is sent, it may be detached from the parameter.
 
@@ -54,39 +60,69 @@ class GradientCollection:
         self._optimizer = optimizer
         self._names = names
         self._trainable: set[int] | None = None
+        self._required: list[bool] = []  # whether each parameter required a gradient when these were recorded
         self._ids: list[int] = []
         self._gradients: list[Gradient] = []
+        self._has_lazy = any(is_lazy(p) for p in self._all_parameters())
 
     def gradients(self) -> list[Gradient]:
         """Returns the current gradients. The next call changes the returned objects."""
         parameters = self.parameters()
-        ids = [id(p) for p in parameters]
+        ids = list(map(id, parameters))
         if ids != self._ids:
-            self._gradients = [Gradient(name, p, None) for name, p in zip(self._all_names(), parameters, strict=True)]
+            named = zip(self._all_names(), self._all_parameters(), strict=True)
+            present = set(ids)
+            self._gradients = [Gradient(name, p, None) for name, p in named if id(p) in present]
             self._ids = ids
-        for grad in self._gradients:
-            grad.value, grad.over = grad.parameter.grad, role_of(grad.parameter).over
+        for grad, parameter in zip(self._gradients, parameters, strict=True):
+            grad.value, grad.over = parameter.grad, role_of(parameter).over
         return self._gradients
 
     def parameters(self) -> list[Tensor]:
-        """Returns all parameters."""
-        return [p for group in self._optimizer.param_groups for p in group["params"]]
+        """Returns all parameters but lazy ones, which have no shape yet."""
+        found = [p for group in self._optimizer.param_groups for p in group["params"]]
+        return [p for p in found if not is_lazy(p)] if self._has_lazy else found
+
+    def lazy(self) -> list[Tensor]:
+        """Returns the parameters that have no shape yet."""
+        found: list[Tensor] = []
+        if self._has_lazy:
+            found += [p for p in self._all_parameters() if is_lazy(p)]
+        self._has_lazy = bool(found)
+        return found
 
     def trainable(self) -> set[int]:
-        """Returns the ids of parameters that need a gradient."""
-        return {id(p) for group in self._optimizer.param_groups for p in group["params"] if p.requires_grad}
+        """Returns the ids of parameters that need a gradient, and have a shape."""
+        lazy = self._has_lazy
+        return {
+            id(p)
+            for group in self._optimizer.param_groups
+            for p in group["params"]
+            if p.requires_grad and not (lazy and is_lazy(p))
+        }
 
     def unfrozen(self, grads: Sequence[Gradient]) -> list[Gradient]:
         """Returns those of `grads` whose parameters were frozen at the last call of `mark_trainable`."""
+        if self._required == self._requirements():  # the usual case, fast
+            return []
         before = self._trainable or set()
         return [grad for grad in grads if grad.parameter.requires_grad and id(grad.parameter) not in before]
 
     def mark_trainable(self, grads: Sequence[Gradient] | None = None) -> None:
         """Records which parameters need a gradient now, for `unfrozen`; with `grads`, only adds those of them."""
         if grads is None or self._trainable is None:
-            self._trainable = self.trainable()
+            required = self._requirements()
+            if self._trainable is None or required != self._required:
+                self._trainable, self._required = self.trainable(), required
         else:
             self._trainable |= {id(grad.parameter) for grad in grads if grad.parameter.requires_grad}
+            self._required = []
+
+    def _requirements(self) -> list[bool]:
+        return list(map(_requires_grad, self.parameters()))
+
+    def _all_parameters(self) -> list[Tensor]:
+        return [p for group in self._optimizer.param_groups for p in group["params"]]
 
     def _all_names(self) -> list[str]:
         return [
@@ -106,6 +142,7 @@ class StepAgreement:
         equal: whether all ranks have the same weight.
         dtypes: of gradients whose dtype is not that of their parameter; () if all are.
         statements: `StepFingerprint.differ` of all ranks, by element and by rank; None if all are equal.
+        layout: shapes of the parameters, the same object in every step; another one after a shape has changed.
     """
 
     kinds: tuple[int, ...] | None
@@ -113,6 +150,7 @@ class StepAgreement:
     equal: bool = True
     dtypes: tuple[torch.dtype | None, ...] = ()
     statements: Sequence[Sequence[Any]] | None = None
+    layout: TensorShapes | None = None
 
 
 @dataclass(frozen=True)
@@ -123,54 +161,135 @@ class StepFingerprint:
     differ: tuple[Any, ...] = ()
 
 
-def agree(
-    comm: Communicator,
-    grads: Sequence[Gradient],
-    weight: float | None,
-    zero_fill: bool,
-    operation: str,
-    fingerprint: StepFingerprint = StepFingerprint(),  # noqa: B008  (frozen)
-) -> StepAgreement:
-    """Compares gradients and weights over ranks, in one small message if they are equal.
+class GradientAverager:
+    """Averages gradients over the ranks of a communicator, step by step.
 
-    A gradient that no rank has stays absent, as in one process. One that only some ranks have counts as zeros on the
-    others.
+    Keeps what depends on the shapes of the parameters only, and the buffers of small gradients, from step to step.
 
     Args:
         comm: communicator of the ranks.
-        grads: of this rank.
-        weight: number of samples of this rank; None on all ranks for equal weights.
         zero_fill: if False, a gradient that only some ranks have raises an error.
+        wire_dtype: a 16-bit dtype in which gradients are sent, or None.
         operation: for error messages.
-        fingerprint: what else is compared.
-
-    Raises:
-        MismatchError: on every rank, if what must be the same differs, or if all weights are 0.
     """
-    weight, problem = number_of_samples(weight)
-    shapes, kinds, odd_dtypes = [], [], []
-    for grad in grads:
-        x, parameter = grad.value, grad.parameter
-        shapes.append(f"{'own slice' if grad.over else list(parameter.shape)} {parameter.dtype}")
-        kinds.append(ABSENT if x is None else DENSE if x.layout is torch.strided else SPARSE)
-        # It may differ from its parameter's with `parameter.grad_dtype`.
-        odd_dtypes.append(None if x is None or x.dtype is parameter.dtype else x.dtype)
-    kinds, dtypes = tuple(kinds), tuple(odd_dtypes) if any(odd_dtypes) else ()
-    # Shapes as one string, which is faster to compare than a tuple.
-    same = {"weighted": weight is not None, **fingerprint.same, "parameters": ", ".join(shapes)}
-    with comm.agreed(operation, problem, differ=(kinds, weight, dtypes, *fingerprint.differ), **same) as ranks:
-        alike, statements = ranks.alike, ranks.differ
-    if alike:
-        _check_samples(comm, operation, weight)
-        return StepAgreement(kinds, 1.0 / comm.size, dtypes=dtypes)
-    all_kinds, weights, all_dtypes, *more = zip(*statements, strict=True)
-    union = tuple(max(column) for column in zip(*all_kinds, strict=True))
-    _check(comm, operation, grads, all_kinds, union, zero_fill)
-    dtypes = _common_dtypes(comm, operation, grads, all_kinds, all_dtypes)
-    if weight is None:
-        return StepAgreement(union, 1.0 / comm.size, True, dtypes, more)
-    _check_samples(comm, operation, max(weights))
-    return StepAgreement(union, weight / sum(weights), len(set(weights)) == 1, dtypes, more)
+
+    def __init__(self, comm: Communicator, zero_fill: bool, wire_dtype: torch.dtype | None, operation: str):
+        self.comm, self.zero_fill, self.wire_dtype, self.operation = comm, zero_fill, wire_dtype, operation
+        self._layout = TensorShapes()
+        self._sliced: list[bool] = []
+        self._shapes = ""  # the text of both
+        self._means: dict[Communicator, Means] = {}
+        self._planned_for: tuple[Any, ...] = ()  # what `_means` depends on
+
+    def agree(
+        self,
+        grads: Sequence[Gradient],
+        weight: float | None,
+        fingerprint: StepFingerprint = StepFingerprint(),  # noqa: B008  (frozen)
+    ) -> StepAgreement:
+        """Compares gradients and weights over ranks, in one small message if they are equal.
+
+        A gradient that no rank has stays absent, as in one process. One that only some ranks have counts as zeros on
+        the others.
+
+        Args:
+            grads: of this rank.
+            weight: number of samples of this rank; None on all ranks for equal weights.
+            fingerprint: what else is compared.
+
+        Raises:
+            MismatchError: on every rank, if what must be the same differs, or if all weights are 0.
+        """
+        comm, operation = self.comm, self.operation
+        weight, problem = number_of_samples(weight)
+        shapes = self._shapes_of(grads)
+        values = [grad.value for grad in grads]
+        kinds = tuple([ABSENT if x is None else DENSE if x.layout is torch.strided else SPARSE for x in values])
+        dtypes = self._odd_dtypes(values, kinds)
+        same = {"weighted": weight is not None, **fingerprint.same, "parameters": shapes}
+        with comm.agreed(operation, problem, differ=(kinds, weight, dtypes, *fingerprint.differ), **same) as ranks:
+            alike, statements = ranks.alike, ranks.differ
+        if alike:
+            _check_samples(comm, operation, weight)
+            return StepAgreement(kinds, 1.0 / comm.size, dtypes=dtypes, layout=self._layout)
+        all_kinds, weights, all_dtypes, *more = zip(*statements, strict=True)
+        union = tuple(max(column) for column in zip(*all_kinds, strict=True))
+        _check(comm, operation, grads, all_kinds, union, self.zero_fill)
+        dtypes = _common_dtypes(comm, operation, grads, all_kinds, all_dtypes)
+        if weight is None:
+            return StepAgreement(union, 1.0 / comm.size, True, dtypes, more, self._layout)
+        _check_samples(comm, operation, max(weights))
+        return StepAgreement(union, weight / sum(weights), len(set(weights)) == 1, dtypes, more, self._layout)
+
+    def _shapes_of(self, grads: Sequence[Gradient]) -> str:
+        """Returns shapes and dtypes of the parameters as one string, which is faster to compare than a tuple."""
+        parameters, sliced = [grad.parameter for grad in grads], [grad.over is not None for grad in grads]
+        if sliced != self._sliced or not self._layout.fits(parameters):
+            self._sliced, self._layout = sliced, TensorShapes(parameters)
+            texts = [
+                f"{'own slice' if is_slice else list(p.shape)} {p.dtype}"
+                for p, is_slice in zip(parameters, sliced, strict=True)
+            ]
+            self._shapes = ", ".join(texts)
+        return self._shapes
+
+    def _odd_dtypes(self, values: Sequence[Tensor | None], kinds: tuple[int, ...]) -> tuple[torch.dtype | None, ...]:
+        """Returns the dtypes of gradients that are not their parameter's, as `parameter.grad_dtype` allows, or ()."""
+        expected = self._layout.dtypes
+        if ABSENT not in kinds and all(map(is_, map(_dtype_of, values), expected)):
+            return ()
+        odd = [None if x is None or x.dtype is dtype else x.dtype for x, dtype in zip(values, expected, strict=True)]
+        return tuple(odd) if any(odd) else ()
+
+    def take_mean(self, grads: Sequence[Gradient], agreement: StepAgreement) -> list[Gradient]:
+        """Replaces every gradient by its weighted mean over ranks; of a slice, over the ranks with the same slice.
+
+        Returns:
+            Those whose value is another tensor now; the means of the others were written into theirs.
+        """
+        comm = self.comm
+        assert agreement.kinds is not None
+        planned_for = agreement.kinds, agreement.dtypes, agreement.layout
+        if planned_for != self._planned_for:
+            self._planned_for, self._means = planned_for, {}
+        replaced: list[Gradient] = []
+        for place, (grad, kind) in enumerate(zip(grads, agreement.kinds, strict=True)):
+            if kind == SPARSE:
+                among = grad.over or comm
+                share = agreement.share * comm.size / among.size
+                grad.value = _mean_of_sparse(among, grad.value, grad.parameter, share)
+                replaced.append(grad)
+            elif kind == DENSE and (grad.value is None or agreement.share == 0):
+                # Without samples the mean loss of a rank is 0/0, and its gradient NaN.
+                dtype = agreement.dtypes[place] if agreement.dtypes else None
+                like = grad.parameter if grad.value is None else grad.value
+                grad.value = torch.zeros_like(like, dtype=dtype)
+                replaced.append(grad)
+        with comm.agreed("gradient mean", compared=True):
+            for among, its_grads in self._dense_by_ranks(grads, agreement.kinds).items():
+                if among.size > 1 and its_grads:
+                    share = None if agreement.equal else agreement.share * comm.size / among.size
+                    values = [grad.value for grad in its_grads if grad.value is not None]
+                    if among not in self._means:
+                        self._means[among] = Means(among, self.wire_dtype, values)
+                    means = self._means[among](values, share)
+                    if means is not values:
+                        for grad, mean in zip(its_grads, means, strict=True):
+                            if grad.value is not mean:
+                                grad.value = mean
+                                replaced.append(grad)
+        return replaced
+
+    def _dense_by_ranks(self, grads: Sequence[Gradient], kinds: tuple[int, ...]) -> dict[Communicator, list[Gradient]]:
+        """Returns the dense gradients by the ranks over which their means are taken."""
+        comm = self.comm
+        dense = [grad for grad, kind in zip(grads, kinds, strict=True) if kind == DENSE]
+        found = {comm: [grad for grad in dense if grad.over is None or grad.over is comm]}
+        if len(found[comm]) < len(dense):
+            for grad in dense:
+                if grad.over is not None and grad.over is not comm:
+                    found.setdefault(grad.over, []).append(grad)
+        return found
 
 
 def loss_weight(comm: Communicator, samples: float) -> float:
@@ -245,33 +364,6 @@ def _common_dtypes(
             )
         common.append(found.pop() if found else None)
     return tuple(common)
-
-
-def take_mean(
-    comm: Communicator, grads: Sequence[Gradient], agreement: StepAgreement, wire_dtype: torch.dtype | None
-) -> None:
-    """Replaces every gradient by its weighted mean over ranks; that of a slice, over the ranks with the same slice."""
-    dense: dict[Communicator, dict[int, Tensor]] = {comm: {}}  # by place
-    equal = agreement.equal
-    assert agreement.kinds is not None
-    for place, (grad, kind) in enumerate(zip(grads, agreement.kinds, strict=True)):
-        among = grad.over or comm
-        if kind == SPARSE:
-            share = agreement.share * comm.size / among.size
-            grad.value = _mean_of_sparse(among, grad.value, grad.parameter, share)
-        elif kind == DENSE:
-            if grad.value is None or agreement.share == 0:
-                # Without samples the mean loss of a rank is 0/0, and its gradient NaN.
-                dtype = agreement.dtypes[place] if agreement.dtypes else None
-                like = grad.parameter if grad.value is None else grad.value
-                grad.value = torch.zeros_like(like, dtype=dtype)
-            dense.setdefault(among, {})[place] = grad.value
-    with comm.agreed("gradient mean", compared=True):
-        for among, values in dense.items():
-            if among.size > 1 and values:
-                share = None if equal else agreement.share * comm.size / among.size
-                for place, mean in zip(values, means(among, list(values.values()), share, wire_dtype), strict=True):
-                    grads[place].value = mean
 
 
 def _mean_of_sparse(comm: Communicator, grad: Tensor | None, parameter: Tensor, share: float) -> Tensor:

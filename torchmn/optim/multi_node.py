@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import warnings
+import weakref
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
 
 from torchmn._torch_compat import foreach_mul_
-from torchmn.communicators.communicator import Communicator
+from torchmn.communicators.communicator import Communicator, as_communicator
 from torchmn.communicators.models import bcast_tensors
 from torchmn.communicators.process_grid import ProcessGrid
 from torchmn.compile_boundary import uncompiled
@@ -22,9 +24,11 @@ from torchmn.optim import gradients
 from torchmn.optim.checks import OPERATION, check, groups_as_text
 from torchmn.optim.events import WatchedOptimizer, guards_of, overriding
 from torchmn.optim.gradients import Gradient, GradientCollection, StepFingerprint
+from torchmn.optim.lazy import LazyParameters, not_lazy
 from torchmn.optim.reducers import DelayedReducer, ImmediateReducer, OverlappedReducer, Reducer
 from torchmn.optim.synchronized import SynchronizedGradients
 from torchmn.optim.wrapper import WrappedOptimizer
+from torchmn.other_spellings import other_spellings
 
 
 class MultiNodeOptimizer(WrappedOptimizer):
@@ -57,6 +61,9 @@ class MultiNodeOptimizer(WrappedOptimizer):
         self._synchronized = SynchronizedGradients()
         self._bcast_initial_values(model)
         self._collection.mark_trainable()
+        self._lazy: LazyParameters | None = None
+        if self._collection.lazy():
+            self._lazy = LazyParameters(comm, self._collection, names, weakref.WeakMethod(self._lazy_initialized))
         dtype = grad_dtype if grad_dtype is not None else comm.settings.grad_dtype
         self._reducer: Reducer = reducer(self._collection, comm, zero_fill, dtype)
         check_clipping = self._reducer.check_clipping
@@ -74,7 +81,11 @@ class MultiNodeOptimizer(WrappedOptimizer):
         self._reducer.before_new_group()
         self.actual_optimizer.add_param_group(param_group)
         added_group: dict[str, Any] = groups_as_text(self.actual_optimizer, first=len(self.param_groups) - 1)
-        self.comm.agree("add_param_group", **added_group)
+        lazy = any(is_lazy(p) for p in self.param_groups[-1]["params"])
+        problem = (
+            "expected parameters with a shape, got lazy ones: run a forward of their module before" if lazy else None
+        )
+        self.comm.agree("add_param_group", problem, **added_group)
         count = len(self.param_groups[-1]["params"])
         added = self._collection.gradients()[-count:]
         self._bcast_parameters(added)
@@ -143,6 +154,9 @@ class MultiNodeOptimizer(WrappedOptimizer):
         Args:
             loss: mean loss over this rank's samples.
             samples: number of this rank's samples.
+
+        Returns:
+            The weighted loss, for `backward`.
         """
         return loss * gradients.loss_weight(self.comm, samples)
 
@@ -251,6 +265,10 @@ class MultiNodeOptimizer(WrappedOptimizer):
     def _fingerprint(self, grads: list[Gradient], unfrozen: list[Gradient]) -> StepFingerprint:
         """Returns what ranks compare besides gradients, so that their models cannot diverge."""
         same: dict[str, Any] = {"unfrozen": tuple([grad.name for grad in unfrozen])}
+        if self._lazy is not None:
+            same["parameters without a shape"] = self._lazy.names()
+            if not same["parameters without a shape"]:
+                self._lazy = None
         for guard in self._same_guards:
             same |= guard.same(grads)
         return StepFingerprint(same, tuple([guard.differ(grads) for guard in self._differ_guards]))
@@ -280,7 +298,15 @@ class MultiNodeOptimizer(WrappedOptimizer):
         named += [
             (grad.name, grad.parameter) for grad in self._collection.gradients() if id(grad.parameter) not in of_model
         ]
-        bcast_tensors(self.comm, list(_shared(named)), OPERATION)
+        bcast_tensors(self.comm, not_lazy(_shared(named)), OPERATION)
+
+    def _lazy_initialized(self) -> None:
+        """Called on all ranks when lazy parameters have rank 0's values."""
+        self._reducer.before_new_group()
+        self._collection.mark_trainable()
+        self._reducer.after_new_group()
+        for guard in self._guards:
+            guard.initialized()
 
     def _bcast_parameters(self, grads: list[Gradient]) -> None:
         """Broadcasts rank 0's values of the parameters of `grads`."""
@@ -293,6 +319,7 @@ def _shared(named: Iterable[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]
     return ((name, x) for name, x in named if role_of(x).over is None)
 
 
+@other_spellings
 def create_multi_node_optimizer(
     actual_optimizer: Optimizer,
     comm: Communicator | ProcessGrid,
@@ -305,7 +332,8 @@ def create_multi_node_optimizer(
 ) -> MultiNodeOptimizer:
     """Returns an optimizer that averages gradients over ranks before each step. Every rank must call it.
 
-    Broadcasts rank 0's values of the parameters to all ranks, and with `model` those of its buffers.
+    Broadcasts rank 0's values of the parameters to all ranks, and with `model` those of its buffers. Parameters of lazy
+    modules are broadcast in the module's first forward, which all ranks must run.
 
     Args:
         actual_optimizer: optimizer to wrap; afterwards, its `step` must not be called directly.
@@ -327,8 +355,7 @@ def create_multi_node_optimizer(
     """
     if isinstance(comm, ProcessGrid):
         comm = comm.comm
-    if not isinstance(comm, Communicator):
-        raise ArgumentError(f"create_multi_node_optimizer: expected a communicator, got {type(comm).__name__}")
+    comm = as_communicator(comm, "create_multi_node_optimizer")
     options = {
         "double_buffering": bool(double_buffering),
         "overlap": bool(overlap),

@@ -12,9 +12,8 @@ from torch import Tensor
 from torchmn.communicators.communicator import Communicator
 from torchmn.compile_boundary import uncompiled
 from torchmn.errors import ArgumentError
-from torchmn.optim import gradients
 from torchmn.optim.background_reducer import BackgroundReducer, background_communicator
-from torchmn.optim.gradients import Gradient, GradientCollection, StepAgreement, StepFingerprint
+from torchmn.optim.gradients import Gradient, GradientAverager, GradientCollection, StepAgreement, StepFingerprint
 
 
 class Reducer(Protocol):
@@ -37,7 +36,7 @@ class Reducer(Protocol):
         ...
 
     def reduce(self, grads: list[Gradient], agreement: StepAgreement) -> list[Gradient] | None:
-        """Returns gradients whose values are means over ranks; None if there are none yet."""
+        """Returns gradients whose values replace those of their parameters; None if there are no means yet."""
         ...
 
     def flush(self) -> list[Gradient] | None:
@@ -63,6 +62,7 @@ class ImmediateReducer:
         self.zero_fill = zero_fill
         self.dtype = dtype
         self.no_sync = False
+        self._averager = GradientAverager(comm, zero_fill, dtype, "optimizer step")
 
     def check_supported(self, what: str) -> None:
         pass
@@ -71,11 +71,10 @@ class ImmediateReducer:
         pass
 
     def agree(self, grads: list[Gradient], weight: float | None, fingerprint: StepFingerprint) -> StepAgreement:
-        return gradients.agree(self.comm, grads, weight, self.zero_fill, "optimizer step", fingerprint)
+        return self._averager.agree(grads, weight, fingerprint)
 
     def reduce(self, grads: list[Gradient], agreement: StepAgreement) -> list[Gradient] | None:
-        gradients.take_mean(self.comm, grads, agreement, self.dtype)
-        return grads
+        return self._averager.take_mean(grads, agreement)
 
     def flush(self) -> list[Gradient] | None:
         return None
@@ -105,7 +104,8 @@ class DelayedReducer(ImmediateReducer):
 
     def __init__(self, collection: GradientCollection, comm: Communicator, zero_fill: bool, dtype: torch.dtype | None):
         super().__init__(collection, comm, zero_fill, dtype)
-        self._background = background_communicator(comm, collection.gradients(), "double_buffering")
+        background = background_communicator(comm, collection.gradients(), "double_buffering")
+        self._background = GradientAverager(background, zero_fill, dtype, "optimizer step")
         self._pending: BackgroundReducer | None = None
 
     def check_supported(self, what: str) -> None:
@@ -119,9 +119,7 @@ class DelayedReducer(ImmediateReducer):
         sent = [Gradient(grad.name, grad.parameter, grad.value, grad.over) for grad in grads]
         for grad in grads:
             grad.parameter.grad = None  # the user may zero gradients in place, but not those that are being sent
-        self._pending = BackgroundReducer(
-            lambda grads: gradients.take_mean(self._background, grads, agreement, self.dtype)
-        )
+        self._pending = BackgroundReducer(lambda grads: self._background.take_mean(grads, agreement))
         self._pending.submit(sent)
         self._pending.close()
         return means
@@ -158,6 +156,8 @@ class OverlappedReducer(ImmediateReducer):
                 filled = 0
             self._buckets[-1].append(Gradient(grad.name, grad.parameter, None, grad.over))
             filled += grad.parameter.nbytes
+        name = "mean of a bucket of gradients"
+        self._averagers = [GradientAverager(self._background, self.zero_fill, self.dtype, name) for _ in self._buckets]
         self._bucket_of = {id(grad.parameter): place for place, bucket in enumerate(self._buckets) for grad in bucket}
         watched = [grad.parameter for bucket in self._buckets for grad in bucket if grad.parameter.requires_grad]
         on_gradient = WeakMethod(self._on_gradient)  # the hooks must not keep a deleted optimizer alive
@@ -227,8 +227,8 @@ class OverlappedReducer(ImmediateReducer):
                 self._pending.close()
 
     def _mean_of_bucket(self, grads: list[Gradient]) -> None:
-        agreement = gradients.agree(self._background, grads, None, self.zero_fill, "mean of a bucket of gradients")
-        gradients.take_mean(self._background, grads, agreement, self.dtype)
+        averager = self._averagers[self._bucket_of[id(grads[0].parameter)]]
+        averager.take_mean(grads, averager.agree(grads, None))
 
     def agree(self, grads: list[Gradient], weight: float | None, fingerprint: StepFingerprint) -> StepAgreement:
         problem = None

@@ -10,14 +10,7 @@ from torch.optim import Optimizer
 from torchmn._torch_compat import step_pre_hooks
 from torchmn.errors import ArgumentError
 from torchmn.optim import fused
-
-# Attributes of ChainerMN's optimizers, and what to use instead: docs/from-chainermn.md.
-_CHAINERMN = {
-    "setup": "give the parameters to torch's optimizer, torch.optim.SGD(model.parameters(), lr=0.1)",
-    "target": "keep a reference to the model",
-    "update": "call zero_grad(), loss.backward(), then step()",
-    "add_hook": "weight_decay= of torch's optimizer; to clip, synchronize(), then clip_grad_norm_, then step()",
-}
+from torchmn.other_spellings import advice_for
 
 
 class WrappedOptimizer(Optimizer):
@@ -68,9 +61,13 @@ class WrappedOptimizer(Optimizer):
         # Only called for attributes that this object does not have.
         if name == "actual_optimizer":
             raise AttributeError(name)
-        if name in _CHAINERMN and not hasattr(self.actual_optimizer, name):
-            raise AttributeError(f"a multi-node optimizer has no {name!r}; of ChainerMN's names: {_CHAINERMN[name]}")
-        return getattr(self.actual_optimizer, name)
+        try:
+            return getattr(self.actual_optimizer, name)
+        except AttributeError:
+            instead = advice_for(f"MultiNodeOptimizer.{name}")
+            if instead is None:
+                raise
+        raise AttributeError(f"a multi-node optimizer has no {name!r}; instead: {instead}", name=name, obj=self)
 
     def __getstate__(self) -> dict[str, Any]:
         raise ArgumentError(

@@ -16,6 +16,9 @@ summary.py           parallel_summary: which weights are sharded and which repli
 """
 
 from torchmn.parallel.clipping import clip_grad_norm_
+from torchmn.parallel.clipping import gradient_norm as gradient_norm
+from torchmn.parallel.events import GUARDS as GUARDS
+from torchmn.parallel.global_state import GlobalModelState as GlobalModelState
 from torchmn.parallel.global_state import full_state_dict, load_full_state_dict
 from torchmn.parallel.parallelize import parallelize
 from torchmn.parallel.summary import ParallelSummary, SummaryRow, parallel_summary

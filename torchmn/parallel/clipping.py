@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -38,18 +38,39 @@ def clip_grad_norm_(model: nn.Module, max_norm: float, norm_type: float = 2.0) -
         )
     if not norm_type > 0:
         raise ArgumentError(f"clip_grad_norm_: expected norm_type > 0, got {norm_type}")
+    collected = list(_gradients_by_ranks(model, max_norm, norm_type))
+    norm = _norm(collected, norm_type)
+    scale = (max_norm / (norm + 1e-6)).clamp(max=1.0)  # torch's formula
+    for gradients, _ in collected:
+        for gradient in gradients:
+            gradient.mul_(scale.to(gradient.device, gradient.dtype))
+    return norm
+
+
+@torch.no_grad()
+def gradient_norm(model: nn.Module) -> float:
+    """Returns the norm of all gradients of a model after its optimizer's step, the same on every rank.
+
+    The gradient of a parameter of which ranks hold slices is counted once. Every rank must call it.
+
+    Args:
+        model: a plain model, one that `torchmn.parallelize` returned, or a MultiNodeChainList.
+
+    Returns:
+        The norm.
+    """
+    return float(_norm(list(_gradients_by_ranks(model, float("inf"), 2.0)), 2.0))
+
+
+def _norm(collected: Sequence[tuple[list[Tensor], Communicator | None]], norm_type: float) -> Tensor:
+    """Returns the norm of the gradients of all ranks, given what `_gradients_by_ranks` yields."""
     largest = norm_type == float("inf")
-    powers, clipped = [], []
-    for gradients, comm in _gradients_by_ranks(model, max_norm, norm_type):
+    powers = []
+    for gradients, comm in collected:
         power = _power(gradients, norm_type)
         powers.append(power if comm is None else comm.allreduce(power, "max" if largest else "sum"))
-        clipped += gradients
     stacked = torch.stack(powers)
-    norm = stacked.max() if largest else stacked.sum() ** (1.0 / norm_type)
-    scale = (max_norm / (norm + 1e-6)).clamp(max=1.0)  # torch's formula
-    for gradient in clipped:
-        gradient.mul_(scale.to(gradient.device, gradient.dtype))
-    return norm
+    return stacked.max() if largest else stacked.sum() ** (1.0 / norm_type)
 
 
 def _gradients_by_ranks(

@@ -1,11 +1,13 @@
 """Events of a parallel model, and the table of the guards that are called for them.
 
-The guards are in parallel/guards. A guard is a function that is called with a `ModelEvent`, `ForwardEvent`,
-`OutputEvent` or `StepEvent`, and raises an error, returns the text of one, or returns None. A guard of `trace` is a
-subclass of `TraceGuard`.
+The guards are in parallel/guards. A guard is a function that is called with a `ModelEvent`, `SamplesEvent`,
+`ForwardEvent`, `OutputEvent` or `StepEvent`, and raises an error, returns the text of one, or returns None. A guard of
+`trace` is a subclass of `TraceGuard`.
 
 model    a model was made parallel, on all ranks; it was not called yet
 trace    a model runs on meta tensors, before the first forward with a new shape; guards must not communicate
+samples  ranks along `data` have different samples, and a model was traced, or under datapar is about to run for the
+         first time; guards must not communicate
 forward  a forward begins, on the ranks of `grid.tiles`; in training also on those of `grid.replicas`
 output   a forward has ended, on the same ranks
 step     any optimizer of torch is about to step
@@ -14,6 +16,7 @@ step     any optimizer of torch is about to step
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
@@ -24,7 +27,7 @@ from torchmn.communicators.process_grid import ProcessGrid
 from torchmn.errors import ParallelizeError
 from torchmn.guard_table import GuardTable
 
-Event = Literal["model", "trace", "forward", "output", "step"]
+Event = Literal["model", "trace", "samples", "forward", "output", "step"]
 
 GUARDS = GuardTable("torchmn.parallel.guards")
 guard = GUARDS.guard
@@ -66,6 +69,20 @@ class ModelEvent:
 
     model: nn.Module
     parallelism: ParallelismInfo
+
+
+@dataclass(frozen=True)
+class SamplesEvent:
+    """Argument of the guards of `samples`.
+
+    Attributes:
+        run: runs the model on meta tensors with a batch of the given size, and calls a guard for each torch function.
+            Raises any error of the model, for which this size may be wrong.
+    """
+
+    model: nn.Module
+    parallelism: ParallelismInfo
+    run: Callable[[int, TraceGuard], None]
 
 
 @dataclass(frozen=True)

@@ -53,6 +53,9 @@ def with_global_state(objects: Mapping[str, Any]) -> dict[str, Any]:
     Args:
         objects: by name, as passed to `save` of a checkpointer.
 
+    Returns:
+        The objects by the same names.
+
     Raises:
         ArgumentError: if the model of an optimizer is missing.
     """

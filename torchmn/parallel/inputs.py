@@ -49,7 +49,11 @@ class ShardedArguments(NamedTuple):
     def kind(self) -> tuple:
         """Returns the values on which the result of a dry run depends."""
         shapes = [x.spec.shape if isinstance(x, ShardedTensor) else tuple(x.shape) for x in self.inputs]
-        return (*shapes, *[x for x in self.plain_arguments if x is None or isinstance(x, bool | str)])
+        return (*shapes, *self.options())
+
+    def options(self) -> list[bool | str | None]:
+        """Returns the arguments that select a path of the forward."""
+        return [x for x in self.plain_arguments if x is None or isinstance(x, bool | str)]
 
 
 class Inputs:

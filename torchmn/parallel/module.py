@@ -21,12 +21,12 @@ from torchmn.communicators.process_grid import ProcessGrid
 from torchmn.errors import ParallelizeError
 from torchmn.gradient_role import change_role, make_partial, role_of
 from torchmn.nn.layers.sliced_module import SlicedModule
-from torchmn.parallel.events import ForwardEvent, OutputEvent, announce
+from torchmn.parallel.events import ForwardEvent, OutputEvent, SamplesEvent, TraceGuard, announce
 from torchmn.parallel.functional_call import ParameterSlots, check_registered, compare_replaced
 from torchmn.parallel.inputs import Inputs, ShardedArguments, as_meta
 from torchmn.parallel.passes import model_pass
 from torchmn.parallel.serial_semantics import SerialSemantics
-from torchmn.parallel.trace import dry_run, explain
+from torchmn.parallel.trace import dry_run, explain, run_with_batch
 from torchmn.sharded.redistribute import whole
 from torchmn.sharded.sharding import Samples, computing_samples
 from torchmn.sharded.tensor import ShardedTensor, local
@@ -109,6 +109,12 @@ class Parallelism:
 
     def _trace_once(self, model: nn.Module, sharded: ShardedArguments) -> None:
         """Traces the model on meta tensors for every new kind of inputs; raises an error if it cannot be computed."""
+        if self.mode == "datapar" and self.grid.sizes["data"] > 1:
+            kind = (model.training, *[x.dim() for x in sharded.inputs], *sharded.options())
+            if kind not in self._traced:  # whatever the shapes: without tiles and slices nothing else depends on them
+                self._traced.add(kind)
+                args, kwargs = map_only(Tensor, as_meta, (sharded.args, sharded.kwargs))
+                self._announce_samples(model, args, kwargs, sharded.batch)
         replaced = self._slots.replaced() if self._slots is not None else {}
         if self.cuts_images or self.mode == "modelpar":
             with self._slots.restored() if replaced and self._slots is not None else nullcontext():
@@ -151,6 +157,7 @@ class Parallelism:
             recorder = dry_run(model, forward, args, kwargs)
         except Exception as error:
             raise explain(error) from (None if isinstance(error, ParallelizeError) else error)
+        self._announce_samples(model, args, kwargs, batch)
         found = dict.fromkeys(recorder.used_whole, "replicate") | dict.fromkeys(recorder.used_sharded, "partial")
         for name in recorder.used_sharded:
             if name in recorder.used_whole or role_of(model.get_parameter(name)).summed_in_backward:
@@ -167,6 +174,18 @@ class Parallelism:
         new = found.keys() - self.roles.keys()  # training may use other parameters than evaluation
         self.roles |= found
         self._set_roles(model, new)
+
+    def _announce_samples(self, model: nn.Module, args: tuple, kwargs: dict, batch: int) -> None:
+        if self.grid.sizes["data"] == 1:
+            return
+
+        def run(size: int, guard: TraceGuard) -> None:
+            def forward(*args: Any, **kwargs: Any) -> Any:
+                return self._compute(model, args, kwargs, Samples(0, size), size)
+
+            run_with_batch(model, forward, args, kwargs, (batch, size), guard)
+
+        announce("samples", SamplesEvent(model, self, run))
 
     # -- gradient roles ------------------------------------------------------------------------------------------
 

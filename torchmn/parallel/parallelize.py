@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from copy import deepcopy
 from types import MethodType
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 import torch
 from torch import Tensor, nn
@@ -46,15 +46,17 @@ _IMAGE_LAYERS = {
 }
 OUTPUTS = ("whole", "tile")
 
+Model = TypeVar("Model", bound=nn.Module)
+
 
 def parallelize(
-    model: nn.Module,
+    model: Model,
     grid: ProcessGrid | Communicator,
     mode: str,
     *,
     input_shape: Sequence[int] | None = None,
     output: str = "whole",
-) -> nn.Module:
+) -> Model:
     """Returns a copy of `model` that computes on the ranks of `grid` what `model` computes on one rank.
 
     Collective: every rank must call it. The parameters are those of rank 0. The class and the keys of the state dict
@@ -90,9 +92,14 @@ def parallelize(
     copied: Any = _copy(model, comm)
     comm.bcast_data(copied)
     shape = tuple(input_shape) if input_shape is not None else None
-    parallelism = Parallelism(grid, mode, BASIC_MODES[mode].cuts_images, output, shape)
-    if mode != "datapar":
-        comm.attempt("parallelize", lambda: _distribute(copied, parallelism), raises=ParallelizeError)
+    return _made_parallel(copied, Parallelism(grid, mode, BASIC_MODES[mode].cuts_images, output, shape))
+
+
+def _made_parallel(copied: Any, parallelism: Parallelism) -> Any:
+    """Returns the copy of the model, distributed over the ranks of the grid."""
+    grid = parallelism.grid
+    if parallelism.mode != "datapar":
+        grid.comm.attempt("parallelize", lambda: _distribute(copied, parallelism), raises=ParallelizeError)
     copied.parallelism = parallelism
     copied.forward = MethodType(_forward, copied)
     parallelism.adopt(copied)  # must come before the first functional_call with other parameters

@@ -15,17 +15,24 @@ from torch.func import functional_call
 from torch.overrides import TorchFunctionMode
 
 from torchmn._torch_compat import own_buffers, own_modules, own_parameters, without_saved_tensor_hooks
+from torchmn.context import here
 from torchmn.errors import ParallelizeError, TorchMNError
 from torchmn.gradient_role import GradientRole, role_of, set_role
 from torchmn.nn.layers.sliced_module import SlicedModule
 from torchmn.parallel.events import GUARDS, TraceGuard
 from torchmn.sharded.parameter_use import Recorder, recording
 from torchmn.sharded.refusals import refuse
-from torchmn.sharded.tensor import ShardedTensor
+from torchmn.sharded.tensor import ShardedTensor, local, wrap
 from torchmn.trees import leaves_of, map_only
 
 
-def dry_run(model: nn.Module, forward: Callable[..., Any], inputs: Sequence[Any], kwargs: dict[str, Any]) -> Recorder:
+def dry_run(
+    model: nn.Module,
+    forward: Callable[..., Any],
+    inputs: Sequence[Any],
+    kwargs: dict[str, Any],
+    guards: Sequence[TraceGuard] | None = None,
+) -> Recorder:
     """Runs a model on meta tensors, and returns how its parameters are used.
 
     Parameters and buffers are replaced by meta tensors during the run, so nothing is changed or communicated.
@@ -35,6 +42,7 @@ def dry_run(model: nn.Module, forward: Callable[..., Any], inputs: Sequence[Any]
         model: the model.
         forward: called with the inputs; computes the model.
         inputs, kwargs: meta tensors.
+        guards: called for each torch function; by default the guards of `trace`.
 
     Raises:
         Exception: any error of the model; see `explain`.
@@ -48,7 +56,8 @@ def dry_run(model: nn.Module, forward: Callable[..., Any], inputs: Sequence[Any]
         for name in module.sliced_parameters
     }
     recorder = Recorder(model, parameters.items(), slices)
-    guards = [guard.implementation(model) for guard in GUARDS.by_event["trace"]]
+    if guards is None:
+        guards = [guard.implementation(model) for guard in GUARDS.by_event["trace"]]
     traced = _TracedModel(model, forward, guards)
     tensors = {f"model.{name}": x for name, x in (*parameters.items(), *buffers.items())}
     with (
@@ -61,6 +70,38 @@ def dry_run(model: nn.Module, forward: Callable[..., Any], inputs: Sequence[Any]
     ):
         functional_call(traced, tensors, tuple(inputs), kwargs, tie_weights=True)
     return recorder
+
+
+def run_with_batch(
+    model: nn.Module,
+    forward: Callable[..., Any],
+    args: tuple,
+    kwargs: dict[str, Any],
+    sizes: tuple[int, int],
+    guard: TraceGuard,
+) -> None:
+    """Runs a model on meta tensors with another batch size. This rank runs alone: operations that communicate raise.
+
+    Args:
+        model, forward, args, kwargs: as of `dry_run`.
+        sizes: the size of the batch in `args`, and the one to use instead.
+        guard: called for each torch function.
+    """
+
+    def resized(x: Tensor) -> Tensor:
+        if x.dim() == 0 or x.shape[0] != sizes[0]:
+            return x
+        shape, tile = (sizes[1], *x.shape[1:]), local(x)
+        plain = torch.empty((sizes[1], *tile.shape[1:]), dtype=x.dtype, device="meta").requires_grad_(x.requires_grad)
+        return wrap(plain, x.spec.with_dims(shape, x.spec.cuts)) if isinstance(x, ShardedTensor) else plain
+
+    args, kwargs = map_only(Tensor, resized, (args, kwargs))
+    before, here.isolated = here.isolated, True
+    try:
+        with torch.device("meta"):  # constants of the size of the batch take no memory
+            dry_run(model, forward, args, kwargs, [guard])
+    finally:
+        here.isolated = before
 
 
 def explain(error: BaseException) -> TorchMNError:

@@ -119,6 +119,13 @@ class Sharding:
     def dim(self, dim: int, *, new: bool = False) -> int:
         """Returns a dim counted from the first; with `new`, the index of a dim to be inserted.
 
+        Args:
+            dim: as torch's functions take it; negative ones count from the end.
+            new: whether the dim is to be inserted, so that one more position exists.
+
+        Returns:
+            A dim from 0 on.
+
         Raises:
             IndexError: as torch does, if there is no such dim.
         """

@@ -7,8 +7,10 @@ from typing import Any
 from torch import Tensor
 
 from torchmn._torch_compat import DisableTorchFunctionSubclass
-from torchmn.sharded.registry import COMPOSED, FALLBACK, RENAMED_KEYWORDS, RULES, normalize_arguments
+from torchmn.sharded.combined_dims import COMBINING, check_samples, combined_dims, is_total
+from torchmn.sharded.registry import COMPOSED, FALLBACK, RENAMED_KEYWORDS, RULES, name_of, normalize_arguments
 from torchmn.sharded.sharding import Sharding
+from torchmn.trees import leaves_of
 
 
 class ShardedTensor(Tensor):
@@ -29,6 +31,8 @@ class ShardedTensor(Tensor):
 
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
+        if func in COMBINING:
+            _check_samples(func, args, kwargs or {})
         rule = RULES.get(func)
         if kwargs and not (args and RENAMED_KEYWORDS.isdisjoint(kwargs)):
             args, kwargs = normalize_arguments(func, args, kwargs)
@@ -54,3 +58,17 @@ def local(x: Tensor) -> Tensor:
     """Returns this rank's shard as a plain tensor, with the shape of the shard."""
     with DisableTorchFunctionSubclass():
         return x.as_subclass(Tensor)
+
+
+def _check_samples(func: Any, args: tuple, kwargs: dict) -> None:
+    """Refuses a function that combines elements of the batch dim, if ranks along `data` have other samples.
+
+    A sum or mean of everything is allowed: as a loss, it is this rank's part.
+    """
+    first = args[0] if args and isinstance(args[0], ShardedTensor) else leaves_of(ShardedTensor, (args, kwargs))[0]
+    spec = first.spec
+    if spec.grid.sizes["data"] > 1:
+        name, count = name_of(func), len(spec.shape)
+        dims = combined_dims(name, count, args[1:], kwargs)
+        if not is_total(name, dims, count):
+            check_samples(spec, dims, name)

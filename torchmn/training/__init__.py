@@ -9,15 +9,18 @@ from torchmn.training.logger import Logger
 from torchmn.training.metrics import Sum
 from torchmn.training.observation import ObservationAggregator
 from torchmn.training.torchmetrics_sync import synchronize_torchmetrics, torchmetrics_sync
+from torchmn.training.weights import LoadedWeights, load_weights
 
 __all__ = [
     "AllreducePersistent",
     "GenericMultiNodeEvaluator",
+    "LoadedWeights",
     "Logger",
     "MultiNodeEarlyStopping",
     "ObservationAggregator",
     "Sum",
     "create_multi_node_evaluator",
+    "load_weights",
     "synchronize_torchmetrics",
     "torchmetrics_sync",
     "without_repeats",

@@ -9,7 +9,8 @@ from torch import Tensor, nn
 
 from torchmn._torch_compat import BatchNorm, persistent_buffers
 from torchmn.communicators import models
-from torchmn.communicators.communicator import Communicator
+from torchmn.communicators.arguments import describe
+from torchmn.communicators.communicator import Communicator, as_communicator
 from torchmn.errors import ArgumentError
 from torchmn.functions.moments import Moments, union
 from torchmn.optim.gradients import number_of_samples
@@ -46,9 +47,9 @@ class AllreducePersistent:
     """
 
     def __init__(self, model: nn.Module, comm: Communicator):
-        if not isinstance(model, nn.Module) or not isinstance(comm, Communicator):
-            raise ArgumentError(f"AllreducePersistent: expected a module and a communicator, got {model!r}, {comm!r}")
-        self.model, self.comm = model, comm
+        if not isinstance(model, nn.Module):
+            raise ArgumentError(f"AllreducePersistent: expected model to be a module, got {describe(model)}")
+        self.model, self.comm = model, as_communicator(comm, "AllreducePersistent")
 
     @torch.no_grad()
     def __call__(self, weight: float | None = None) -> None:

@@ -8,8 +8,7 @@ from typing import Any
 
 from torch import Tensor
 
-from torchmn.communicators.arguments import describe
-from torchmn.communicators.communicator import Communicator
+from torchmn.communicators.communicator import Communicator, as_communicator
 from torchmn.errors import ArgumentError, nearest
 from torchmn.training.observation import decided_on_rank_0, mean_of_all, plain
 
@@ -18,6 +17,8 @@ MODES = ("auto", "max", "min")
 
 class MultiNodeEarlyStopping:
     """Returns True, on every rank at the same check, when the monitored metric has stopped improving.
+
+    Example::
 
         stop = MultiNodeEarlyStopping(comm, monitor="loss", patience=3)
         for epoch in range(100):
@@ -57,8 +58,7 @@ class MultiNodeEarlyStopping:
         max_checks: int | None = None,
         every: int = 1,
     ):
-        if not isinstance(comm, Communicator):
-            raise ArgumentError(f"{type(self).__name__}: expected comm to be a communicator, got {describe(comm)}")
+        comm = as_communicator(comm, type(self).__name__)
         problem = None if isinstance(monitor, str) else f"expected monitor to be the name of a metric, got {monitor!r}"
         if mode not in MODES:
             problem = f"expected mode to be 'auto', 'min' or 'max', got {mode!r}. {nearest(mode, MODES)}"

@@ -5,15 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from torchmn.communicators.communicator import Communicator
+from torchmn.communicators.communicator import Communicator, as_communicator
 from torchmn.data.scattered import record_uses
 from torchmn.errors import ArgumentError, nearest
+from torchmn.other_spellings import other_spellings
 from torchmn.training import metrics
-from torchmn.training.exact_data import is_data, sampler_problem, samples_in, without_repeats
+from torchmn.training.exact_data import is_data, sampler_problem, samples_in, stream_of, without_repeats
 
 WEIGHTS = ("samples", "equal")
 
 
+@other_spellings
 def create_multi_node_evaluator(
     actual_evaluator: Any, comm: Communicator, *, weights: str = "samples"
 ) -> MultiNodeEvaluator:
@@ -35,16 +37,16 @@ def create_multi_node_evaluator(
         comm: communicator whose ranks have different samples; all of them must call the evaluator.
         weights: "samples", or "equal" if all ranks evaluate equally many samples and their number is unknown.
 
+    Returns:
+        A function with the arguments of `evaluator`.
+
     Raises:
         ArgumentError: for a wrong argument; when called, on every rank, for a result that is not a metric, or if the
             evaluation read a repeated item, which would be counted twice.
         MismatchError: when called, on every rank, if several ranks have a metric and one lacks its number of samples.
     """
-    if not isinstance(comm, Communicator):
-        raise ArgumentError(
-            f"create_multi_node_evaluator: expected comm to be a communicator, got {comm!r}. Of a grid, pass "
-            "grid.replicas, the ranks that evaluate different samples"
-        )
+    advice = ". Of a grid, pass grid.replicas, the ranks that evaluate different samples"
+    comm = as_communicator(comm, "create_multi_node_evaluator", advice)
     if weights not in WEIGHTS:
         raise ArgumentError(
             f"create_multi_node_evaluator: expected weights to be 'samples' or 'equal', got {weights!r}. "
@@ -82,6 +84,7 @@ class MultiNodeEvaluator:
         with record_uses() as uses:
             result = None if samples == 0 else self._evaluate_locally(*args, **kwargs)
         local, problem = metrics.read(result, samples)
+        local.stream_lengths = tuple(stream.global_length for stream in map(stream_of, data) if stream is not None)
         counts = [metric.samples for metric in local.metrics.values()]
         with comm.agreed("evaluate", problem or uses.problem() or sampler_problem(self.actual_evaluator, counts)):
             ranks = comm.allgather_obj(local)

@@ -10,7 +10,7 @@ from typing import Any
 from torch.utils.data import BatchSampler, DataLoader, Dataset, IterableDataset, RandomSampler, SequentialSampler
 from torch.utils.data.distributed import DistributedSampler
 
-from torchmn.data import ScatteredDataset
+from torchmn.data import ScatteredDataset, ScatteredStream
 from torchmn.errors import ArgumentError
 
 # Copied to a new loader, besides batch size and order.
@@ -40,7 +40,7 @@ def without_repeats(data: Any) -> Any:
         ArgumentError: if repeated items cannot be removed: of a loader with a custom sampler or a
             `DistributedSampler`, or inside another data set, such as a transform of a scattered one.
     """
-    if isinstance(data, ScatteredDataset):
+    if isinstance(data, ScatteredDataset | ScatteredStream):
         return data.unique() if data.repeated else data
     if isinstance(data, DataLoader):
         dataset = without_repeats(data.dataset)
@@ -55,6 +55,12 @@ def without_repeats(data: Any) -> Any:
     return data
 
 
+def stream_of(data: Any) -> ScatteredStream | None:
+    """Returns the rank's part of an iterable data set that a DataLoader or data set is; None for others."""
+    dataset = data.dataset if isinstance(data, DataLoader) else data
+    return dataset if isinstance(dataset, ScatteredStream) else None
+
+
 def samples_in(data: Any) -> int | None:
     """Returns the number of samples of one pass over a DataLoader or data set; None if it is unknown."""
     if isinstance(data, DataLoader):
@@ -67,17 +73,19 @@ def samples_in(data: Any) -> int | None:
             return None
         samples = len(sampler)
         return samples - samples % data.batch_size if data.drop_last and data.batch_size else samples
-    return len(data) if hasattr(data, "__len__") else None
+    return len(data) if hasattr(data, "__len__") and not isinstance(data, IterableDataset) else None
 
 
-def _same_loader_over(dataset: ScatteredDataset, loader: DataLoader) -> DataLoader:
+def _same_loader_over(dataset: ScatteredDataset | ScatteredStream, loader: DataLoader) -> DataLoader:
+    options: dict[str, Any] = {name: getattr(loader, name) for name in _LOADER_OPTIONS}
+    if isinstance(dataset, ScatteredStream):
+        return DataLoader(dataset, batch_size=loader.batch_size, drop_last=loader.drop_last, **options)
     if not _has_default_order(loader.sampler) or type(loader.batch_sampler) not in (BatchSampler, type(None)):
         raise ArgumentError(
             f"the DataLoader has {loader.dataset} and a custom sampler, so that its repeated item cannot be left out. "
             "Scatter the data to evaluate with force_equal_length=False, or give the sampler "
             "torchmn.training.without_repeats(dataset)"
         )
-    options: dict[str, Any] = {name: getattr(loader, name) for name in _LOADER_OPTIONS}
     shuffle = isinstance(loader.sampler, RandomSampler) and len(dataset) > 0  # RandomSampler raises for no items
     return DataLoader(dataset, batch_size=loader.batch_size, shuffle=shuffle, drop_last=loader.drop_last, **options)
 
@@ -117,6 +125,9 @@ def sampler_problem(evaluator: Any, samples: Iterable[float | None]) -> str | No
     Args:
         evaluator: a function, or an object with a method `evaluate`.
         samples: the number of samples of each metric that it returned.
+
+    Returns:
+        The message, or None.
     """
     counted = {number for number in samples if number is not None}
     for value in chain.from_iterable(_flatten(value) for value in _reachable(evaluator)):
@@ -137,13 +148,13 @@ def _reachable(evaluator: Any) -> Iterator[Any]:
         yield from (*closure.nonlocals.values(), *closure.globals.values(), *(function.__defaults__ or ()))
 
 
-def _repeats_inside(dataset: Any) -> Iterator[ScatteredDataset]:
+def _repeats_inside(dataset: Any) -> Iterator[ScatteredDataset | ScatteredStream]:
     """Yields the scattered data sets with repeated items in the attributes of `dataset`, at any depth."""
     seen, remaining = {id(dataset)}, [dataset]  # data sets may refer to each other
     while remaining:
         attributes = vars(remaining.pop()).values()
         for inner in chain.from_iterable(_flatten(value) for value in attributes):
-            if isinstance(inner, ScatteredDataset) and inner.repeated:
+            if isinstance(inner, ScatteredDataset | ScatteredStream) and inner.repeated:
                 yield inner
             elif isinstance(inner, Dataset) and id(inner) not in seen:
                 seen.add(id(inner))

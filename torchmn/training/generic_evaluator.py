@@ -10,9 +10,10 @@ import torch
 from torch import Tensor, nn
 
 from torchmn.communicators import arguments
-from torchmn.communicators.communicator import Communicator
+from torchmn.communicators.communicator import Communicator, as_communicator
 from torchmn.data.scattered import record_uses
 from torchmn.errors import ArgumentError
+from torchmn.iterators import EpochIterator
 from torchmn.training.exact_data import is_data, without_repeats
 from torchmn.trees import map_only
 
@@ -44,8 +45,7 @@ class GenericMultiNodeEvaluator:
         root: int = 0,
         progress_hook: Callable[[int], None] | None = None,
     ):
-        if not isinstance(comm, Communicator):
-            raise ArgumentError(f"{type(self).__name__}: expected comm to be a communicator, got {comm!r}")
+        comm = as_communicator(comm, type(self).__name__)
         self.comm, self.iterator, self.target, self.root = comm, iterator, target, root
         self.device, self.converter, self.progress_hook = device, converter, progress_hook
         self._exhausted: Any = None  # the last iterator that can be iterated only once
@@ -60,6 +60,9 @@ class GenericMultiNodeEvaluator:
         Args:
             results: of all batches, in round-robin order: the first batches of all ranks in rank order, then the
                 second ones, and so on; ranks without further batches are left out.
+
+        Returns:
+            The result, which the other ranks do not get.
         """
         return results
 
@@ -89,7 +92,7 @@ class GenericMultiNodeEvaluator:
             problem = (
                 problem or f"the {type(self.iterator).__name__} can be iterated only once: pass a list or a loader"
             )
-        elif isinstance(self.iterator, Iterator):
+        elif isinstance(self.iterator, Iterator) and not isinstance(self.iterator, EpochIterator):
             self._exhausted = self.iterator
         try:
             return (without_repeats(self.iterator) if is_data(self.iterator) else self.iterator), problem

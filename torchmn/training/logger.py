@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from time import monotonic
 from types import TracebackType
@@ -27,9 +27,19 @@ from torchmn.communicators.arguments import describe
 from torchmn.communicators.communicator import Communicator
 from torchmn.errors import ArgumentError
 
+LEAST_WIDTH = 8
+"""Columns of a number in the table, as later ones may be longer than the first."""
+NARROW = {False: 7, True: 5}
+"""The same in a narrow terminal, of integers (True) and others."""
+GAP, INDENT = "  ", "    "
+BAR_WIDTH = 72
+"""Columns of the narrowest terminal with a bar and times; in others there is only the number of steps."""
+
 
 class Logger:
     """A progress bar, a table with a row per epoch and a file of JSON lines, on rank 0; does nothing on other ranks.
+
+    Example::
 
         with Logger(comm, steps=epochs * len(loader), json="log.jsonl", formats={"accuracy": ".1%"}) as log:
             for epoch in range(epochs):
@@ -48,6 +58,7 @@ class Logger:
         json_steps: 0 writes no steps.
         append: continue an existing file; otherwise it is overwritten.
         formats: format specifications by name, such as `{"accuracy": ".1%"}`; other floats have six digits.
+        file_only: names of values that `epoch` writes to the file and not to the table.
         line_seconds: if the output is not a terminal, a progress line is printed at this interval instead of a bar.
         console: where to print; by default the standard output.
 
@@ -64,6 +75,7 @@ class Logger:
         json_steps: int = 0,
         append: bool = False,
         formats: Mapping[str, str] | None = None,
+        file_only: Iterable[str] = (),
         line_seconds: float = 60.0,
         console: Console | None = None,
     ):
@@ -71,8 +83,9 @@ class Logger:
             raise ArgumentError(f"Logger: expected comm to be a communicator or None, got {describe(comm)}")
         self.enabled = comm is None or comm.rank == 0
         self.steps, self.json_steps, self.line_seconds = steps, json_steps, line_seconds
-        self._table = _MetricTable(dict(formats or {}))
         self._console = console or Console(highlight=False)
+        self._table = _MetricTable(dict(formats or {}), self._console.width)
+        self._file_only = frozenset(file_only)
         self._step = 0
         self._start = self._last_line = monotonic()
         self._bar: Progress | None = None
@@ -100,7 +113,7 @@ class Logger:
         """Adds a row to the table, and a line to the JSON file; names are columns."""
         if not self.enabled:
             return
-        for line in self._table.lines(values):
+        for line in self._table.lines({name: x for name, x in values.items() if name not in self._file_only}):
             self.print(line)
         self._write({"step": self._step, "elapsed": monotonic() - self._start, **values})
 
@@ -130,16 +143,18 @@ class Logger:
 
     def _advance(self, values: Mapping[str, Any]) -> None:
         if self._bar is None:
-            columns = (
-                TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(),
-                TimeRemainingColumn(), TextColumn("{task.fields[values]}", markup=False),
-            )  # fmt: skip
+            values_column = TextColumn("{task.fields[values]}", markup=False)
+            columns = (MofNCompleteColumn(), values_column)
+            if self._console.width >= BAR_WIDTH:
+                bar = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
+                columns = (*bar, TimeElapsedColumn(), TimeRemainingColumn(), values_column)
             # Transient, so that only the table remains on the screen.
             self._bar = Progress(*columns, console=self._console, transient=True)
             self._task = self._bar.add_task("steps", total=self.steps, completed=self._step - 1, values="")
             self._bar.start()
         if values:
-            self._bar.update(self._task, values="  ".join(self._table.pairs(values)))
+            shown = {name: value for name, value in values.items() if name != "step"}  # the bar has it
+            self._bar.update(self._task, values="  ".join(self._table.pairs(shown)))
         self._bar.advance(self._task)
 
     def _write(self, values: Mapping[str, Any]) -> None:
@@ -150,10 +165,16 @@ class Logger:
 
 
 class _MetricTable:
-    """Formats rows, one at a time, aligned under a header."""
+    """Formats rows, one at a time, aligned under a header.
 
-    def __init__(self, formats: dict[str, str]):
-        self.formats = formats
+    If the columns are wider than `width`, the words of their names stand below each other; if that is not enough, a row
+    takes several lines.
+    """
+
+    def __init__(self, formats: dict[str, str], width: int):
+        self.formats, self.width = formats, width
+        self.columns: dict[str, list[str]] = {}
+        """The lines of the name of each column."""
         self.widths: dict[str, int] = {}
 
     def lines(self, values: Mapping[str, Any]) -> list[str]:
@@ -161,11 +182,11 @@ class _MetricTable:
         cells = {name: self.text(name, value) for name, value in values.items()}
         lines = []
         if list(self.widths) != list(cells):
-            is_first = not self.widths
-            self.widths = {name: max(len(name), len(cell), 8) for name, cell in cells.items()}
-            lines = [] if is_first else [""]
-            lines += ["  ".join(f"{name:>{width}}" for name, width in self.widths.items())]
-        return [*lines, "  ".join(f"{cell:>{self.widths[name]}}" for name, cell in cells.items())]
+            lines = [""] if self.widths else []
+            self.widths = {}
+            self._choose_widths(cells)
+            lines += self._header()
+        return [*lines, *self._row(cells)]
 
     def pairs(self, values: Mapping[str, Any]) -> list[str]:
         return [f"{name} {self.text(name, value)}" for name, value in values.items()]
@@ -175,6 +196,39 @@ class _MetricTable:
         if name in self.formats and isinstance(value, int | float):  # may be None
             return format(value, self.formats[name])
         return f"{value:.6g}" if isinstance(value, float) else str(value)
+
+    def _choose_widths(self, cells: Mapping[str, str]) -> None:
+        for is_narrow in (False, True):
+            self.columns = {name: (name.split() if is_narrow else []) or [name] for name in cells}
+            for name, cell in cells.items():
+                least = NARROW[cell.isdecimal()] if is_narrow else LEAST_WIDTH
+                self.widths[name] = max(least, len(cell), *map(len, self.columns[name]))
+            if len(self._lines()) == 1:
+                return
+
+    def _header(self) -> list[str]:
+        height = max(map(len, self.columns.values()), default=0)
+        padded = {name: [""] * (height - len(words)) + words for name, words in self.columns.items()}
+        lines = [self._row({name: words[line] for name, words in padded.items()}) for line in range(height)]
+        return [line for of_group in zip(*lines, strict=True) for line in of_group if line.strip()]
+
+    def _row(self, cells: Mapping[str, str]) -> list[str]:
+        return [
+            ((INDENT if number else "") + GAP.join(f"{cells[name]:>{self.widths[name]}}" for name in names)).rstrip()
+            for number, names in enumerate(self._lines())
+        ]
+
+    def _lines(self) -> list[list[str]]:
+        """Returns the names of the columns in each line of a row."""
+        lines: list[list[str]] = [[]]
+        end = 0
+        for name, width in self.widths.items():
+            if lines[-1] and end + width > self.width:
+                lines.append([])
+                end = len(INDENT)
+            lines[-1].append(name)
+            end += width + len(GAP)
+        return lines
 
 
 def _open(path: str | Path, append: bool, where: str) -> IO[str]:

@@ -48,10 +48,14 @@ class RankMetric:
 
 @dataclass
 class RankResult:
-    """The result of an evaluation on one rank, by name; of a result that is not a dict, the name is ""."""
+    """The result of an evaluation on one rank, by name; of a result that is not a dict, the name is "".
+
+    `stream_lengths` has the number of items of each iterable data set that was evaluated, as far as it is known.
+    """
 
     metrics: dict[str, RankMetric]
     is_dict: bool = True
+    stream_lengths: tuple[int | None, ...] = ()
 
 
 def read(result: object, samples: float | None) -> tuple[RankResult, str | None]:
@@ -60,6 +64,9 @@ def read(result: object, samples: float | None) -> tuple[RankResult, str | None]
     Args:
         result: what the evaluator returned.
         samples: the number of samples, unless the result has it.
+
+    Returns:
+        The metrics, and a text or None.
     """
     if isinstance(result, tuple) and len(result) == 2:
         samples, problem = _number_of_samples(result[1])
@@ -144,9 +151,20 @@ def combine(ranks: Sequence[RankResult], equal: bool, operation: str) -> Any:
         equal: give all ranks the same weight, instead of their numbers of samples.
         operation: rank and operation, for messages.
 
+    Returns:
+        The combined metrics, the same on every rank.
+
     Raises:
-        MismatchError: if kinds of results or metrics differ between ranks, or a number of samples is unknown.
+        MismatchError: if kinds of results or metrics, or the lengths of iterable data sets, differ between ranks, or a
+            number of samples is unknown.
     """
+    for lengths in zip(*(result.stream_lengths for result in ranks), strict=False):
+        if len(set(lengths) - {None}) > 1:
+            raise MismatchError(
+                f"{operation}: the iterable data set that ranks divide has another number of items on each: "
+                f"{', '.join(f'{length} on rank {rank}' for rank, length in enumerate(lengths))}. Every rank must "
+                "iterate over the same items"
+            )
     filled = [result for result in ranks if result.metrics]
     if len({result.is_dict for result in filled}) > 1:
         raise MismatchError(f"{operation}: some ranks returned one number and others a dict; return the same kind")

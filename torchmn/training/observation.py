@@ -24,6 +24,9 @@ def decided_on_rank_0(
         decide: computes the result on rank 0.
         problem: why this rank has no valid `local`, or None.
 
+    Returns:
+        The result, the same on all ranks.
+
     Raises:
         ArgumentError: on every rank, if a rank has a `problem` or `decide` raised.
     """
@@ -34,6 +37,8 @@ def decided_on_rank_0(
 
 class ObservationAggregator:
     """Combines one entry of the observations of all ranks; call it in every step, on every rank.
+
+    Example::
 
         loss_of_all = ObservationAggregator(comm, "loss", every=10)
         for batch in loader:

@@ -13,12 +13,14 @@ from typing import Any
 from torch import Tensor, nn
 
 from torchmn.communicators.arguments import describe
-from torchmn.communicators.communicator import Communicator
+from torchmn.communicators.communicator import Communicator, as_communicator
 from torchmn.errors import ArgumentError, MismatchError
 
 
 def torchmetrics_sync(comm: Communicator) -> dict[str, Any]:
     """Returns keyword arguments for a metric of torchmetrics, with which it computes its value from all ranks' data.
+
+    Example::
 
         accuracy = torchmetrics.classification.MulticlassAccuracy(10, **torchmn.training.torchmetrics_sync(comm))
         for x, t in loader:                 # this rank's part, of any length
@@ -87,6 +89,9 @@ def compute_from_all(copies: Sequence[MetricCopy]) -> Any:
 
     Args:
         copies: of the ranks that have the metric, in rank order.
+
+    Returns:
+        What `compute` returns.
     """
     metrics, states = [each.metric for each in copies], {}
     for metric in metrics:
@@ -146,8 +151,7 @@ class _Hook:
 
 
 def _hook(comm: Any, name: str) -> _Hook:
-    if not isinstance(comm, Communicator):
-        raise ArgumentError(f"{name}: expected comm to be a communicator, got {describe(comm)}")
+    comm = as_communicator(comm, name)
     return _Hook(comm)
 
 

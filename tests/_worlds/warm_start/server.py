@@ -75,7 +75,7 @@ class Server:
         return None
 
     def _forget(self, line: socket.socket) -> None:
-        """In a fork: is no server any more. Whoever closes a socket later might close another file of its number."""
+        """In a fork: ends the server. To close a socket later might close another file with the same number."""
         signal.set_wakeup_fd(-1)
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         self.selector.close()

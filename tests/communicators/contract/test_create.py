@@ -79,7 +79,7 @@ def test_an_unknown_keyword_is_refused_with_the_nearest():
         torchmn.create_communicator("solo", timeuot=3)
     assert isinstance(caught.value, TypeError)
     with pytest.raises(torchmn.TorchMNError, match="grad_dtype"):
-        torchmn.create_communicator("solo", allreduce_grad_dtype=torch.float16)
+        torchmn.create_communicator("solo", gradient_dtype=torch.float16)
 
 
 @pytest.mark.parametrize("name", NCCL_NAMES)

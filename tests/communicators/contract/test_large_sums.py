@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import torch
+from torch import nn
 
 from tests._worlds.marks import ranks
-from torchmn.communicators.mean import means
 
 DTYPES = (torch.float32, torch.float64, torch.int64, torch.uint8, torch.uint32, torch.complex64, torch.bfloat16)
 
@@ -45,7 +45,10 @@ def test_all_ranks_get_the_same_bits(comm) -> None:
         x = torch.randn(length, generator=torch.Generator().manual_seed(comm.rank))
         x[::2] *= 2.0**-149  # so small that the half of it is rounded
         expected = torch.stack(comm.allgather(x)).double().mean(dim=0)
-        results = comm.allreduce(x), comm.allreduce(x, "mean"), means(comm, [x.clone()], None, None)[0]
+        model = nn.ParameterList([x.clone()])
+        model[0].grad = x.clone()
+        comm.multi_node_mean_grad(model)
+        results = comm.allreduce(x), comm.allreduce(x, "mean"), model[0].grad
         for result in results:
             assert all(torch.equal(other, result) for other in comm.allgather(result)), length
         torch.testing.assert_close(results[2].double(), expected, rtol=1e-6, atol=1e-7)

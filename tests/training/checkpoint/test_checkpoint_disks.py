@@ -24,7 +24,9 @@ def test_what_all_ranks_have_is_written_once_by_one_rank(comm, tmp_path):
     model = filled(nn.Linear(3, 2), 0)
     mine = torch.full((5,), float(comm.rank))
     pair = torch.full((5,), float(comm.rank // 2))
-    create_multi_node_checkpointer("run", comm, tmp_path).save(1, model=model, extra={"mine": mine, "pair": pair})
+    checkpointer = create_multi_node_checkpointer("run", comm, tmp_path)
+    checkpointer.save(1, model=model, extra={"mine": mine, "pair": pair})
+    checkpointer.wait()
     directory = tmp_path / "run.step-0000000001.save-000001"
     common = load_file(directory / "common.safetensors")
     assert common["model/weight"].equal(model.weight) and common["model/bias"].equal(model.bias)
@@ -112,6 +114,7 @@ def test_a_checkpoint_that_another_disk_lost_is_not_removed(tmp_path):
         checkpointer = create_multi_node_checkpointer("run", comm, tmp_path / str(comm.rank), keep=1)
         for step in steps:
             checkpointer.save(step)
+        checkpointer.wait()
 
     torchmn.run_threads(lambda comm: save(comm, [1]), 2)
     shutil.rmtree(tmp_path / "1")

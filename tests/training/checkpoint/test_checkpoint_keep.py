@@ -20,13 +20,13 @@ def test_the_newest_checkpoints_are_kept(comm, tmp_path, keep):
     checkpointer = create_multi_node_checkpointer("run", comm, tmp_path, keep=keep)
     for step in range(7):
         checkpointer.save(step, extra=torch.ones(3))
-        comm.barrier()
+        checkpointer.wait()
         expected = list(range(1, step + 2))[-(keep or 100) :]
         assert saved(tmp_path) == expected
         comm.barrier()
     again = create_multi_node_checkpointer("run", comm, tmp_path, keep=keep)
     again.save(3)
-    comm.barrier()
+    again.wait()
     assert saved(tmp_path) == list(range(1, 9))[-(keep or 100) :]
 
 
@@ -34,6 +34,7 @@ def test_the_newest_checkpoints_are_kept(comm, tmp_path, keep):
 def test_other_names_and_foreign_files_are_not_touched(comm, tmp_path):
     other = create_multi_node_checkpointer("run.step-0000000001", comm, tmp_path)
     other.save(1)
+    other.wait()
     foreign = (
         "notes.txt",
         "run.step-1.save-1",
@@ -47,11 +48,12 @@ def test_other_names_and_foreign_files_are_not_touched(comm, tmp_path):
     comm.barrier()
     checkpointer = create_multi_node_checkpointer("run", comm, tmp_path, keep=1)
     checkpointer.save(1)
+    checkpointer.wait()
     if comm.rank == 0:
         (tmp_path / "run.step-0000000001.save-000001" / "notes.txt").write_text("mine")
     comm.barrier()
     checkpointer.save(2)
-    comm.barrier()
+    checkpointer.wait()
     for name in foreign:
         assert (tmp_path / name / "rank-0.safetensors").read_bytes() == b"mine"
     assert [file.name for file in (tmp_path / "run.step-0000000001.save-000001").iterdir()] == ["notes.txt"]
@@ -86,7 +88,7 @@ def test_remains_of_killed_saves_are_removed_by_the_next_save(comm, tmp_path):
     assert left.exists()
     comm.barrier()
     checkpointer.save(6)
-    comm.barrier()
+    checkpointer.wait()
     assert [path.name for path in tmp_path.iterdir()] == ["run.step-0000000006.save-000002"]
 
 
@@ -95,14 +97,14 @@ def test_of_a_link_to_a_moved_checkpoint_only_the_link_is_removed(comm, tmp_path
     checkpointer = create_multi_node_checkpointer("run", comm, tmp_path / "here", keep=1)
     checkpointer.save(1, extra=torch.ones(3))
     link, archive = tmp_path / "here" / "run.step-0000000001.save-000001", tmp_path / "archive"
-    comm.barrier()
+    checkpointer.wait()
     if comm.rank == 0:
         link.rename(archive)
         link.symlink_to(archive)
     comm.barrier()
     assert checkpointer.maybe_load() == 1
     checkpointer.save(2)
-    comm.barrier()
+    checkpointer.wait()
     assert not link.is_symlink()
     assert sorted(file.name for file in archive.iterdir()) == ["common.safetensors", "manifest.json"]
 
@@ -119,7 +121,7 @@ def test_a_file_named_like_a_checkpoint_is_kept_and_ignored(comm, tmp_path, capl
     comm.barrier()
     checkpointer.save(4)
     checkpointer.save(5)
-    comm.barrier()
+    checkpointer.wait()
     assert [(tmp_path / name).read_text() for name in names] == ["mine", "mine"]
     assert "cannot remove" not in caplog.text
     assert saved(tmp_path) == [1, 5]

@@ -15,17 +15,22 @@ from torch.optim import lr_scheduler
 
 from tests._worlds.data import EVERY_DTYPE, SHAPES, assert_same, bits, odd_layouts
 from torchmn.training.checkpoint import tensor_files
+from torchmn.training.checkpoint.state_copy import StateCopy
 from torchmn.training.checkpoint.state_tree import Flattener, Unstorable, specs, unflatten
+from torchmn.training.checkpoint.tensor_files import Wanted
 
 
 def there_and_back(state, tmp_path):
     """Returns the state after writing and reading it."""
-    flattener = Flattener()
+    flattener, copy = Flattener(), StateCopy()
     tree = flattener.flatten(state, "x")
-    tensor_files.write(tmp_path / "t", flattener.tensors)
+    copy.take(flattener.tensors)
+    (tmp_path / "t").unlink(missing_ok=True)
+    header = tensor_files.write(tmp_path / "t", copy, {*flattener.tensors}).header
     tree = json.loads(json.dumps(tree, allow_nan=False))
-    wanted = {spec["!tensor"]: (spec, tensor_files.digest(flattener.tensors[spec["!tensor"]])) for spec in specs(tree)}
-    return unflatten(tree, tensor_files.read(tmp_path / "t", list(wanted.values())))
+    texts = {path: tensor_files.description(place, copy.bytes_of(place)) for path, place in copy.places.items()}
+    wanted = {spec["!tensor"]: Wanted(spec, texts[spec["!tensor"]], mapped=False) for spec in specs(tree)}
+    return unflatten(tree, tensor_files.read(tmp_path / "t", header, wanted))
 
 
 def without_tensors(state):

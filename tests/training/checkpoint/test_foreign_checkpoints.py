@@ -28,10 +28,11 @@ def renamed(old: str, new: str) -> Any:
     """Returns a change that moves the tensors of one file to another."""
 
     def change(content: dict[str, Any]) -> None:
-        content["files"][new] = content["files"].pop(old)
-        for place in content["tensors"].values():
-            for found in [place["same"]] if "same" in place else place["of_rank"].values():
-                found[1] = new if found[1] == old else found[1]
+        for by_file in (content["files"], content["headers"]):
+            by_file[new] = by_file.pop(old)
+        for of_rank in content["differing"].values():
+            for place in of_rank.values():
+                place[1] = new if place[1] == old else place[1]
 
     return change
 
@@ -53,7 +54,7 @@ def test_a_manifest_with_a_tensor_in_an_unlisted_file_is_skipped(tmp_path, caplo
     newer = two_checkpoints(tmp_path)
 
     def change(content: dict[str, Any]) -> None:
-        next(place for place in content["tensors"].values() if "same" in place)["same"][1] = "../x.safetensors"
+        next(iter(content["differing"].values()))["0"][1] = "../x.safetensors"
 
     rewritten(newer, change)
     assert load(tmp_path) == [1, 1]
@@ -94,25 +95,47 @@ def spec_of(tree: Any) -> dict[str, Any]:
     return next(filter(None, (spec_of(item) for item in inner)), {})
 
 
+def with_spec(**values: Any) -> Any:
+    """Returns a change of the first tensor of the model's tree."""
+    return lambda content: spec_of(content["entries"]["model"]).update(values)
+
+
+def described(text: Any) -> Any:
+    """Returns a change of the description of a tensor of the model."""
+
+    def change(content: dict[str, Any]) -> None:
+        path = spec_of(content["entries"]["model"])["!tensor"]
+        content["common"][path] = text.format(*content["common"][path].split()) if isinstance(text, str) else text
+
+    return change
+
+
 CHANGES: dict[str, Any] = {
-    "another attribute of torch": lambda spec: spec.update(dtype="load"),
-    "no dtype": lambda spec: spec.update(dtype=["float64"]),
-    "strides of a huge tensor": lambda spec: spec.update(stride=[10**15] * len(spec["shape"])),
-    "strides of another number of dims": lambda spec: spec.update(stride=[1, 1, 1, 1]),
-    "another tensor": lambda spec: spec.update({"!tensor": "nothing"}),
-    "no shape": lambda spec: spec.update(shape="abc"),
+    "another attribute of torch": described("load {1} {2}"),
+    "another dtype": described("float32 {1} {2}"),
+    "no dtype": described(["float64"]),
+    "no shape": described("{0} abc {2}"),
+    "another shape": described("{0} 1x{1} {2}"),
+    "a negative shape": described("{0} -6x-4 {2}"),
+    "a huge shape": described("{0} 0x" + "9" * 30 + " {2}"),
+    "no digest": described("{0} {1}"),
+    "strides of a huge tensor": with_spec(stride=[10**15] * 2),
+    "strides of another number of dims": with_spec(stride=[1, 1, 1, 1]),
+    "another tensor": with_spec(**{"!tensor": "nothing"}),
 }
 
 
 @pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
 def test_a_state_that_save_does_not_write_is_skipped(change, tmp_path, caplog):
     newer = two_checkpoints(tmp_path)
-    rewritten(newer, lambda content: change(spec_of(content["entries"]["model"])))
+    rewritten(newer, change)
     assert load(tmp_path) == [1, 1]
     assert "of step 2 (save 2) is skipped" in caplog.text
 
 
-@pytest.mark.parametrize("key", ["size", "ranks", "step", "identity", "files", "tensors", "entries"])
+@pytest.mark.parametrize(
+    "key", ["size", "ranks", "step", "identity", "files", "headers", "common", "differing", "entries"]
+)
 def test_a_manifest_with_values_of_other_types_is_skipped(key, tmp_path, caplog):
     newer = two_checkpoints(tmp_path)
     rewritten(newer, lambda content: content.update({key: {"ranks": ["../0", 1]}.get(key, ["x"])}))

@@ -15,7 +15,7 @@ from torchmn.cli.launch.job import allow_root
 from torchmn.cli.launch.mpi_installation import LIBRARY_VARIABLE, Installation, library_environment
 from torchmn.cli.launch.python_subprocess import WITHOUT_WORKING_DIRECTORY
 from torchmn.communicators.launchers.environment import cleared
-from torchmn.communicators.watchdog.process_hooks import CUT_OFF
+from torchmn.communicators.watchdog.control_channel import CUT_OFF
 
 SSH = ("ssh", "-o", "BatchMode=yes", "-o", "ConnectTimeout=10")
 VERSIONS_QUERY = (

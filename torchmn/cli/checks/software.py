@@ -25,7 +25,7 @@ from torchmn.communicators.launchers.environment import cleared
 from torchmn.errors import LaunchError
 
 OLDEST_PYTHON = (3, 10)
-INSTALL_MPI = "install one with: pip install 'torchmn[mpich]'; until then `torchmn run` uses gloo"
+INSTALL_MPI = "install one with: pip install mpich; until then `torchmn run` uses gloo"
 
 # Run in a subprocess: a broken torch may crash the process that imports it.
 TORCH_QUERY = """

@@ -19,10 +19,7 @@ line; unsupported ones are an error. Nothing that OLD names is imported.
 
 def main(arguments: Sequence[str]) -> int:
     """Converts the file; returns the exit status."""
-    parser = Parser("torchmn convert", "Converts the neon experiment file OLD to TorchMN's format.", EXPLANATION)
-    parser.usage = "torchmn convert OLD [NEW]"
-    parser.add_argument("old", metavar="OLD", help="experiment file of neon 0.x")
-    parser.add_argument("new", metavar="NEW", nargs="?", help="file to write; it must not exist")
+    parser = command_parser()
     options = parser.parse(arguments)
     try:
         text = _converted(options.old)
@@ -40,6 +37,15 @@ def main(arguments: Sequence[str]) -> int:
         parser.error(f"cannot write {options.new} ({error.strerror}).")
     print(f"wrote {options.new}")
     return 0
+
+
+def command_parser() -> Parser:
+    """Returns the parser of the command's options."""
+    parser = Parser("torchmn convert", "Converts the neon experiment file OLD to TorchMN's format.", EXPLANATION)
+    parser.usage = "torchmn convert OLD [NEW]"
+    parser.add_argument("old", metavar="OLD", help="experiment file of neon 0.x")
+    parser.add_argument("new", metavar="NEW", nargs="?", help="file to write; it must not exist")
+    return parser
 
 
 def _converted(old: str) -> str:

@@ -2,38 +2,49 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import asdict
 
 from torchmn.cli.checks import hosts, machine, probing, software
 from torchmn.cli.checks.finding import Finding
 from torchmn.cli.parser import Parser
+from torchmn.errors import DOCUMENTATION
 
+GUIDE = f"{DOCUMENTATION}/troubleshooting.html"
 STYLES = {"ok": "green", "warn": "yellow", "FAIL": "bold red"}
 
 
 def main(arguments: Sequence[str]) -> int:
     """Prints the findings; returns 0 if no check failed, otherwise 1."""
-    options = _parser().parse(arguments)
+    options = command_parser().parse(arguments)
     names = [name for name in (options.hosts or "").split(",") if name]
+    if options.json:
+        found = list(findings(names))
+        failed = any(finding.level == "FAIL" for finding in found)
+        print(json.dumps({"ok": not failed, "checks": [asdict(finding) for finding in found]}, indent=2))
+        return 1 if failed else 0
     show = _show_table if sys.stdout.isatty() else _show_lines
     levels = [finding.level for finding in show(findings(names))]
     failed, warned = levels.count("FAIL"), levels.count("warn")
-    print(f"\n{len(levels)} checks: {failed} failed, {warned} with a warning. See docs/troubleshooting.md.")
+    print(f"\n{len(levels)} checks: {failed} failed, {warned} with a warning. See {GUIDE}")
     return 1 if failed else 0
 
 
-def _parser() -> Parser:
+def command_parser() -> Parser:
+    """Returns the parser of the command's options."""
     parser = Parser(
         "torchmn doctor",
         "Checks step by step that ranks can run on this machine, with advice for each problem found.\n"
-        "docs/troubleshooting.md explains each check.",
+        f"{GUIDE} explains each check.",
         "exit status: 0, or 1 if a check failed. A warning is not a failure.",
     )
-    parser.usage = "torchmn doctor [--hosts A,B,...]"
+    parser.usage = "torchmn doctor [--hosts A,B,...] [--json]"
     parser.add_argument(
         "--hosts", metavar="A,B,...", help="also check ranks across these hosts: names, ssh, versions, MPI"
     )
+    parser.add_argument("--json", action="store_true", help="print the findings as JSON")
     return parser
 
 

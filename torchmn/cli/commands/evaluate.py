@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from math import isfinite
 from typing import TYPE_CHECKING
 
-from torchmn.cli.commands.experiment_command import run_command
-from torchmn.cli.commands.experiment_options import add_checkpoint, add_file, add_modes, add_ranks, add_values
+from torchmn.cli.experiment.command import run_command
+from torchmn.cli.experiment.options import add_modes, add_ranks, add_run, add_values, resolve_run
 from torchmn.cli.parser import Parser
 
 if TYPE_CHECKING:
@@ -20,22 +20,27 @@ EXPLANATION = """\
 Metrics are computed over the whole split and are the same at any number of ranks and in any mode.
 --json prints them as one line of JSON, for scripts.
 
-FILE is the file that was trained, or DIR/experiment.yaml. The Python code that `imports:` and `module:` of FILE name
-is executed; code named by other files in DIR is not.
+DIR/experiment.yaml is the file that was trained. To use another one, for instance with other metrics: FILE
+--checkpoint DIR. The Python code that `imports:` and `module:` of this file name is executed: use only runs that you
+trust.
 """
 
 
 def main(arguments: Sequence[str]) -> int:
     """Evaluates the experiment; returns the exit status."""
-    parser = Parser("torchmn evaluate", "Prints loss and metrics of the trained experiment in FILE.", EXPLANATION)
-    parser.usage = "torchmn evaluate FILE --checkpoint DIR [--split SPLIT] [--data DIR] [-n N] [--json]"
-    add_file(parser)
-    add_checkpoint(parser)
+    return run_command(command_parser(), "evaluate", arguments, _evaluate, resolve=resolve_run)
+
+
+def command_parser() -> Parser:
+    """Returns the parser of the command's options."""
+    parser = Parser("torchmn evaluate", "Prints loss and metrics of the trained experiment in DIR.", EXPLANATION)
+    parser.usage = "torchmn evaluate DIR [--split SPLIT] [--data DIR] [-n N] [--json]"
+    add_run(parser)
     add_ranks(parser)
     add_modes(parser)
     add_values(parser)
     parser.add_argument("--json", action="store_true", help="print one line of JSON")
-    return run_command(parser, "evaluate", arguments, _evaluate)
+    return parser
 
 
 def _evaluate(options: argparse.Namespace, experiment: Experiment, comm: Communicator) -> int:

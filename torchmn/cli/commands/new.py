@@ -10,6 +10,10 @@ import torchmn
 from torchmn.cli.parser import Parser
 from torchmn.errors import nearest
 
+CIFAR10 = "https://www.cs.toronto.edu/~kriz/cifar-10-python.tar.gz"
+CIFAR10_SHA256 = "6d958be074577803d12ecdefd02955f39262c83c16fe9348329d7fe0b5c001ce"
+CIFAR10_FOLDER = "cifar-10-batches-py"
+
 STARTERS = Path(torchmn.__file__).with_name("experiment") / "starters"
 
 
@@ -21,14 +25,11 @@ def starters() -> dict[str, str]:
 
 def main(arguments: Sequence[str]) -> int:
     """Writes the file unless it exists; returns the exit status."""
-    known = starters()
-    width = max(map(len, known), default=0)
-    listed = "".join(f"  {name:{width}}  {about}\n" for name, about in known.items())
-    parser = Parser("torchmn new", "Writes an example experiment file with comments.", f"names:\n{listed}")
-    parser.usage = "torchmn new NAME [FILE]"
-    parser.add_argument("name", metavar="NAME", help="an example from the list below")
-    parser.add_argument("file", metavar="FILE", nargs="?", help="file to write; default: NAME.yaml")
+    known, parser = starters(), command_parser()
     options = parser.parse(arguments)
+    if options.name is None:
+        parser.print_help()
+        return 0
     if options.name not in known:
         alike = [name for name in known if name.startswith(options.name)]  # `torchmn new mnist`
         hint = f"Did you mean one of {', '.join(alike)}?" if len(alike) > 1 else nearest(options.name, known)
@@ -40,6 +41,28 @@ def main(arguments: Sequence[str]) -> int:
         path.write_text((STARTERS / f"{options.name}.yaml").read_text(encoding="utf-8"), encoding="utf-8")
     except OSError as error:
         parser.error(f"cannot write {path} ({error.strerror}).")
+    print(f"wrote {path}\n")
     command = f"torchmn train {shlex.quote(str(path))}"
-    print(f"wrote {path}\ntrain:          {command}\non two ranks:   {command} -n 2")
+    if "{name: cifar10}" in path.read_text(encoding="utf-8"):
+        print(f"# CIFAR-10, 170 MB:\n{_download_commands()}\n")
+        command += f" --data {CIFAR10_FOLDER}"
+    print(f"# Train on one rank, or on two:\n{command}\n{command} -n 2")
     return 0
+
+
+def command_parser() -> Parser:
+    """Returns the parser of the command's options."""
+    known = starters()
+    width = max(map(len, known), default=0)
+    listed = "".join(f"  {name:{width}}  {about}\n" for name, about in known.items())
+    parser = Parser("torchmn new", "Writes an example experiment file with comments.", f"names:\n{listed}")
+    parser.usage = "torchmn new [NAME] [FILE]"
+    parser.add_argument("name", metavar="NAME", nargs="?", help="an example from the list below")
+    parser.add_argument("file", metavar="FILE", nargs="?", help="file to write; default: NAME.yaml")
+    return parser
+
+
+def _download_commands() -> str:
+    """Returns shell commands that download CIFAR-10, verify it, and unpack it to CIFAR10_FOLDER."""
+    archive = CIFAR10.rpartition("/")[2]
+    return f"curl -O {CIFAR10}\necho '{CIFAR10_SHA256}  {archive}' | sha256sum --check\ntar xzf {archive}"

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from torchmn.cli.commands.experiment_command import run_command
-from torchmn.cli.commands.experiment_options import add_checkpoint, add_file, add_modes, add_ranks, add_values
+from torchmn.cli.experiment.command import run_command
+from torchmn.cli.experiment.options import add_modes, add_ranks, add_run, add_values, resolve_run
 from torchmn.cli.parser import Parser
 from torchmn.errors import ExperimentError
 
@@ -21,22 +21,27 @@ EXPLANATION = """\
 Writes an .npz file with `outputs` (one row per sample, in the order of the data set), `predicted` (the class with the
 largest output; -1 if an output is NaN) and `targets`.
 
-FILE is the file that was trained, or DIR/experiment.yaml. The Python code that `imports:` and `module:` of FILE name
-is executed; code named by other files in DIR is not.
+DIR/experiment.yaml is the file that was trained. To use another one, for instance with other metrics: FILE
+--checkpoint DIR. The Python code that `imports:` and `module:` of this file name is executed: use only runs that you
+trust.
 """
 
 
 def main(arguments: Sequence[str]) -> int:
     """Writes the predictions; returns the exit status."""
-    parser = Parser("torchmn predict", "Writes the outputs of the trained experiment in FILE.", EXPLANATION)
-    parser.usage = "torchmn predict FILE --checkpoint DIR [--split SPLIT] [--data DIR] [--out FILE.npz] [-n N]"
-    add_file(parser)
-    add_checkpoint(parser)
+    return run_command(command_parser(), "predict", arguments, _predict, resolve=resolve_run)
+
+
+def command_parser() -> Parser:
+    """Returns the parser of the command's options."""
+    parser = Parser("torchmn predict", "Writes the outputs of the trained experiment in DIR.", EXPLANATION)
+    parser.usage = "torchmn predict DIR [--split SPLIT] [--data DIR] [--out FILE.npz] [-n N]"
+    add_run(parser)
     add_ranks(parser)
     add_modes(parser)
     add_values(parser)
     parser.add_argument("-o", "--out", metavar="FILE.npz", help="file to write; default: in the run's directory")
-    return run_command(parser, "predict", arguments, _predict)
+    return parser
 
 
 def _predict(options: argparse.Namespace, experiment: Experiment, comm: Communicator) -> int:

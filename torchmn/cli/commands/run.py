@@ -8,12 +8,12 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from torchmn.cli.launch.job import Job, gloo_job, mpi_job, rank_environment
+from torchmn.cli.launch.job import job_for, rank_environment, torch_variables, warn_few_cores
 from torchmn.cli.launch.memory import check_memory
-from torchmn.cli.launch.mpi_installation import MPIEXEC_VARIABLE, usable
+from torchmn.cli.launch.mpi_installation import MPIEXEC_VARIABLE
 from torchmn.cli.launch.supervisor import supervise
 from torchmn.cli.parser import Parser, at_least, one_of
-from torchmn.errors import LaunchError, nearest
+from torchmn.errors import nearest
 
 EXPLANATION = f"""\
 All arguments after the script or the module are passed to it.
@@ -28,6 +28,8 @@ Ctrl-C       Ends all ranks and the processes that they started; so do SIGTERM, 
              to clean up. Signals within one second count as one; a later signal kills all ranks immediately.
 transport    mpi if mpiexec belongs to the MPI library that mpi4py loads (see `torchmn doctor`), otherwise gloo.
              {MPIEXEC_VARIABLE} selects another mpiexec.
+torch        Ranks also get RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and MASTER_PORT: scripts that use
+             torch.distributed directly run unchanged.
 memory       Ranks that need more memory than is free are an error; --anyway starts them nevertheless.
 threads      OMP_NUM_THREADS defaults to the number of cores divided by the number of ranks.
 """
@@ -35,22 +37,26 @@ threads      OMP_NUM_THREADS defaults to the number of cores divided by the numb
 
 def main(arguments: Sequence[str]) -> int:
     """Starts the ranks and waits for them; returns the exit status."""
-    parser = _parser()
+    parser = command_parser()
     own, command = split(parser, arguments)
     options = parser.parse(own)
     if options.n is None:
         parser.error("the number of ranks is missing: use -n N.")
     check_command(parser, command)
     check_memory(options.n, options.anyway)
+    warn_few_cores(options.n)
     environment = rank_environment(options.n, options.threads)
     python = [sys.executable, *command]
     if options.n == 1 and options.transport is None:
-        os.execve(sys.executable, python, environment)
+        variables, reservation = torch_variables(1, environment)
+        reservation.close()
+        os.execve(sys.executable, python, {**environment, **variables, "RANK": "0", "LOCAL_RANK": "0"})
     job = job_for(options.transport, options.n, python, environment)
     return supervise(job, raw=options.raw or options.n == 1)
 
 
-def _parser() -> Parser:
+def command_parser() -> Parser:
+    """Returns the parser of the command's options."""
     parser = Parser("torchmn run", "Starts a Python script on N ranks of this machine.", EXPLANATION)
     parser.usage = (
         "torchmn run -n N [--transport mpi|gloo] [--threads T] [--raw] [--anyway] (SCRIPT | -m MODULE) [ARGUMENTS ...]"
@@ -98,16 +104,3 @@ def check_command(parser: Parser, command: list[str]) -> None:
     if not script.exists():
         beside = [path.name for path in script.parent.glob("*.py")] if script.parent.is_dir() else []
         parser.error(f"there is no script {str(script)!r}." + (f" {nearest(script.name, beside)}" if beside else ""))
-
-
-def job_for(transport: str | None, size: int, command: list[str], environment: dict[str, str]) -> Job:
-    """Returns the job of `command` on `size` ranks; without a `transport`, over MPI if it is usable, else gloo."""
-    if transport == "gloo":
-        return gloo_job(size, command, environment)
-    try:
-        return mpi_job(usable(), size, command, environment)
-    except LaunchError as error:
-        if transport == "mpi" or os.environ.get(MPIEXEC_VARIABLE):
-            raise LaunchError(f"{error}. See `torchmn doctor`, or use --transport gloo.") from error
-        print(f"torchmn run: using gloo, because {error}. See `torchmn doctor`.", file=sys.stderr, flush=True)
-        return gloo_job(size, command, environment)

@@ -18,10 +18,14 @@ and refer to it in the first line of an experiment:
 """
 
 
+def command_parser() -> Parser:
+    """Returns the parser of the command's options."""
+    return Parser("torchmn schema", "Prints the JSON schema of experiment files.", EXPLANATION)
+
+
 def main(arguments: Sequence[str]) -> int:
     """Prints the schema; returns the exit status."""
-    parser = Parser("torchmn schema", "Prints the JSON schema of experiment files.", EXPLANATION)
-    parser.parse(arguments)
+    command_parser().parse(arguments)
     from torchmn.experiment.vocabulary.json_schema import json_schema
 
     print(json.dumps(json_schema(), indent=2))

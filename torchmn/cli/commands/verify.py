@@ -6,13 +6,14 @@ import argparse
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from torchmn.cli.commands.experiment_command import run_command
-from torchmn.cli.commands.experiment_options import add_file, add_ranks, add_values
+from torchmn.cli.experiment.command import run_command
+from torchmn.cli.experiment.options import add_file, add_ranks, add_values
 from torchmn.cli.parser import Parser, at_least
 from torchmn.errors import ExperimentError
 
 if TYPE_CHECKING:
     from rich.console import Console
+    from rich.table import Table
 
     from torchmn import Communicator
     from torchmn.experiment import Experiment
@@ -27,12 +28,17 @@ relative to the largest value of its kind. It computes in float64, where roundin
 exit status: 0 if all modes give the same numbers, otherwise 1.
 """
 DEFAULT_RANKS = 4
-WIDTH = 120
-"""Columns of the table: enough for the longest mode and grid."""
+LEAST_WIDTH = 72
+"""Columns of the table: enough for the numbers, and for the words of the longest mode and grid below each other."""
 
 
 def main(arguments: Sequence[str]) -> int:
     """Compares the modes; returns 0 if all of them give the numbers of one rank, otherwise 1."""
+    return run_command(command_parser(), "verify", arguments, _verify, default_ranks=DEFAULT_RANKS, checks_mode=False)
+
+
+def command_parser() -> Parser:
+    """Returns the parser of the command's options."""
     parser = Parser("torchmn verify", "Compares every mode of the experiment in FILE with one rank.", EXPLANATION)
     parser.usage = "torchmn verify FILE [-n N] [--steps S] [--float32] [--data DIR] [--sample 10%%]"
     add_file(parser)
@@ -40,14 +46,13 @@ def main(arguments: Sequence[str]) -> int:
     add_values(parser)
     parser.add_argument("--steps", metavar="S", type=at_least(1), default=3, help="number of steps; default: 3")
     parser.add_argument("--float32", action="store_true", help="compute in single precision")
-    return run_command(parser, "verify", arguments, _verify, default_ranks=DEFAULT_RANKS, checks_mode=False)
+    return parser
 
 
 def _verify(options: argparse.Namespace, experiment: Experiment, comm: Communicator) -> int:
     from rich.console import Console
-    from rich.table import Table
 
-    from torchmn.experiment.verification import QUANTITIES, TOLERANCES, verify
+    from torchmn.experiment.verification import TOLERANCES, verify
 
     if comm.size == 1:
         raise ExperimentError("verify compares one rank with several: use -n 2 or more")
@@ -59,20 +64,30 @@ def _verify(options: argparse.Namespace, experiment: Experiment, comm: Communica
         soft_wrap=True,
     )
     rows: list[ModeResult] = []
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    table.add_column("mode", no_wrap=True)
-    table.add_column("grid", no_wrap=True)
-    for quantity in QUANTITIES:
-        table.add_column(quantity, justify="right")
-    table.add_column("")
     for row in verify(experiment, comm, options.steps, options.data):
         rows.append(row)
         if console.is_terminal:
             console.print(f"[dim]{row.mode}, {row.grid} done[/dim]")
-        table.add_row(row.mode, row.grid, *_cells(row))
-    # In a narrow terminal rich would drop the columns with the numbers; wrapped lines are better.
-    Console(quiet=comm.rank != 0, highlight=False, width=max(console.width, WIDTH)).print(table)
+    # In a narrower terminal rich would shorten the numbers; broken lines are better.
+    Console(quiet=comm.rank != 0, highlight=False, width=max(console.width, LEAST_WIDTH)).print(verify_table(rows))
     return _conclude(console, rows, TOLERANCES[experiment.dtype])
+
+
+def verify_table(rows: Sequence[ModeResult]) -> Table:
+    """Returns the table of all modes and grids."""
+    from rich.table import Table
+
+    from torchmn.experiment.verification import QUANTITIES
+
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    table.add_column("mode", no_wrap=True)
+    table.add_column("grid")  # its words may stand below each other
+    for quantity in QUANTITIES:
+        table.add_column(quantity, justify="right", no_wrap=True)
+    table.add_column("", min_width=len("DIFFERENT"))
+    for row in rows:
+        table.add_row(row.mode, row.grid, *_cells(row))
+    return table
 
 
 def _cells(row: ModeResult) -> list[str]:

@@ -12,8 +12,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from torchmn.cli.launch import rank_process
-from torchmn.cli.launch.mpi_installation import Installation, library_environment
+from torchmn.cli.launch.mpi_installation import MPIEXEC_VARIABLE, Installation, library_environment, usable
+from torchmn.communicators.launchers.addresses import LOOPBACK, loopback_interface
 from torchmn.communicators.launchers.environment import RUN_MARKER, STORE_VARIABLE, cleared
+from torchmn.errors import LaunchError
 
 
 @dataclass(frozen=True)
@@ -45,6 +47,19 @@ class Job:
         return [([*start, *wrapper], {**environment, **store}) for start, environment in self.starts]
 
 
+def job_for(transport: str | None, size: int, command: list[str], environment: dict[str, str]) -> Job:
+    """Returns the job of `command` on `size` ranks; without a `transport`, over MPI if it is usable, else gloo."""
+    if transport == "gloo":
+        return gloo_job(size, command, environment)
+    try:
+        return mpi_job(usable(), size, command, environment)
+    except LaunchError as error:
+        if transport == "mpi" or os.environ.get(MPIEXEC_VARIABLE):
+            raise LaunchError(f"{error}. See `torchmn doctor`, or use --transport gloo.") from error
+        print(f"torchmn run: using gloo, because {error}. See `torchmn doctor`.", file=sys.stderr, flush=True)
+        return gloo_job(size, command, environment)
+
+
 def rank_environment(size: int, threads: int | None, environ: Mapping[str, str] = os.environ) -> dict[str, str]:
     """Returns the environment of ranks: no variables of other launchers, unbuffered output, OMP_NUM_THREADS."""
     environment = {**cleared(environ), "PYTHONUNBUFFERED": "1"}
@@ -55,6 +70,16 @@ def rank_environment(size: int, threads: int | None, environ: Mapping[str, str] 
     return environment
 
 
+def warn_few_cores(size: int) -> None:
+    """Prints a warning if there are more ranks than cores, where ranks wait for each other's turn."""
+    cores = usable_cores()
+    if size > cores:
+        text = (
+            f"torchmn: {size} ranks share {cores} {'core' if cores == 1 else 'cores'}: results are the same, but slower"
+        )
+        print(text, file=sys.stderr, flush=True)
+
+
 def usable_cores() -> int:
     """Returns the number of cores that this process may use; in a container or batch job not all of the machine's."""
     if hasattr(os, "sched_getaffinity"):
@@ -63,11 +88,16 @@ def usable_cores() -> int:
 
 
 def mpi_job(installation: Installation, size: int, command: Sequence[str], environment: Mapping[str, str]) -> Job:
-    """Returns a job started by the installation's mpiexec; on this machine even inside a Slurm allocation."""
+    """Returns a job started by the installation's mpiexec; on this machine even inside a Slurm allocation.
+
+    Ranks also get the variables of torchrun, for scripts that use torch.distributed. For TorchMN those of MPI count,
+    which precede them in the table of launchers.
+    """
     options, settings = mpiexec_options(installation)
     start = [str(installation.mpiexec), *options, "-n", str(size)]
-    environment = {**environment, **library_environment(installation, environment), **settings}
-    return Job(size, installation.flavour.rank_variable, command, [(start, environment)])
+    variables, reservation = torch_variables(size, environment)
+    environment = {**environment, **library_environment(installation, environment), **settings, **variables}
+    return Job(size, installation.flavour.rank_variable, command, [(start, environment)], reservation)
 
 
 def mpiexec_options(installation: Installation) -> tuple[list[str], dict[str, str]]:
@@ -96,26 +126,34 @@ def gloo_job(size: int, command: Sequence[str], environment: Mapping[str, str]) 
     MASTER_ADDR and MASTER_PORT are for scripts that use torch.distributed themselves. TorchMN's ranks find each other
     through a file instead, because torch's TCP store accepts connections on all interfaces without authentication.
     """
+    variables, reservation = torch_variables(size, environment)
+    shared = {**environment, **variables, RUN_MARKER: "gloo"}
+    starts = [([], {**shared, "RANK": str(rank)}) for rank in range(size)]
+    return Job(size, "RANK", command, starts, reservation, STORE_VARIABLE)
+
+
+def torch_variables(size: int, environment: Mapping[str, str]) -> tuple[dict[str, str], socket.socket]:
+    """Returns torchrun's variables that are the same for all ranks, and the reservation of MASTER_PORT.
+
+    `rank_process` adds RANK and LOCAL_RANK.
+    """
     reservation = reserved_port()
-    shared = {
-        **environment,
-        RUN_MARKER: "gloo",
+    variables = {
         "WORLD_SIZE": str(size),
         "LOCAL_WORLD_SIZE": str(size),
-        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_ADDR": LOOPBACK,
         "MASTER_PORT": str(reservation.getsockname()[1]),
     }
-    loopback = next((name for _, name in socket.if_nameindex() if name in ("lo", "lo0")), None)
-    if loopback and not environment.get("GLOO_SOCKET_IFNAME"):
+    interface = loopback_interface()
+    if interface and not environment.get("GLOO_SOCKET_IFNAME"):
         # gloo would use the address of the host name, which in a container may belong to no local interface.
-        shared["GLOO_SOCKET_IFNAME"] = loopback
-    starts = [([], {**shared, "RANK": str(rank), "LOCAL_RANK": str(rank)}) for rank in range(size)]
-    return Job(size, "RANK", command, starts, reservation, STORE_VARIABLE)
+        variables["GLOO_SOCKET_IFNAME"] = interface
+    return variables, reservation
 
 
 def reserved_port() -> socket.socket:
     """Returns a socket that reserves a free port. It does not listen, so that torch's store on rank 0 can."""
     reservation = socket.socket()
     reservation.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    reservation.bind(("127.0.0.1", 0))
+    reservation.bind((LOOPBACK, 0))
     return reservation

@@ -42,6 +42,7 @@ def end_with_parent(parent: int, signum: int = signal.SIGKILL) -> None:
 def main() -> None:
     directory, rank_variable = sys.argv[1:]
     rank = os.environ[rank_variable]
+    os.environ["RANK"] = os.environ["LOCAL_RANK"] = rank  # for torch.distributed; all ranks are on this host
     end_with_parent(os.getppid())
     with open(f"{directory}/command", encoding="utf-8", errors="surrogateescape") as file:
         command = json.load(file)

@@ -1,4 +1,4 @@
-"""`HostTransport`, an MPI transport that uses shared memory between the ranks of a host."""
+"""`HostTransport`, an MPI transport that uses shared memory on a host, and a ring between hosts."""
 
 from __future__ import annotations
 
@@ -10,8 +10,9 @@ from time import sleep
 from mpi4py import MPI
 from torch import Tensor
 
-from torchmn.communicators.fastpath import shared_sum
+from torchmn.communicators.fastpath import host_ring, shared_sum
 from torchmn.communicators.fastpath.direct_comparison import CARRIED_BYTES, MAX_RANKS, DirectComparison
+from torchmn.communicators.fastpath.host_ring import HostRing
 from torchmn.communicators.fastpath.shared_sum import SharedSum
 from torchmn.communicators.fastpath.slots import SLOT_BYTES, STEP_BYTES, Slots
 from torchmn.communicators.messages import reductions, staging
@@ -25,12 +26,13 @@ _IN_SLOTS = 1 << 40  # `Header.number` from here on is the number of a slot
 
 
 class HostTransport(MPITransport):
-    """`MPITransport` with four fast paths. All ranks choose the same one, because they choose by size.
+    """`MPITransport` with five fast paths. All ranks choose the same one, because they choose by size.
 
     - A message of 64 KB to 4 MB to a rank of this host is in a slot of shared memory; MPI sends only its header.
     - Up to four ranks compare numbers directly, each with each.
     - A small tensor piggybacks on the number (see `Carrier`).
     - Ranks of one host sum large tensors in shared memory.
+    - Several hosts reduce large tensors in a ring.
     """
 
     def __init__(self, group: Group, point_to_point: MPI.Comm, slots: Slots):
@@ -39,8 +41,9 @@ class HostTransport(MPITransport):
         self._filled: list[_FilledSlot] = []
         self._filling = Lock()  # several threads may send at once
         self._comparison = DirectComparison(self.collective) if 1 < group.size <= MAX_RANKS else None
-        self._on_one_host = len(set(group.hosts)) == 1 < group.size
+        self._hosts = len(set(group.hosts))
         self._sum: SharedSum | None = None  # created by the first sum that is large enough
+        self._ring: HostRing | None = None  # the same
         if self._comparison is not None:
             self.carrier = self
 
@@ -121,13 +124,31 @@ class HostTransport(MPITransport):
     # -- sums --------------------------------------------------------------------------------------------------
 
     def allreduce_(self, source: Tensor, out: Tensor, op: str, scale: float) -> bool:
-        if self._on_one_host and op == "sum" and out.is_cpu and shared_sum.is_faster(out, self.group.size):
+        if (
+            self._hosts == 1 < self.group.size
+            and op == "sum"
+            and out.is_cpu
+            and shared_sum.is_faster(out, self.group.size)
+        ):
             if self._sum is None:
                 self._sum = SharedSum(self.collective)
             if self._sum.works:
                 self._sum.sum_(source.view(-1), out.view(-1), scale)
                 return True
         return super().allreduce_(source, out, op, scale)
+
+    def reduce_(self, source: Tensor, out: Tensor, datatype: MPI.Datatype, op: MPI.Op) -> None:
+        if not host_ring.is_faster(out, self._hosts):
+            super().reduce_(source, out, datatype, op)
+            return
+        if self._ring is None:
+            self._ring = HostRing(self.collective, self.group.hosts)
+        self._ring.reduce_(source, out, datatype, op)
+
+    def close(self) -> None:
+        if self._ring is not None and not MPI.Is_finalized():
+            self._ring.close()
+        super().close()
 
 
 @dataclass

@@ -41,6 +41,11 @@ def network() -> str | None:
         return None
 
 
+def loopback_interface() -> str | None:
+    """Returns the name of this host's loopback interface; None if it has another name than usual."""
+    return next((name for _, name in socket.if_nameindex() if name in ("lo", "lo0")), None)
+
+
 def address_of_hostname() -> str | None:
     """Returns the address of this host's name, by the search that gloo makes; None if there is none."""
     with suppress(OSError):

@@ -7,10 +7,8 @@ every step.
 torch allocates aligned blocks, and glibc before 2.39 cuts each from a slightly larger one. The remainder of some 64
 bytes goes into a bin of small blocks, which are never merged with their neighbours. A freed gradient then leaves a hole
 that is slightly too small for the same gradient of the next step, and the heap grows for a while: by 5 to 20 MB in a
-training
-    with
-7 MB of gradients. Without those bins (M_MXFAST) it stops at 3 or 4 MB. Each thread's cache of small blocks has the same
-effect on a smaller scale, but cannot be switched off at run time.
+training with 7 MB of gradients. Without those bins (M_MXFAST) it stops at 3 or 4 MB. Each thread's cache of small
+blocks has the same effect on a smaller scale, but cannot be switched off at run time.
 """
 
 from __future__ import annotations

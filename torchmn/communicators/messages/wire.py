@@ -15,8 +15,11 @@ from functools import lru_cache
 from math import prod
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
+
+from torchmn._torch_compat import plain_torch_function
 
 DEFAULT_MAX_MESSAGE_BYTES = 1 << 30
 """Larger buffers are sent in pieces of this size: MPI and some of its transports count bytes in a C int."""
@@ -39,9 +42,19 @@ class Kind(IntEnum):
     OBJECT = 2
     ERROR = 3  # the sender failed; the payload is the text of its error
     LONG = 4  # the header is too long for one message and follows as a payload
+    ARRAY = 5  # as TENSOR and TUPLE, but NumPy arrays were sent, and the receiver gets arrays
+    ARRAYS = 6
 
 
 KINDS = tuple(Kind)
+
+
+class ArrayTensor(Tensor):
+    """A tensor with the memory of a NumPy array. Who receives it gets an array."""
+
+    __torch_function__ = plain_torch_function
+
+
 _NO = (False,)
 _FLAGS = ((False, False), (True, False), (False, True), (True, True))  # (on_gpu, wants_reply), indexed by the two bits
 _PREFIX = struct.Struct("<4q")
@@ -94,7 +107,13 @@ class Message:
 
     def payload(self) -> Tensor | tuple[Tensor, ...]:
         """Returns the tensor that was sent, or a tuple if a tuple or list was sent."""
-        return self.tensors[0] if self.kind == Kind.TENSOR else self.tensors
+        kind = self.kind
+        return self.tensors[0] if kind == Kind.TENSOR or kind == Kind.ARRAY else self.tensors
+
+    def arrays(self) -> np.ndarray | tuple[np.ndarray, ...]:
+        """Returns the array that was sent, or a tuple if a tuple or list was sent."""
+        arrays = tuple([x.numpy() for x in self.tensors])
+        return arrays[0] if self.kind == Kind.ARRAY else arrays
 
     def layout(self) -> Layout:
         """Returns the description of its tensors for the header."""

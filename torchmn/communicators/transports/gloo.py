@@ -16,7 +16,8 @@ from torchmn._torch_compat import gloo_options
 from torchmn.communicators.launchers.addresses import LOOPBACK, address_of_hostname, facing, is_loopback, network
 from torchmn.communicators.launchers.environment import STORE_VARIABLE, Launch
 from torchmn.communicators.messages import wire
-from torchmn.errors import LaunchError
+from torchmn.communicators.watchdog.report import ranks_text
+from torchmn.errors import DOCUMENTATION, LaunchError
 
 _PROOF = 4  # gloo's tag of the messages by which ranks prove their identity
 _PROOF_BYTES = 32
@@ -44,6 +45,13 @@ def open_store(launch: Launch, timeout: timedelta) -> tuple[dist.Store, bool]:
     MASTER_ADDR and MASTER_PORT, which any process that reaches it can read.
     """
     path = os.environ.get(STORE_VARIABLE) if launch.name == "torchmn" else None
+    if path is None and "MASTER_PORT" in os.environ and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
+        # As torch's rendezvous, which waits for all ranks and does not name the missing ones.
+        address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+        is_master = launch.rank == 0
+        return dist.TCPStore(
+            address, port, launch.size, is_master, timeout, wait_for_workers=False, multi_tenant=True
+        ), False
     if path is None:
         return next(dist.rendezvous("env://", launch.rank, launch.size or 1, timeout=timeout))[0], False
     if not Path(path).parent.is_dir():  # torch would wait for it until the timeout
@@ -54,9 +62,25 @@ def open_store(launch: Launch, timeout: timedelta) -> tuple[dist.Store, bool]:
 
 
 def allgather_by_store(store: dist.Store, key: str, value: Any, rank: int, size: int) -> list[Any]:
-    """Returns every rank's `value`, which JSON can represent, in rank order: for ranks that are not connected yet."""
-    store.set(f"{key}/{rank}", json.dumps(value))
-    return [json.loads(store.get(f"{key}/{peer}")) for peer in range(size)]
+    """Returns every rank's `value`, which JSON can represent, in rank order: for ranks that are not connected yet.
+
+    Raises:
+        LaunchError: some ranks have not called this within the timeout of the store.
+    """
+    keys = [f"{key}/{peer}" for peer in range(size)]
+    store.set(keys[rank], json.dumps(value))
+    try:
+        store.wait(keys)
+    except RuntimeError as error:
+        missing = [peer for peer in range(size) if not store.check([keys[peer]])]
+        if not missing:
+            raise
+        raise LaunchError(
+            f"rank {rank} of {size}: {size - len(missing)} of {size} ranks came before the timeout (TORCHMN_TIMEOUT), "
+            f"rank {ranks_text(missing)} did not. Look at its output, and check that every rank calls "
+            "create_communicator, and that WORLD_SIZE is the number of ranks that were started"
+        ) from error
+    return [json.loads(store.get(each)) for each in keys]
 
 
 def shared_secret(store: dist.Store, rank: int) -> bytes:
@@ -126,5 +150,5 @@ def _authenticate(group: Any, secret: bytes, name: str, rank: int, size: int) ->
         if not hmac.compare_digest(wire.to_bytes(received[peer]), proof(peer, rank)):
             raise LaunchError(
                 f"rank {rank} of {size}: {name}: the process that connected as rank {peer} does not have the secret "
-                "of this job. Another user of this host interferes: see docs/security.md"
+                f"of this job. Another user of this host interferes: see {DOCUMENTATION}/security.html"
             )

@@ -5,6 +5,7 @@ A communicator, its transport and the watchdog share one `Group`.
 
 from __future__ import annotations
 
+import math
 import os
 import threading
 from collections.abc import Sequence
@@ -19,15 +20,39 @@ from torchmn.communicators.messages import wire
 from torchmn.communicators.watchdog.source_lines import user_line
 from torchmn.communicators.watchdog.waits import FINALIZE, Broken, Watch
 from torchmn.context import Token, here
-from torchmn.errors import PeerError, ThreadError, TorchMNError
+from torchmn.errors import ArgumentError, PeerError, ThreadError, TorchMNError
 from torchmn.optional import FUSION
 
 DEFAULT_TIMEOUT = 300.0
+NO_TIMEOUT = 365 * 24 * 3600.0  # seconds; infinity would overflow the deadlines of gloo and of timers
 
 
 def default_timeout() -> float:
     """Returns the seconds that a wait may last: `TORCHMN_TIMEOUT`, or 300."""
-    return float(os.environ.get("TORCHMN_TIMEOUT") or DEFAULT_TIMEOUT)
+    text = os.environ.get("TORCHMN_TIMEOUT") or str(DEFAULT_TIMEOUT)
+    try:
+        number: float | str = math.inf if text == "off" else float(text)
+    except ValueError:
+        number = text
+    return seconds_of(number, "TORCHMN_TIMEOUT")
+
+
+def seconds_of(timeout: object, name: str) -> float:
+    """Returns a limit of waits in seconds; infinity, which means without a limit, becomes a year.
+
+    Args:
+        timeout: a number of seconds.
+        name: of the option, for the message.
+
+    Raises:
+        ArgumentError: `timeout` is not a number above 0.
+    """
+    if isinstance(timeout, bool) or not isinstance(timeout, int | float) or not timeout > 0:
+        raise ArgumentError(
+            f"{name}: expected seconds > 0, got {timeout!r}. For waits without a limit: TORCHMN_TIMEOUT=off, or "
+            "timeout=math.inf"
+        )
+    return min(float(timeout), NO_TIMEOUT)
 
 
 def checks_by_default() -> bool:

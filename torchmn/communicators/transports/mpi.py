@@ -114,12 +114,15 @@ class MPITransport:
 
     Attributes:
         p2p, collective: two communicators of MPI, so that messages of users and of collective operations do not match.
+        outside: MPI's communicator of the same ranks for the user's own calls of MPI; None for a subgroup until
+            `for_users` creates it.
     """
 
     def __init__(self, group: Group, point_to_point: MPI.Comm):
         self.group = group
         self.p2p = point_to_point
         self.collective = point_to_point.Dup()
+        self.outside: MPI.Comm | None = None
         # A third of the tags each for users' messages, payloads that follow a header, and "ready" messages.
         self._third = ((MPI.COMM_WORLD.Get_attr(MPI.TAG_UB) or 32767) + 1) // 3
         self.traits = Traits("mpi", tag_limit=self._third, reads_gpu_memory=reads_gpu_memory())
@@ -268,10 +271,14 @@ class MPITransport:
         datatype = _DATATYPES.get(out.dtype)
         if datatype is None or reductions.may_lose_nan(out.dtype, op):
             return False
-        given = MPI.IN_PLACE if source is out else [memory(source), datatype]
-        self.collective.Allreduce(given, [memory(out), datatype], _OPERATIONS[op])
+        self.reduce_(source, out, datatype, _OPERATIONS[op])
         reductions.scale_(out, scale)
         return True
+
+    def reduce_(self, source: Tensor, out: Tensor, datatype: MPI.Datatype, op: MPI.Op) -> None:
+        """Reduces `source` over ranks into `out`, which may be the same, with one of MPI's operations."""
+        given = MPI.IN_PLACE if source is out else [memory(source), datatype]
+        self.collective.Allreduce(given, [memory(out), datatype], op)
 
     def subgroup(self, members_of: Mapping[int, list[int]], color: int | None, name: str) -> MPITransport | None:
         if color is None:
@@ -285,6 +292,12 @@ class MPITransport:
     def like(self, group: Group, point_to_point: MPI.Comm) -> MPITransport:
         """Returns a transport of this kind for another group of ranks of the same job."""
         return MPITransport(group, point_to_point)
+
+    def for_users(self) -> MPI.Comm:
+        """Returns MPI's communicator of these ranks for the user's own calls; all must call it, the first time."""
+        if self.outside is None:
+            self.outside = self.collective.Dup()
+        return self.outside
 
     def close(self) -> None:
         if not MPI.Is_finalized():

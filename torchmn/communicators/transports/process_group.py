@@ -28,13 +28,14 @@ from torchmn.communicators.messages import reductions, wire
 from torchmn.communicators.messages.wire import Header, Kind, Layout, Message, TensorSpec
 from torchmn.communicators.transports import gloo
 from torchmn.communicators.transports.group import Group, Settings
+from torchmn.communicators.transports.rendezvous import open_store_between
 from torchmn.communicators.transports.transport import Carrier, Exchange, PeerBuffers, Pending, Traits
 from torchmn.communicators.watchdog.process_hooks import time_limit
 from torchmn.communicators.watchdog.waits import Watch
 from torchmn.errors import LaunchError, PeerError
 
 HEADER_BYTES = 4096
-RENDEZVOUS_SECONDS = 300  # ranks load torch at different speeds
+_CONNECT_SECONDS = 10  # for gloo to report that it does not connect, before the process is ended without an explanation
 _STREAM, _PAYLOAD, _EXCHANGE = 1, 2, 3  # gloo's tags
 _OPERATIONS = {
     "sum": dist.ReduceOp(dist.ReduceOp.SUM),
@@ -348,8 +349,17 @@ def _nccl(store: dist.Store, rank: int, size: int) -> Any:
     return backends.ProcessGroupNCCL(store, rank, size, backends.ProcessGroupNCCL.Options())
 
 
-def create(backend: str, settings: Settings, launch: Launch, name: str) -> ProcessGroupTransport:
-    """Returns the transport of all ranks that the launcher started.
+def create(
+    backend: str, settings: Settings, launch: Launch, name: str, mpi_comm: Any = None
+) -> tuple[ProcessGroupTransport, str]:
+    """Returns the transport of all ranks that the launcher started, and the address at which they found each other.
+
+    Args:
+        backend: gloo or nccl.
+        settings: of the communicator.
+        launch: what the launcher's environment variables contain.
+        name: of the communicator.
+        mpi_comm: an mpi4py communicator over which ranks agree on an address; None: by the launcher's variables.
 
     Raises:
         LaunchError: the ranks do not find each other, or another process has this rank.
@@ -359,18 +369,22 @@ def create(backend: str, settings: Settings, launch: Launch, name: str) -> Proce
     use_nccl = backend == "nccl"
     if use_nccl:
         torch.cuda.set_device((launch.local_rank or 0) % torch.cuda.device_count())
-    timeout = timedelta(seconds=max(settings.timeout, RENDEZVOUS_SECONDS))
+    timeout = timedelta(seconds=settings.timeout)
     try:
-        store, is_closed = gloo.open_store(launch, timeout)
+        if mpi_comm is None:
+            (store, is_closed), master = gloo.open_store(launch, timeout), os.environ["MASTER_ADDR"]
+        else:
+            with time_limit(settings.timeout):
+                operation = "create_communicator"
+                store, master = open_store_between(rank, size, mpi_comm.bcast, mpi_comm.allgather, operation)
+            store.set_timeout(timeout)
+            is_closed = False
+    except LaunchError:
+        raise
     except Exception as error:
         raise LaunchError(
             f"rank {rank} of {size}: the ranks do not find each other at MASTER_ADDR:MASTER_PORT: {error}. "
-            + (
-                "Check that rank 0's host and port can be reached from here; `torchmn doctor` helps."
-                if "MASTER_ADDR" in os.environ
-                else f"This launcher does not set MASTER_ADDR: create_communicator('auto') uses MPI here; for "
-                f"{backend} start ranks with torchrun, or with `torchmn run --transport gloo`."
-            )
+            "Check that rank 0's host and port can be reached from here; `torchmn doctor` helps."
         ) from error
     store = dist.PrefixStore(f"torchmn/{name}", store)
     if store.add(f"claimed/{rank}", 1) != 1:  # this process would read the keys of the first one
@@ -378,14 +392,14 @@ def create(backend: str, settings: Settings, launch: Launch, name: str) -> Proce
             f"rank {rank} of {size}: another process has created {name!r} as this rank of the job already. A program "
             "that a rank starts is no rank: start it with its own `torchmn run` or another launcher"
         )
-    with time_limit(timeout.total_seconds()):
+    with time_limit(settings.timeout + _CONNECT_SECONDS):
         machines = gloo.allgather_by_store(store, "machine", Machine.here(), rank, size)
         hosts = names_of_hosts([Machine(*machine) for machine in machines])
         group = Group.of_world(name, hosts, Watch(rank, hosts[rank]), settings)
-        address = gloo.listen_address(store, rank, size, os.environ["MASTER_ADDR"])
+        address = gloo.listen_address(store, rank, size, master)
         secret = gloo.shared_secret(store, rank) if is_closed else None
         try:
-            return ProcessGroupTransport(group, gloo.Rendezvous(store, address, secret), use_nccl)
+            return ProcessGroupTransport(group, gloo.Rendezvous(store, address, secret), use_nccl), master
         except RuntimeError as error:
             raise LaunchError(
                 f"rank {rank} of {size} on {hosts[rank]}: gloo does not connect the ranks: {_gloo_message(error)}. A "

@@ -95,7 +95,10 @@ class ThreadWorld:
                 limit = wait.group.settings.timeout
                 if monotonic() - wait.since > limit:
                     reason = report.timeout_reason(watch.rank, limit, wait.operation)
-                    self.fail(report.table(self.states(), reason), timed_out=True)
+                    before = self.states()
+                    done.wait(0.1)
+                    states = self.states()
+                    self.fail(report.table(states, reason, report.lasting_cycle(before, states)), timed_out=True)
                     return
 
 

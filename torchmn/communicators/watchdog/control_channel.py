@@ -7,12 +7,14 @@ killed or whose host failed.
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import queue
 import socket
 import struct
 import threading
+import time
 from collections.abc import Sequence
 from contextlib import suppress
 from multiprocessing.connection import Connection, answer_challenge, deliver_challenge, wait
@@ -22,7 +24,11 @@ from typing import Any
 from torchmn.communicators.launchers.addresses import LOOPBACK
 
 CONNECT_SECONDS = 10.0
+CUT_OFF = "cannot reach rank 0"  # part of a warning; `torchmn doctor` searches for it in the output
 _BROKEN = (EOFError, OSError)
+_FULL = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
+_RETRY_SECONDS = 0.1
+_MOST_BYTES = 1 << 24  # of one message: the state of a rank with thousands of open edges is below 1 MB
 # A host without power or network closes no connection. Keepalive gives such a connection up after about a minute.
 _KEEPALIVE = {"TCP_KEEPIDLE": 20, "TCP_KEEPINTVL": 10, "TCP_KEEPCNT": 4, "TCP_USER_TIMEOUT": 60_000}
 
@@ -37,7 +43,9 @@ class ControlServer:
         self._ranks: dict[Connection, int] = {}
         self._log: list[bytes] = []  # all messages: replayed to ranks that connect late
         self._size = size
-        self._accepted = 0
+        self._accepted: set[int] = set()
+        self._unknown: dict[socket.socket, None] = {}  # connections that have not introduced themselves, oldest first
+        self._most_unknown = 64 + 16 * size  # a rank may connect by several addresses at once
         self._pending: queue.SimpleQueue[tuple[Connection, int]] = queue.SimpleQueue()
         for target, name in ((self._accept, "torchmn-accept"), (self._serve, "torchmn-control-server")):
             threading.Thread(target=target, name=name, daemon=True).start()
@@ -48,29 +56,47 @@ class ControlServer:
                 connection = self._listener.accept()[0]
             except ConnectionAbortedError:
                 continue
-            except OSError:  # closed, after the last rank
-                return
+            except OSError as error:
+                if error.errno not in _FULL:  # closed, after the last rank
+                    return
+                time.sleep(_RETRY_SECONDS)  # until this process has closed a file
+                continue
+            self._unknown[connection] = None
+            if len(self._unknown) > self._most_unknown:
+                # The oldest one: a rank needs milliseconds to introduce itself.
+                with suppress(OSError, StopIteration, RuntimeError):  # it may end at this moment
+                    next(iter(self._unknown)).shutdown(socket.SHUT_RDWR)
             # One thread per connection: a client that sends nothing must not delay a rank.
-            threading.Thread(target=self._handshake, args=(connection,), name="torchmn-handshake", daemon=True).start()
+            handshake = threading.Thread(target=self._handshake, args=(connection,), daemon=True)
+            handshake.name = "torchmn-handshake"
+            try:
+                handshake.start()
+            except RuntimeError:  # no further thread at the moment
+                self._unknown.pop(connection, None)
+                connection.close()
 
     def _handshake(self, connection: socket.socket) -> None:
         with suppress(Exception):  # not a rank, or a rank that connected by another address
             authenticated = _authenticate(connection, self.key, server=True)
             if authenticated.poll(CONNECT_SECONDS):
-                self._pending.put((authenticated, json.loads(authenticated.recv_bytes())["rank"]))
+                self._pending.put((authenticated, json.loads(authenticated.recv_bytes(_MOST_BYTES))["rank"]))
+        self._unknown.pop(connection, None)
 
     def _serve(self) -> None:
         while True:
             while not self._pending.empty():
                 self._add(*self._pending.get())
-            for connection in wait(list(self._ranks), timeout=0.5 if self._accepted < self._size else None):
+            for connection in wait(list(self._ranks), timeout=0.5 if len(self._accepted) < self._size else None):
                 assert isinstance(connection, Connection)
                 self._forward(connection)
 
-    def _add(self, connection: Connection, rank: int) -> None:
+    def _add(self, connection: Connection, rank: object) -> None:
+        if not isinstance(rank, int) or rank not in range(self._size) or rank in self._accepted:
+            connection.close()  # the client reports that rank 0 closed the connection
+            return
         self._ranks[connection] = rank
-        self._accepted += 1
-        if self._accepted == self._size:
+        self._accepted.add(rank)
+        if len(self._accepted) == self._size:
             with suppress(OSError):
                 self._listener.shutdown(socket.SHUT_RDWR)  # wakes `accept`, which `close` does not
             self._listener.close()
@@ -79,13 +105,30 @@ class ControlServer:
 
     def _forward(self, connection: Connection) -> None:
         try:
-            message = connection.recv_bytes()
-        except _BROKEN:
+            message = connection.recv_bytes(_MOST_BYTES)
+            if parse(message)["rank"] != self._ranks[connection]:
+                raise ValueError("a message in the name of another rank")
+        except (*_BROKEN, ValueError):
             rank = self._ranks.pop(connection)
+            connection.close()
             message = json.dumps({"kind": "lost", "rank": rank}).encode()
         self._log.append(message)
         for each in self._ranks:
             _send(each, message)
+
+
+def parse(message: bytes) -> dict[str, Any]:
+    """Returns the content of a message.
+
+    Raises:
+        ValueError: it is not a JSON object with the kind of message and the rank that sent it.
+    """
+    content = json.loads(message)
+    if not isinstance(content, dict) or not isinstance(content.get("kind"), str):
+        raise ValueError("expected a JSON object with a kind")
+    if not isinstance(content.get("rank"), int):
+        raise ValueError("expected a JSON object with a rank")
+    return content
 
 
 def _send(connection: Connection, message: bytes) -> None:
@@ -119,10 +162,11 @@ class ControlClient:
 
         Raises:
             EOFError, OSError: the connection is broken.
+            ValueError: the server sent something that is not a message.
         """
         if not self._connection.poll(seconds):
             return None
-        return json.loads(self._connection.recv_bytes())
+        return parse(self._connection.recv_bytes(_MOST_BYTES))
 
 
 def _open_port(to_other_hosts: bool, size: int) -> socket.socket:
@@ -174,7 +218,7 @@ def _authenticate(plain: socket.socket, key: bytes, server: bool) -> Connection:
         for name, value in _KEEPALIVE.items():
             if hasattr(socket, name):  # Linux has them all
                 plain.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
-        connection = Connection(os.dup(plain.fileno()))
+        connection = Connection(_duplicate(plain.fileno()))
         try:
             first, second = (deliver_challenge, answer_challenge) if server else (answer_challenge, deliver_challenge)
             first(connection, key)
@@ -184,6 +228,18 @@ def _authenticate(plain: socket.socket, key: bytes, server: bool) -> Connection:
             raise
         _limit_reads(plain, 0.0)
         return connection
+
+
+def _duplicate(file: int) -> int:
+    """Returns another descriptor of an open file; waits a while if this process has too many open files."""
+    deadline = monotonic() + CONNECT_SECONDS
+    while True:
+        try:
+            return os.dup(file)
+        except OSError as error:
+            if error.errno not in _FULL or monotonic() > deadline:
+                raise
+            time.sleep(_RETRY_SECONDS)
 
 
 def _limit_reads(plain: socket.socket, seconds: float) -> None:

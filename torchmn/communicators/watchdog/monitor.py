@@ -17,12 +17,14 @@ from typing import Any
 
 from torchmn.communicators.watchdog import report
 from torchmn.communicators.watchdog.control_channel import ControlClient
+from torchmn.communicators.watchdog.program_end import ProgramEnd
 from torchmn.communicators.watchdog.waits import RankState, Wait, Watch
 
 STUCK_STATUS = 124  # as the command `timeout`
 _POLL_SECONDS = 0.5
 _REPLY_SECONDS = 3.0  # to wait for messages of other ranks
 _KNOWN_CAUSE_SECONDS = 1.0  # the same, where a departure already explains the failure
+_SAMPLES_APART = 1.0  # seconds between the two samples that show a deadlock
 _DEPARTURE_SECONDS = 1.5  # a wait for a rank that left may last this long: its last message may be in flight
 
 
@@ -37,11 +39,17 @@ class Monitor:
         process: id of this rank's process; processes that it forks must not act for it.
         exit_status: the status that this rank's script passed to sys.exit.
         leaving: whether this rank's script has ended.
+        ending: whether the watchdog is ending this process.
         departures: the messages of ranks that have left or were lost, by rank, in the order of their arrival.
     """
 
     def __init__(
-        self, watch: Watch, hosts: Sequence[str], channel: ControlClient | None, end_transport: Callable[[int], None]
+        self,
+        watch: Watch,
+        hosts: Sequence[str],
+        channel: ControlClient | None,
+        end_transport: Callable[[int], None],
+        timeout: float,
     ):
         self.watch = watch
         self.size = len(hosts)
@@ -50,23 +58,27 @@ class Monitor:
         self.process = os.getpid()
         self.exit_status = 0
         self.leaving = False
+        self.ending = False
         self.departures: dict[int, dict[str, Any]] = {}
         self._hosts = hosts
         self._channel = channel
         self._end_transport = end_transport
+        self._program_end = ProgramEnd(watch, timeout)
         self._claims: dict[str, int] = {}  # the rank whose claim arrived first
         self._changed = threading.Condition()
         self._states: dict[int, RankState] = {}
+        self._sampled = 0  # number of the sample of states that this rank requested last
         self._missing_since: dict[int, float] = {}  # by thread
-        self._stopped = threading.Event()
+        self._disconnected = threading.Event()
         self._raising = threading.Lock()
         watch.announce = self.announce_broken
 
     def start(self) -> None:
         threading.Thread(target=self._run, name="torchmn-watchdog", daemon=True).start()
 
-    def stop(self) -> None:
-        self._stopped.set()
+    def disconnect(self) -> None:
+        """Ignores the control channel from now on; the rank's exit is still watched."""
+        self._disconnected.set()
 
     # -- called by the rank's other threads --------------------------------------------------------------------
 
@@ -91,8 +103,10 @@ class Monitor:
         MPI_Finalize would wait for them, too, but without running Python's threads.
         """
         if self.serves_others:
+            self._program_end.waits_for_ranks = True
             with self._changed:
                 self._changed.wait_for(lambda: self._channel is None or len(self.departures) >= self.size)
+            self._program_end.waits_for_ranks = False
 
     def is_first_to(self, action: str) -> bool:
         """Returns whether this rank is the first of the job to claim `action`. All ranks get claims in one order."""
@@ -120,6 +134,7 @@ class Monitor:
 
     def end_job(self, status: int) -> None:
         """Ends every rank now; does not return."""
+        self.ending = True
         self._send(kind="end", status=status)
         sys.stdout.flush()
         sys.stderr.flush()
@@ -136,9 +151,12 @@ class Monitor:
 
     def _run(self) -> None:
         reporter: threading.Thread | None = None
-        while not self._stopped.is_set():
-            self._receive()
-            reason = None if reporter else self._reason_to_end()
+        while True:
+            if self._disconnected.is_set():
+                time.sleep(_POLL_SECONDS)
+            else:
+                self._receive()
+            reason = None if reporter else self._reason_to_end() or self._program_end.reason_to_end_job()
             if reason:
                 # In another thread, because this one must receive the states of the other ranks.
                 reporter = threading.Thread(target=self._report, args=(reason,), name="torchmn-report", daemon=True)
@@ -150,15 +168,15 @@ class Monitor:
             return
         try:
             message = self._channel.receive(_POLL_SECONDS)
-        except (EOFError, OSError):
+        except (EOFError, OSError, ValueError):
             self._channel = None
-            with self._changed:
-                self.departures.setdefault(0, {"kind": "lost", "rank": 0})  # the server runs in rank 0's process
-                self._changed.notify_all()
-            return
+            message = {"kind": "lost", "rank": 0}  # the server runs in rank 0's process
         if message is not None:
             with self._changed:
-                self._handle(message)
+                try:
+                    self._handle(message)
+                except (KeyError, TypeError, ValueError):  # not one of our messages: its sender is out of order
+                    self._handle({"kind": "lost", "rank": message["rank"]})
                 self._changed.notify_all()
 
     def _handle(self, message: dict[str, Any]) -> None:
@@ -166,18 +184,23 @@ class Monitor:
         if kind == "claim":
             self._claims.setdefault(message["what"], rank)
         elif kind == "end" and rank != self.watch.rank:
+            self.ending = True
             # The sender also ends the job by its transport; this is for transports that cannot.
             threading.Timer(1.0, os._exit, (message["status"],)).start()
         elif kind == "ask":
-            self._send(kind="state", state=self.watch.state().as_dict())
-        elif kind == "state":
+            self._send(kind="state", sample=message["sample"], state=self.watch.state().as_dict())
+        elif kind == "state" and message["sample"] == self._sampled:
             self._states[rank] = RankState.from_dict(message["state"])
         elif kind == "broken":
             self.watch.mark_broken(message["communicator"], rank, message["reason"])
         elif kind == "left":
             self.departures[rank] = message
-        elif kind == "lost":
-            self.departures.setdefault(rank, message)
+        elif kind == "lost" and rank not in self.departures:
+            self.departures[rank] = message
+            first = min(set(range(self.size)) - set(self.departures), default=None)
+            if self.watch.rank == first and self.notices_departures and not self.ending:
+                # At once: a launcher may be ending this rank, too, and name no rank.
+                sys.stderr.write(f"torchmn: {report.departure_text(message)}\n")
 
     def _reason_to_end(self) -> str | None:
         """Returns why this rank's wait must end the job, or None."""
@@ -220,21 +243,31 @@ class Monitor:
         """Prints the table and ends the job, unless another rank does."""
         if not self.is_first_to("table"):
             return
-        self._send(kind="ask")
-        expected = set(range(self.size)) - set(self.departures)
-        with self._changed:
-            seconds = _REPLY_SECONDS if self._channel else 0
-            self._changed.wait_for(lambda: expected <= set(self._states), timeout=seconds)
-        sys.stderr.write("\n" + report.table(self._all_states(), reason) + "\n")
+        states = self._sample()
+        ring: list[int] = []
+        if report.cycle(states):
+            time.sleep(_SAMPLES_APART)
+            before, states = states, self._sample()
+            ring = report.lasting_cycle(before, states)
+        sys.stderr.write("\n" + report.table(states, reason, ring) + "\n")
         failed = [departure["status"] for departure in self.departures.values() if departure.get("status")]
         status = 1 if self.watch.broken else STUCK_STATUS
         self.end_job(failed[0] if failed else status)
 
-    def _all_states(self) -> list[RankState]:
+    def _sample(self) -> list[RankState]:
         """Returns the state of every rank; a rank that did not reply is busy in native code, or unreachable."""
+        with self._changed:
+            self._states.clear()
+            self._sampled += 1
+        self._send(kind="ask", sample=self._sampled)
+        expected = set(range(self.size)) - set(self.departures)
+        with self._changed:
+            seconds = _REPLY_SECONDS if self._channel else 0
+            self._changed.wait_for(lambda: expected <= set(self._states), timeout=seconds)
         states = {self.watch.rank: self.watch.state(), **self._states}
         for rank in range(self.size):
             gone = rank in self.departures
-            if rank not in states or (gone and not states[rank].operation):
-                states[rank] = RankState(rank, self._hosts[rank], "", left=gone)
+            if rank not in states or (gone and not states[rank].operation and rank != self.watch.rank):
+                lost = gone and self.departures[rank]["kind"] == "lost"
+                states[rank] = RankState(rank, self._hosts[rank], "", left=gone, lost=lost)
         return list(states.values())

@@ -21,14 +21,13 @@ from types import TracebackType
 from typing import Any, NoReturn, Protocol
 
 from torchmn.communicators.launchers.addresses import LOOPBACK, of_this_host
-from torchmn.communicators.watchdog.control_channel import CONNECT_SECONDS, ControlClient, ControlServer
+from torchmn.communicators.watchdog.control_channel import CONNECT_SECONDS, CUT_OFF, ControlClient, ControlServer
 from torchmn.communicators.watchdog.monitor import Monitor
 from torchmn.communicators.watchdog.report import departure_text, ranks_text
 from torchmn.context import here
-from torchmn.errors import PeerError, TorchMNError
+from torchmn.errors import DOCUMENTATION, PeerError, TorchMNError
 
 _logger = logging.getLogger("torchmn.watchdog")
-CUT_OFF = "cannot reach rank 0"  # `torchmn doctor` searches for it in the output
 
 
 class World(Protocol):
@@ -75,13 +74,16 @@ def start_watchdog(world: World, end_transport: Callable[[int], None], rendezvou
         atexit.register(_finalize, world, os.getpid())
         return
     channel, complete = _open_channel(world, rendezvous)
-    monitor = Monitor(world.group.watch, world.hosts, channel, end_transport)
+    monitor = Monitor(world.group.watch, world.hosts, channel, end_transport, world.group.settings.timeout)
     monitor.serves_others = complete and world.rank == 0
     if os.environ.get("TORCHMN_ABORT", "1") != "0":
         _end_job_on_exception(monitor)
         _report_threads(monitor)
         _record_exit_status(monitor)
-        _fail_on_early_exit(monitor)
+        _report_early_exit(monitor)
+        if not faulthandler.is_enabled():
+            with suppress(Exception):  # stderr is not a file (in a notebook)
+                faulthandler.enable()  # a crash prints the line of Python
     else:
         monitor.notices_departures = False
     atexit.register(_leave, monitor)
@@ -109,7 +111,8 @@ def _open_channel(world: World, rendezvous: str | None) -> tuple[ControlClient |
         _logger.warning(
             f"torchmn: the watchdog of rank{'s' * (len(cut_off) > 1)} {ranks_text(cut_off)} {CUT_OFF} "
             f"({failures[cut_off[0]]}). The job continues; but if it gets stuck, the table will lack ranks, and a rank "
-            "that leaves is missed only after the timeout. See 'the watchdog across hosts' in docs/troubleshooting.md."
+            "that leaves is missed only after the timeout. See 'the watchdog across hosts' in "
+            f"{DOCUMENTATION}/troubleshooting.html"
         )
     return channel, not cut_off
 
@@ -218,27 +221,30 @@ def _record_exit_status(monitor: Monitor) -> None:
     sys.exit = leave
 
 
-def _fail_on_early_exit(monitor: Monitor) -> None:
-    """Makes the job fail if this rank calls os._exit(0) in it: MPICH would kill the other ranks and report success."""
+def _report_early_exit(monitor: Monitor) -> None:
+    """Reports that this rank calls os._exit in the job: launchers end the other ranks without a word.
+
+    MPICH's would even report success if the status is 0.
+    """
     python_exit = os._exit
 
     def leave(status: int) -> NoReturn:
-        rank, size = monitor.watch.rank, monitor.size
         in_a_job = monitor.process == os.getpid() and any(not comm.group.closed for comm in monitor.watch.communicators)
-        if status == 0 and in_a_job:
-            status = 1
+        if in_a_job and not monitor.ending:
             sys.stderr.write(
-                f"torchmn: rank {rank} of {size} called os._exit(0) before comm.finalize(); the job is ended with "
-                "status 1. Let the script run to its end, or call comm.finalize() on every rank first.\n"
+                f"torchmn: rank {monitor.watch.rank} of {monitor.size} called os._exit({status}) before "
+                f"comm.finalize(); the job is ended with status {status or 1}. Let the script run to its end, or call "
+                "comm.finalize() on every rank first.\n"
             )
             sys.stderr.flush()
+            status = status or 1
         python_exit(status)
 
     os._exit = leave
 
 
 def _leave(monitor: Monitor) -> None:
-    """Exit handler: announces this rank's exit, flushes pending sends, stops the watchdog thread."""
+    """Exit handler: announces this rank's exit, flushes pending sends, disconnects the watchdog."""
     if monitor.process != os.getpid():  # a forked process does not report
         if monitor.notices_departures:
             # As multiprocessing's children do: the exit handlers of MPI and gloo would wait for the other ranks.
@@ -260,4 +266,4 @@ def _leave(monitor: Monitor) -> None:
         sys.stderr.write(f"torchmn: rank {monitor.watch.rank} of {monitor.size}, in its exit handler: {error}\n")
         monitor.end_job(1)
     monitor.serve_until_all_left()
-    monitor.stop()
+    monitor.disconnect()

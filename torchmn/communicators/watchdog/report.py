@@ -18,6 +18,11 @@ def timeout_reason(rank: int, seconds: float, operation: str) -> str:
     return f"rank {rank} has waited for {seconds:g} s in {operation}; the job is ended"
 
 
+def exit_reason(rank: int, seconds: float, unfinished: str) -> str:
+    """Returns the reason of a rank whose script has ended, and whose process has not."""
+    return f"the script of rank {rank} ended more than {seconds:g} s ago, but not {unfinished}; the job is ended"
+
+
 def departure_reason(departures: Iterable[dict[str, Any]], rank: int, operation: str) -> str:
     """Returns the reason of a rank that waits for ranks which have left or were lost."""
     causes = "; ".join(departure_text(departure) for departure in departures)
@@ -43,14 +48,19 @@ def departure_text(departure: dict[str, Any]) -> str:
 # -- the table -------------------------------------------------------------------------------------------------
 
 
-def table(states: Sequence[RankState], reason: str) -> str:
-    """Returns the report: the reason, a row per rank, and the deadlock or the missing ranks."""
+def table(states: Sequence[RankState], reason: str, ring: Sequence[int] = ()) -> str:
+    """Returns the report: the reason, a row per rank, and the deadlock or the missing ranks.
+
+    Args:
+        states: of all ranks.
+        reason: why the job is ended.
+        ring: from `lasting_cycle`.
+    """
     rows = [("rank", "host", "operation", "with", "tag", "seconds", "at")]
     rows += [_row(state, states) for state in sorted(states, key=lambda state: state.rank)]
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     lines = [f"torchmn: {reason}"]
     lines += ["  " + "  ".join(f"{cell:<{w}}" for cell, w in zip(row, widths, strict=True)).rstrip() for row in rows]
-    ring = cycle(states)
     if ring:
         lines.append("deadlock: " + " waits for ".join(f"rank {rank}" for rank in ring))
     else:
@@ -62,7 +72,7 @@ def table(states: Sequence[RankState], reason: str) -> str:
 
 def _row(state: RankState, states: Sequence[RankState]) -> tuple[str, ...]:
     if state.left:
-        return (str(state.rank), state.host, "left", "", "", "", state.where)
+        return (str(state.rank), state.host, "lost" if state.lost else "left", "", "", "", state.where)
     if not state.operation:
         return (str(state.rank), state.host, "user code", "", "", "", state.where or "no answer")
     if state.peer is not None:
@@ -74,14 +84,20 @@ def _row(state: RankState, states: Sequence[RankState]) -> tuple[str, ...]:
 
 
 def _missing(states: Sequence[RankState]) -> list[str]:
-    """Returns lines on the ranks that others wait for and that wait for no rank, with advice if one has left."""
+    """Returns lines on the ranks that others wait for and that wait for no rank, with advice if one has gone."""
     waiting = [state for state in states if state.operation and not state.left]
     needed = {rank for state in states for rank in waits_for(state, states)}
     missing = sorted(needed - {state.rank for state in waiting})
     if not missing:
         return []
     lines = [f"the others wait for rank{'s' * (len(missing) > 1)} {ranks_text(missing)}"]
-    if any(state.left for state in states if state.rank in missing) and any(state.peer is None for state in waiting):
+    gone = [state for state in states if state.left and state.rank in missing]
+    if any(state.lost for state in gone):
+        lines.append(
+            "A lost rank was killed or crashed, or its host is cut off: see its last output, and `dmesg` on its host "
+            "(the kernel kills processes when memory runs out)."
+        )
+    elif gone and any(state.peer is None for state in waiting):
         lines.append(
             "All ranks must make the same collective calls (steps, evaluations, saves), equally often: "
             "torchmn.scatter_dataset gives every rank equally many items."
@@ -119,6 +135,17 @@ def _has_joined(other: RankState | None, state: RankState) -> bool:
         return False
     same = other.communicator == state.communicator and other.peer is None and bool(other.operation)
     return same and other.sequence == state.sequence and other.operation == state.operation
+
+
+def lasting_cycle(before: Sequence[RankState], after: Sequence[RankState]) -> list[int]:
+    """Returns the ring of ranks that wait for each other in both samples, each in one and the same wait; else [].
+
+    In a single sample, ranks that exchange messages may seem to wait for each other: it is not taken at one instant.
+    """
+    ring = cycle(after)
+    waits = {state.rank: (state.operation, state.since) for state in before}
+    lasts = all((state.operation, state.since) == waits.get(state.rank) for state in after if state.rank in ring)
+    return ring if lasts else []
 
 
 def cycle(states: Sequence[RankState]) -> list[int]:

@@ -6,6 +6,7 @@ is cheap. The rest (missing ranks, the line of the user's code) is computed only
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
@@ -13,8 +14,10 @@ from time import monotonic
 from typing import Any, NamedTuple, Protocol
 from weakref import WeakSet, WeakValueDictionary
 
+from torchmn._torch_compat import ProfilerRange, is_profiling
 from torchmn.communicators.watchdog.source_lines import line_of_thread
 from torchmn.context import here, process
+from torchmn.errors import TorchMNError
 
 FINALIZE = "finalize"
 
@@ -41,7 +44,7 @@ class Wait:
         about: more data on this wait, for a section of the report.
     """
 
-    __slots__ = ("about", "group", "operation", "peer", "previous", "since", "tag", "thread")
+    __slots__ = ("about", "group", "operation", "peer", "previous", "range", "since", "tag", "thread")
 
     def __init__(
         self, group: WatchedGroup, operation: str, peer: int | None = None, tag: int | None = None, about: Any = None
@@ -54,6 +57,8 @@ class Wait:
 
     def __enter__(self) -> Wait:
         group = self.group
+        if here.isolated:
+            raise TorchMNError(f"{self.operation}: expected no communication in a dry run that only this rank makes")
         if self.peer is None and group.owner is not here.mark:
             group.claim(self.operation)
         self.since = monotonic()
@@ -61,9 +66,15 @@ class Wait:
         waits = group.watch.waits
         self.previous = waits.get(self.thread)
         waits[self.thread] = self
+        self.range = None
+        if is_profiling():
+            self.range = ProfilerRange(f"torchmn::{self.operation}")
+            self.range.__enter__()
         return self
 
     def __exit__(self, *_: object) -> None:
+        if self.range is not None:
+            self.range.__exit__(None, None, None)
         watch = self.group.watch
         if self.previous is None:
             del watch.waits[self.thread]
@@ -85,8 +96,10 @@ class RankState:
     tag: int | None = None
     members: tuple[int, ...] = ()
     seconds: float = 0.0
+    since: float = 0.0  # when the wait began, by this rank's clock: identifies the wait
     where: str = ""
-    left: bool = False
+    left: bool = False  # also if lost
+    lost: bool = False
     reports: dict[str, Any] = field(default_factory=dict)  # the facts of each of `sections`, by name
 
     def as_dict(self) -> dict[str, Any]:
@@ -171,6 +184,7 @@ class Watch:
             tag=wait.tag,
             members=group.world_ranks,
             seconds=monotonic() - wait.since,
+            since=wait.since,
             where=line_of_thread(wait.thread),
             reports=facts,
         )
@@ -186,3 +200,24 @@ class Watch:
     def broken_in(self, wait: Wait) -> Broken | None:
         """Returns why the collective operation of this wait cannot end; None if no reason is known."""
         return self.broken.get(wait.group.name) if wait.peer is None and wait.operation != FINALIZE else None
+
+
+def close_inherited_communicators() -> None:
+    """Closes the communicators of the rank that this process was forked from, without sending anything.
+
+    A forked process, such as a worker of a DataLoader, has copies of the connections to other ranks, which would take
+    its messages for those of the rank itself: the rank would wait for replies that never come, or get another's. No
+    watchdog runs in it.
+    """
+    for watch in list(process.watches):
+        for comm in list(watch.communicators):
+            if comm.size > 1 and not comm.group.closed:
+                comm.group.closed = True
+                comm.group.closed_because = (
+                    "in a process that was forked from this rank, and is no rank (a worker of a DataLoader?): "
+                    "communicate in the rank itself, and give its workers what they need before they start"
+                )
+
+
+if hasattr(os, "register_at_fork"):  # Windows cannot fork
+    os.register_at_fork(after_in_child=close_inherited_communicators)

@@ -32,6 +32,9 @@ def parse_set(text: str) -> Override:
         text: keys joined by dots, `=`, and the value as YAML; indices of lists are numbers, as in
             `model.layers.0.conv.maps=8`.
 
+    Returns:
+        The override, with the path of its key and its value.
+
     Raises:
         ExperimentError: if the text has another form or the value is not valid YAML.
     """

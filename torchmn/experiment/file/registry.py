@@ -19,7 +19,7 @@ The file lists the module that registers it: `imports: [my_package.my_layers]`.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from types import FunctionType, UnionType
 from typing import Any, ClassVar, TypeVar, Union, get_args, get_origin, get_type_hints
 
@@ -166,6 +166,12 @@ class Registry:
     def find(self, name: str) -> type[Options]:
         """Returns the option class of `name`.
 
+        Args:
+            name: as it stands in the file.
+
+        Returns:
+            The class that was registered under the name.
+
         Raises:
             KeyError: with the reason if the name is not supported, with the nearest valid name if it is unknown.
         """
@@ -174,6 +180,14 @@ class Registry:
         if name not in self.entries:
             raise KeyError(f"there is no {self.noun} {name!r}. {nearest(name, self.entries)}")
         return self.entries[name]
+
+    def named_by_key(self, value: Iterable[object]) -> str | None:
+        """Returns the name among the keys of a mapping that has a required option of that name; None without one."""
+        for key in value:
+            info = self.entries[key].model_fields.get(key) if isinstance(key, str) and key in self.entries else None
+            if info is not None and info.is_required():
+                return str(key)
+        return None
 
     def has(self, name: str) -> bool:
         """Returns whether `find` has an entry, or a specific reason for an error, for this name."""

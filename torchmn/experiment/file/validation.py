@@ -25,6 +25,13 @@ from torchmn.experiment.file.fields import (
 from torchmn.experiment.file.registry import Options, Registry
 
 MAX_LINES = 10
+IN_SECTIONS = {
+    **dict.fromkeys(("lr", "momentum", "weight_decay", "schedule"), "optimizer"),
+    **dict.fromkeys(("layers", "cost", "module", "target"), "model"),
+    **dict.fromkeys(("sample", "validation", "path"), "dataset"),
+    **dict.fromkeys(("mode", "grid"), "parallel"),
+}
+"""Keys that are often written at the top of a file, and their sections."""
 TAG = "#"
 """Prefix of the tags of a union's alternatives, which pydantic adds to the location of an error."""
 
@@ -126,12 +133,14 @@ class Validation:
         return {split: self._list_of(kind, value[split] or [], (*path, split)) for split in SPLITS if split in value}
 
     def _reference(self, kind: Registry, value: object, path: KeyPath) -> Options | None:
-        """Returns the options for `name` or {name: ..., options}."""
+        """Returns the options for `name` or {name: ..., options}; or {torchmetrics: ...}, whose key is the name."""
         if isinstance(value, str):
             name, rest, name_path = value, {}, path
         elif isinstance(value, dict) and isinstance(value.get("name"), str):
             rest = dict(value)
             name, name_path = rest.pop("name"), (*path, "name")
+        elif isinstance(value, dict) and (own_name := kind.named_by_key(value)) is not None:
+            rest, name, name_path = value, own_name, (*path, own_name)
         else:
             got = "a mapping without it" if isinstance(value, dict) else _describe(value)
             noun = f"{'an' if kind.noun[0] in 'aeiou' else 'a'} {kind.noun}"
@@ -189,6 +198,8 @@ class Validation:
             self.problem(here[:-1], f"{section} {needs} the key {last!r}{_described(inner, last)}")
         elif kind == "extra_forbidden":
             known = nearest(last, _keys(inner)) if _keys(inner) else "It takes no keys."
+            if len(here) == 1 and str(last) in IN_SECTIONS:
+                known = f"Did you mean '{IN_SECTIONS[str(last)]}.{last}'?"
             self.problem(here, f"{section} has no key {str(last)!r}. {known}", of_key=True)
         elif kind == "invalid_key":
             self.problem(here, f"expected names as the keys of {name}, got {last!r}", of_key=True)

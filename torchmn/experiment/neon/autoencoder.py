@@ -5,10 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 from torchmn.errors import ExperimentError
+from torchmn.experiment.file.tagged_value import TaggedValue, as_float, at, plain
 from torchmn.experiment.neon.layers import ConvertedLayers, convert_layers, rule_of
-from torchmn.experiment.neon.shapes import Shape
-from torchmn.experiment.neon.tagged_value import TaggedValue, as_float, at, plain
-from torchmn.experiment.neon.values import COSTS, check_olayer, one_of
+from torchmn.experiment.neon.terms.rules import beside
+from torchmn.experiment.neon.terms.shapes import Shape
+from torchmn.experiment.neon.terms.values import COSTS, check_olayer, one_of
 
 STACK = ("LocalFilteringLayer", "L2PoolingLayer", "LCNLayer")
 CLASSIFIERS = ("Layer", "LayerWithNoBias", "FCLayer")
@@ -91,7 +92,7 @@ def _rules(
     model: TaggedValue, filters: list[TaggedValue], converted: ConvertedLayers
 ) -> tuple[TaggedValue, TaggedValue | None]:
     """Returns the optimizer of the filters, and the options in which that of the classifier differs."""
-    *of_filters, of_classifier = (rule for _, rule in converted.rules)
+    *of_filters, of_classifier = (rule.weights for _, rule in converted.rules)
     rules = [plain(_parameters(layer)) for layer in filters]
     for layer, params, rule in zip(filters, rules, of_filters, strict=True):
         if params != rules[0] or plain(rule) != plain(of_filters[0]):
@@ -99,13 +100,7 @@ def _rules(
                 f"{(rule_of(layer) or layer).where}: {model.kind}: all local filters must have the same learning rule"
             )
     common = of_filters[0]
-    different = {key: value for key, value in of_classifier.items() if plain(value) != common.plain(key)}
-    if of_classifier.plain("name") != common.plain("name"):
-        raise ExperimentError(
-            f"{of_classifier.where}: {model.kind}: the learning rules of classifier and filters must have the same type"
-        )
-    different |= {key: at(of_classifier.where, 0.0) for key in common.value if key not in of_classifier.value}
-    return common, at(of_classifier.where, different) if different else None
+    return common, None if plain(of_classifier) == plain(common) else beside(of_classifier, common)
 
 
 def _check_filter(layer: TaggedValue, converted: TaggedValue) -> None:

@@ -9,9 +9,9 @@ from __future__ import annotations
 from typing import Any
 
 from torchmn.errors import ExperimentError
+from torchmn.experiment.file.tagged_value import TaggedValue, at
 from torchmn.experiment.neon.layers import ConvertedLayers, convert_layers, cost_target
-from torchmn.experiment.neon.tagged_value import TaggedValue, at
-from torchmn.experiment.neon.values import check_olayer, cost_of
+from torchmn.experiment.neon.terms.values import check_olayer, cost_of
 
 PATHS = ("layers", "classlayers", "stylelayers")
 

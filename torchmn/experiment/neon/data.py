@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from torchmn.errors import ExperimentError
-from torchmn.experiment.neon.tagged_value import Range, TaggedValue, at
-from torchmn.experiment.neon.values import one_of
+from torchmn.experiment.file.tagged_value import Range, TaggedValue, at
+from torchmn.experiment.neon.terms.values import one_of
 
 DATASETS = {
     "MNIST": "mnist", "CIFAR10": "cifar10", "CIFAR100": "cifar100", "Iris": "iris", "ToyImages": "ellipses",
@@ -72,21 +72,39 @@ def _path(dataset: TaggedValue, options: dict[str, Any], notes: list[str]) -> No
 
 def _images(dataset: TaggedValue, options: dict[str, Any], notes: list[str]) -> None:
     """Converts neon's macro batches, which were made from a folder per class; a fifth was held out for validation."""
-    if str(dataset.plain("imageset", "")).upper().startswith("I1K"):
-        raise ExperimentError(
-            f"{dataset.where}: Imageset of I1K is not supported: it was made from ImageNet's archives. Unpack these "
-            "into a folder per class, and use `dataset: {name: images, path: DIR, size: [224, 224]}` of TorchMN"
-        )
     if (folder := dataset.get("image_dir")) is not None:
         options["path"] = folder
     elif (folder := dataset.get("imageset")) is not None and "path" in options:
         options["path"] = TaggedValue(str(Path(options["path"].value) / str(folder.value)), folder.where)
+    if str(dataset.plain("imageset", "")).upper().startswith("I1K"):
+        notes.append(
+            f"{dataset.where}: Imageset I1K: neon read ImageNet's archives: here, each class needs a folder of images. "
+            "Unpack the archives, and pass --data DIR"
+        )
     side = dataset.get("cropped_image_size") or dataset.get("output_image_size")
     if side is None:
         raise ExperimentError(f"{dataset.where}: {dataset.kind} needs the key 'cropped_image_size'")
-    options |= {"size": [side, side], "channels": dataset.plain("num_channels", 3)}
+    centred = bool(dataset.plain("mean_norm"))
+    options |= {
+        "size": [side, side],
+        "channels": dataset.plain("num_channels", 3),
+        "subtract": "mean" if centred else 127.0,
+        "divide": 1.0 if not dataset.plain("unit_norm") else 128.0 if centred else 256.0,
+        "first": _most_images(dataset, notes),
+    }
     options.setdefault("validation", "20%")
     notes.append(
         f"{dataset.where}: Imageset: images are scaled to cropped_image_size, not to output_image_size, without random "
-        "crops and mirroring; values are between 0 and 1"
+        "crops and mirroring"
     )
+
+
+def _most_images(dataset: TaggedValue, notes: list[str]) -> int | None:
+    """Returns the number of training images to use at most, which neon has in macro batches."""
+    if dataset.get("ntrain") is None:
+        if (found := dataset.get("macro_size")) is not None:
+            notes.append(f"{found.where}: macro_size has no effect: there is no ntrain, and images are read one by one")
+        return None
+    if dataset.get("macro_size") is None:
+        raise ExperimentError(f"{dataset.where}: {dataset.kind} with ntrain needs the key 'macro_size'")
+    return int(dataset.number("ntrain") * dataset.number("macro_size"))

@@ -1,5 +1,5 @@
 """report.html: the results of a run in one self-contained HTML file."""
 
-from torchmn.experiment.report.page import write_report
+from torchmn.experiment.report.page import RunRecord, write_report
 
-__all__ = ["write_report"]
+__all__ = ["RunRecord", "write_report"]

@@ -34,7 +34,9 @@ def data_uri(image: np.ndarray) -> str:
     return "data:image/png;base64," + base64.b64encode(png(pixels)).decode()
 
 
-MOST_CLASSES, MOST_EXAMPLES = 30, 18
+MOST_CLASSES, MOST_EXAMPLES = 30, 12
+LARGEST_SIDE = 36
+"""Pixels of the pictures of examples; of larger images, means of blocks of pixels are shown."""
 
 
 @dataclass(frozen=True)
@@ -102,4 +104,15 @@ def _image(data: Arrays, row: int) -> str:
     """Returns the sample at `row` as a data URI, or "" if it is not an image."""
     if len(data.shape) != 3 or data.shape[0] not in (1, 3):
         return ""
-    return data_uri(data.take(np.array([row]))[0][0].numpy())
+    return data_uri(_shrunk(data.take(np.array([row]))[0][0].numpy()))
+
+
+def _shrunk(image: np.ndarray) -> np.ndarray:
+    """Returns an image (channel, height, width) with sides of at most LARGEST_SIDE pixels."""
+    block = -(-max(image.shape[1:]) // LARGEST_SIDE)
+    if block == 1:
+        return image
+    height, width = (max(extent // block, 1) for extent in image.shape[1:])
+    whole = image[:, : height * block, : width * block]
+    rows, columns = whole.shape[1] // height, whole.shape[2] // width  # a side may be shorter than a block
+    return whole.reshape(len(image), height, rows, width, columns).mean(axis=(2, 4))

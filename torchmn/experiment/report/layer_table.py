@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -15,7 +15,7 @@ from torchmn.geometry import Interval, Window, owned
 from torchmn.modes import mode_of
 from torchmn.nn.layers.sliced_module import SlicedModule
 
-SIDE = 104
+SIDE = 76
 """Longer side of a drawing, in pixels."""
 
 
@@ -71,9 +71,25 @@ class LayerRow:
     description: str
     output: str
     weights: int
-    tiles: TileDrawing | None = None
+    tiles: int | None = None
+    """Number of a drawing of the table."""
     slices: Slices | None = None
     is_replicated: bool = False
+
+
+@dataclass
+class LayerTable:
+    """The table. Layers whose inputs are cut in the same way share a drawing. `is_parallel`: on several ranks."""
+
+    is_parallel: bool
+    rows: list[LayerRow] = field(default_factory=list)
+    drawings: list[TileDrawing] = field(default_factory=list)
+
+    def number_of(self, drawing: TileDrawing) -> int:
+        """Returns the number of this drawing, which is added if there is no such drawing yet."""
+        if drawing not in self.drawings:
+            self.drawings.append(drawing)
+        return self.drawings.index(drawing)
 
 
 @torch.no_grad()
@@ -101,27 +117,29 @@ def trace_layers(model: nn.Module, shape: Shape) -> list[TracedLayer]:
     return found
 
 
-def layer_rows(serial: nn.Module, placed: PlacedModel, shape: Shape) -> list[LayerRow]:
-    """Returns the rows of the table.
+def layer_table(serial: nn.Module, placed: PlacedModel, shape: Shape) -> LayerTable:
+    """Returns the table.
 
     Args:
         serial: the model as on one rank.
         placed: the same model in its mode.
         shape: of a sample.
     """
-    return [_row(layer, placed) for layer in trace_layers(serial, shape)]
+    table = LayerTable(placed.comm.size > 1 and placed.grid is not None)
+    table.rows = [_row(layer, placed, table) for layer in trace_layers(serial, shape)]
+    return table
 
 
-def _row(layer: TracedLayer, placed: PlacedModel) -> LayerRow:
+def _row(layer: TracedLayer, placed: PlacedModel, table: LayerTable) -> LayerRow:
     module = layer.module
     weights = sum(parameter.numel() for parameter in module.parameters(recurse=False))
     description = f"{type(module).__name__}({module.extra_repr()})"[:90]
     row = LayerRow(layer.name or type(module).__name__, description, format_shape(layer.output), weights)
-    if placed.comm.size == 1 or placed.grid is None:
+    if not table.is_parallel:
         return row
     has_weights = bool(list(module.parameters(recurse=False)))
     if mode_of(placed.mode).cuts_images and len(layer.input) == 3:
-        row.tiles = _tiles(layer, placed) if _windows(module) or has_weights else None
+        row.tiles = table.number_of(_tiles(layer, placed)) if _windows(module) or has_weights else None
         return row
     local = _submodule(placed.model, layer.name)
     row.slices = _slices(local) if isinstance(local, SlicedModule) else None

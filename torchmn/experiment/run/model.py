@@ -6,6 +6,7 @@ import math
 from pathlib import Path
 
 import numpy as np
+import torch
 from torch import Tensor, nn
 
 from torchmn._torch_compat import BatchNorm
@@ -17,6 +18,9 @@ from torchmn.experiment.vocabulary.layers.boltzmann import Boltzmann, boltzmann_
 from torchmn.experiment.vocabulary.layers.build import build_layers, errors_at, output_shape, torch_seed
 from torchmn.experiment.vocabulary.layers.options import Shape, format_shape
 from torchmn.experiment.vocabulary.schema import Experiment
+
+_CHECKED = 8
+"""Number of samples with which metrics are tried before training."""
 
 
 def build_model(experiment: Experiment, data: Arrays) -> nn.Module:
@@ -76,7 +80,14 @@ def _check_outputs(experiment: Experiment, shape: Shape, data: Arrays, where: st
     for metric in (metric for metrics in experiment.metrics_by_split().values() for metric in metrics):
         units = getattr(metric, "units", None)
         _check_units(metric, units, shape)
-        _check_metric(metric, spec.target, _selected(units, shape), data)
+        selected = _selected(units, shape)
+        _check_metric(metric, spec.target, selected, data)
+        check = getattr(metric, "check", None)  # a user's metric may lack it
+        if check is not None:
+            rows = np.arange(min(len(data), _CHECKED))
+            targets = data.take(rows, torch.float32)[0 if spec.target == "inputs" else 1]
+            with errors_at(metric.where, metric.kind):
+                check(torch.zeros(len(rows), *selected), targets, spec.activation_of(metric))
 
 
 def _selected(units: tuple[int, int] | None, shape: Shape) -> Shape:

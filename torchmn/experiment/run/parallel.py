@@ -57,10 +57,13 @@ class PlacedModel:
 
     @property
     def description(self) -> str:
-        """Number of ranks, mode and grid as text."""
-        return (
-            "1" if self.comm.size == 1 else f"{self.comm.size}, {self.mode}, {grids.description(self.sizes, self.mode)}"
-        )
+        """Number of ranks, mode and grid as text: "4 ranks, spatial parallel, 2 x 2 (height x width)"."""
+        if self.comm.size == 1:
+            return "1 rank"
+        mode = mode_of(self.mode)
+        is_divided_once = mode.divides in (("samples",), ("vectors",))
+        grid = "" if is_divided_once else f", {grids.description(self.sizes, self.mode)}"
+        return f"{self.comm.size} ranks, {mode.title}{grid}"
 
     def optimizer(self, optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
         """Returns an optimizer that reduces the gradients of all ranks before each step."""
@@ -76,10 +79,12 @@ class PlacedModel:
     def backward(self, loss: Tensor) -> None:
         """Computes the gradients of the mean loss of the whole batch, of which `loss` is this rank's part."""
         # The optimizer averages gradients over replicas, where the parts of the loss are to be summed.
-        (loss * self.replicas.size).backward()
+        (loss if self.replicas.size == 1 else loss * self.replicas.size).backward()
 
     def reduce_loss(self, loss: float, stop: bool) -> tuple[float, bool]:
         """Returns the loss of the whole batch, and whether `stop` is True on any rank."""
+        if self.comm.size == 1:
+            return loss, stop
         local = torch.tensor([loss / (self.comm.size // self.replicas.size), float(stop)], dtype=torch.float64)
         total, stops = self.comm.allreduce(local).tolist()
         return total, stops > 0

@@ -30,6 +30,10 @@ class RunDirectory:
     path: Path
 
     @property
+    def experiment(self) -> Path:
+        return self.path / EXPERIMENT
+
+    @property
     def log(self) -> Path:
         return self.path / LOG
 
@@ -210,8 +214,8 @@ def difference(before: Any, now: Any, key: str) -> Difference | None:
 
 
 def _computation(model: dict[str, Any]) -> Any:
-    """Returns the options of a model that determine its outputs, without cost and target."""
-    return _as_json({name: value for name, value in model.items() if name not in ("cost", "target")})
+    """Returns the options of a model that determine its outputs, without cost, target and initial weights."""
+    return _as_json({name: value for name, value in model.items() if name not in ("cost", "target", "weights")})
 
 
 def _step_of(line: str, counter: str = "step") -> int:
@@ -229,3 +233,37 @@ def _as_json(value: Any) -> Any:
 def _short(value: Any) -> str:
     text = str(value)
     return text if len(text) <= 80 else f"{text[:77]}..."
+
+
+def commit_of(directory: Path) -> str:
+    """Returns the commit that is checked out in the git repository around `directory`; "" if there is none.
+
+    It is read from files: ranks of an MPI job must not fork.
+    """
+    try:
+        folder = next((parent / ".git" for parent in _and_parents(directory) if (parent / ".git").exists()), None)
+        return "" if folder is None else _commit(folder)
+    except (OSError, UnicodeDecodeError):
+        return ""
+
+
+def _and_parents(directory: Path) -> list[Path]:
+    here = directory.expanduser().resolve()
+    return [here, *here.parents]
+
+
+def _commit(folder: Path) -> str:
+    if folder.is_file():  # of a worktree or submodule: "gitdir: path"
+        folder = folder.parent / folder.read_text(encoding="utf-8").partition(":")[2].strip()
+    head = (folder / "HEAD").read_text(encoding="utf-8").strip()
+    if not head.startswith("ref:"):
+        return head
+    name, common = head.partition(":")[2].strip(), folder
+    if (folder / "commondir").is_file():  # the repository of a worktree
+        common = folder / (folder / "commondir").read_text(encoding="utf-8").strip()
+    for place in (folder, common):
+        if (place / name).is_file():
+            return (place / name).read_text(encoding="utf-8").strip()
+    packed = common / "packed-refs"
+    lines = packed.read_text(encoding="utf-8").splitlines() if packed.is_file() else []
+    return next((line.split()[0] for line in lines if line.endswith(f" {name}")), "")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -13,7 +14,7 @@ from torchmn.communicators.communicator import Communicator
 from torchmn.communicators.messages.digest import number_of
 from torchmn.data.batches import BatchSchedule, rank_slice
 from torchmn.datasets import Arrays
-from torchmn.errors import ExperimentError
+from torchmn.errors import ArgumentError, ExperimentError
 from torchmn.experiment.run.agreement import dataset_fingerprint, on_every_rank
 from torchmn.experiment.run.model import build_model, load_data
 from torchmn.experiment.run.objective import Objective, Term
@@ -22,19 +23,25 @@ from torchmn.experiment.vocabulary.datasets import Splits
 from torchmn.experiment.vocabulary.layers.build import errors_at
 from torchmn.experiment.vocabulary.layers.options import format_shape
 from torchmn.experiment.vocabulary.metrics import Measure, build_measure, by_label
-from torchmn.experiment.vocabulary.optimizers import layer_optimizer_options, parameter_groups
+from torchmn.experiment.vocabulary.optimizers import OptimizerRules, layer_optimizer_options, parameter_groups
 from torchmn.experiment.vocabulary.schema import Experiment
 from torchmn.experiment.vocabulary.scores import Outputs, ProbabilitySource, with_scores
+from torchmn.training import load_weights
 
 
 def begin_step(comm: Communicator, seed: int, step: int) -> None:
-    """Seeds torch's generator for a step, the same at any number of ranks.
+    """Seeds torch's generators for a step, the same at any number of ranks.
 
     A parallel model draws the random numbers of the whole batch on every rank, and uses its part. Ranks that are
     threads share one generator, from which only rank 0 draws: so only rank 0 seeds it.
     """
     if comm.rank == 0 or not comm.traits.shares_process:
-        torch.manual_seed(seed_of(seed, step))
+        number = seed_of(seed, step)
+        # Not torch.manual_seed: for a GPU that is not in use it formats several stack traces, which takes longer than
+        # the rest of a small step.
+        torch.random.default_generator.manual_seed(number)
+        if torch.cuda.is_initialized():
+            torch.cuda.manual_seed_all(number)
 
 
 def seed_of(seed: int, purpose: object) -> int:
@@ -51,6 +58,7 @@ class Session:
     splits: Splits
     placed: PlacedModel
     optimizer: torch.optim.Optimizer
+    rules: OptimizerRules
     objective: Objective
     split_measures: dict[str, dict[str, Measure]]
     """The metrics computed after each epoch: for each split, measures by name."""
@@ -72,7 +80,7 @@ class Session:
 
     def begin_epoch(self, epoch: int) -> None:
         """Sets learning rates and frozen parameters of an epoch, counted from 0."""
-        self.experiment.optimizer.set_epoch(self.optimizer, epoch, self.experiment.epochs)
+        self.rules.set_epoch(epoch, self.experiment.epochs)
         spec, model = self.experiment.model.autoencoder, self.placed.model
         only_classifier = spec is not None and epoch < spec.classifier_epochs
         self.frozen = (
@@ -135,13 +143,16 @@ class Session:
         return loss.detach().double()
 
 
-def open_session(experiment: Experiment, comm: Communicator, data_folder: str | None = None) -> Session:
+def open_session(
+    experiment: Experiment, comm: Communicator, data_folder: str | None = None, *, loads_weights: bool = True
+) -> Session:
     """Loads the data, builds the model and parallelizes it. Every rank must call it, with the same experiment.
 
     Args:
         experiment: the experiment.
         comm: the ranks.
         data_folder: directory of the data set.
+        loads_weights: whether to load the file `model: {weights: ...}`; not if a checkpoint follows.
 
     Raises:
         ExperimentError: on every rank, if data or model are not usable or differ between ranks.
@@ -156,11 +167,12 @@ def open_session(experiment: Experiment, comm: Communicator, data_folder: str | 
 
     model, sources = on_every_rank(comm, "model", build, lambda built: _shapes_of(built[0]))
     model = model.to(comm.device)
-    rules, after_steps = layer_optimizer_options(model), after_steps_of(model)
+    layer_options, after_steps = layer_optimizer_options(model), after_steps_of(model)
     placed = place(model, comm, experiment, train.shape)
-    optimizer, spec, terms = experiment.optimizer, experiment.model, []
-    with errors_at(optimizer.where, optimizer.kind):
-        built = optimizer.build(parameter_groups(placed.model, rules))
+    if loads_weights and experiment.model.weights is not None:
+        _load_weights(placed.model, experiment.model.weights, comm)
+    rules = OptimizerRules(experiment.optimizer, parameter_groups(placed.model, layer_options))
+    spec, terms = experiment.model, []
     for cost in spec.costs:
         with errors_at(cost.where, cost.kind):
             terms.append(Term.of(cost, spec.activation_of(cost), spec.target, sources.get(id(cost))))
@@ -169,12 +181,20 @@ def open_session(experiment: Experiment, comm: Communicator, data_folder: str | 
         comm,
         splits,
         placed,
-        placed.optimizer(built),
+        placed.optimizer(rules.optimizer),
+        rules,
         Objective(terms, placed.replicas),
         measures_of(experiment, splits, sources),
         BatchSchedule(len(train), experiment.batch_size, experiment.seed, experiment.shuffle, experiment.drop_last),
         after_steps,
     )
+
+
+def _load_weights(model: nn.Module, path: str, comm: Communicator) -> None:
+    try:
+        load_weights(model, Path(path).expanduser(), comm)
+    except ArgumentError as error:
+        raise ExperimentError(f"model: weights: {error}") from error
 
 
 def measures_of(

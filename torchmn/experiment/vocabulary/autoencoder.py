@@ -8,7 +8,13 @@ from torch import nn
 from torchmn.errors import ArgumentError
 from torchmn.experiment.file.fields import Count, NotNegative, Positive
 from torchmn.experiment.file.registry import Options, Section
-from torchmn.experiment.vocabulary.layers.options import LayerOptimizer, Shape, format_shape, set_attributes
+from torchmn.experiment.vocabulary.layers.options import (
+    LayerOptimizerField,
+    Shape,
+    format_shape,
+    optimizer_group,
+    set_attributes,
+)
 from torchmn.models import SparseAutoencoder
 
 
@@ -34,8 +40,8 @@ class Autoencoder(Options):
     sparsity: NotNegative = 0.1
     pretraining: Pretraining = Field(default_factory=lambda: Pretraining(epochs=2))
     classifier_epochs: int = Field(1, ge=0, description="number of first epochs that train the classifier only")
-    classifier: LayerOptimizer | None = Field(
-        None, description="optimizer options of the classifier, such as {momentum: 0.9}"
+    classifier: LayerOptimizerField = Field(
+        None, description="optimizer options of the classifier, such as {momentum: 0.9}, or another optimizer"
     )
 
     def build(self, shape: Shape) -> nn.Module:
@@ -60,5 +66,5 @@ class Autoencoder(Options):
             raise ValueError(str(error).removeprefix("SparseAutoencoder: ")) from error
         set_attributes(model, after_step="unit_norm_")
         if self.classifier is not None:
-            set_attributes(model.classifier, optimizer_options=self.classifier.as_group())
+            set_attributes(model.classifier, optimizer_options=optimizer_group(self.classifier))
         return model

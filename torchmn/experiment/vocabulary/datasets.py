@@ -7,22 +7,45 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 import numpy as np
-from pydantic import Field
+from pydantic import BeforeValidator, Field, WithJsonSchema
 
 from torchmn import datasets
 from torchmn.datasets import Arrays, DatasetError
 from torchmn.datasets.byte_images import cifar10_arrays, cifar100_arrays, mnist_arrays
-from torchmn.experiment.file.fields import SPLITS, Count, SampleFraction, ShapeField
+from torchmn.experiment.file.fields import (
+    SPLITS,
+    Count,
+    Positive,
+    Resolved,
+    SampleFraction,
+    ShapeField,
+    wrong_value,
+)
 from torchmn.experiment.file.registry import Options, register_dataset
 from torchmn.experiment.file.registry import datasets as registered
 
 MAX_RANDOM_VALUES = 2**40
 """More than any memory holds. For larger counts, NumPy's error is about dimensions and not about memory."""
 
+
+def _subtrahend(value: object) -> float | str:
+    if value == "mean":
+        return "mean"
+    if isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value):
+        return float(value)
+    raise wrong_value("a number, or `mean`")
+
+
+Subtrahend = Resolved[
+    float | Literal["mean"],
+    BeforeValidator(_subtrahend),
+    WithJsonSchema({"anyOf": [{"type": "number"}, {"const": "mean"}]}),
+]
 Splits = dict[str, Arrays]
 """Arrays by split: "train", and optionally "validation" and "test"."""
 
@@ -177,6 +200,22 @@ class Images(DatasetOptions):
 
     size: list[Count] | None = Field(None, min_length=2, max_length=2, description="height and width, such as [32, 32]")
     channels: int = Field(3, description="3 for colour, 1 for grey")
+    first: Count | None = Field(None, description="the number of training images to use at most, chosen at random")
+    subtract: Subtrahend = Field(
+        0.0, description="what to subtract from pixels of 0 to 255: a number, or `mean` for the mean training image"
+    )
+    divide: Positive = Field(255.0, description="by what to divide the pixels then")
+
+    def build(self, folder: Path | None, seed: int) -> Splits:
+        splits = super().build(folder, seed)
+        train, offset = splits["train"], None
+        if self.subtract == "mean":
+            offset = train.inputs.mean(axis=0, dtype=np.float64).astype(np.float32)
+        elif self.subtract:
+            offset = np.full(train.shape, self.subtract, dtype=np.float32)
+        if self.first is not None and self.first < len(train):
+            splits = {**splits, "train": train.sampled(self.first / len(train), seed)}
+        return {name: replace(arrays, offset=offset, scale=1 / self.divide) for name, arrays in splits.items()}
 
     def known_shape(self, folder: str | None) -> tuple[int, ...] | None:
         return (self.channels, *self.size) if self.size else None

@@ -10,6 +10,7 @@ from torchmn.experiment.file import registry
 from torchmn.experiment.file.fields import DEFINITION
 from torchmn.experiment.file.registry import Options, Registry
 from torchmn.experiment.vocabulary.autoencoder import Autoencoder
+from torchmn.experiment.vocabulary.layers.options import LayerOptimizer
 from torchmn.experiment.vocabulary.layers.user_module import UserModule
 from torchmn.experiment.vocabulary.schedules import Schedule
 from torchmn.experiment.vocabulary.schema import Experiment, Grid, ModelSection, Parallel
@@ -21,7 +22,7 @@ def json_schema() -> JsonSchema:
     """Returns a JSON schema (2020-12) that accepts what `load` accepts, as far as a schema can express it."""
     definitions: JsonSchema = {}
     top = _schema(Experiment, definitions)
-    for section in (ModelSection, Parallel, Grid, UserModule, Autoencoder, Schedule):
+    for section in (ModelSection, Parallel, Grid, UserModule, Autoencoder, Schedule, LayerOptimizer):
         definitions[section.__name__] = _schema(section, definitions)
     definitions["UserModule"] = {"anyOf": [{"type": "string"}, definitions["UserModule"]]}
     for kind in registry.KINDS:
@@ -54,7 +55,8 @@ def _reference(kind: Registry, definitions: JsonSchema) -> JsonSchema:
     for name, cls in kind.entries.items():
         schema = _schema(cls, definitions)
         properties = {"name": {"const": name}, **schema.get("properties", {})}
-        required = ["name", *schema.get("required", [])]
+        # `{torchmetrics: ...}`: a required option with the name of the entry stands for the name.
+        required = [*(["name"] if name not in schema.get("required", []) else []), *schema.get("required", [])]
         choices.append({**schema, "properties": properties, "required": required})
     return {"anyOf": choices}
 

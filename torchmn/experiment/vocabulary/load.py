@@ -18,9 +18,9 @@ from torchmn.experiment.file.document import Document, Dumper, KeyPath
 from torchmn.experiment.file.fields import Nested
 from torchmn.experiment.file.overrides import Override
 from torchmn.experiment.file.registry import Layer, Options
+from torchmn.experiment.file.tagged_value import Range
 from torchmn.experiment.file.validation import Validation
 from torchmn.experiment.neon import Converted
-from torchmn.experiment.neon.tagged_value import Range
 from torchmn.experiment.vocabulary.layers.user_module import import_module
 from torchmn.experiment.vocabulary.schema import Experiment, ModelSection
 
@@ -143,12 +143,18 @@ def dump(experiment: Experiment) -> str:
 
     Args:
         experiment: the experiment, with defaults and overrides, which are all written out.
+
+    Returns:
+        YAML text.
     """
     return yaml.dump(plain(experiment), Dumper=Dumper, sort_keys=False, width=100, default_flow_style=None)
 
 
 def check_round_trip(experiment: Experiment) -> None:
     """Checks that the output of `dump` is read as an equal experiment, which evaluation and --resume require.
+
+    Args:
+        experiment: as it was loaded.
 
     Raises:
         ExperimentError: with the first key whose value changes.

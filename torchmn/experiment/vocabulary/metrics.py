@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, ClassVar, Literal
 
 import torch
-from pydantic import Field
+from pydantic import ConfigDict, Field, model_validator
 from torch import Tensor
 from torch.nn import functional
 
@@ -21,6 +21,7 @@ from torchmn.experiment.file.registry import Options, register_metric
 from torchmn.experiment.file.registry import metrics as registered
 from torchmn.experiment.vocabulary.costs import check_per_sample, one_hot, per_sample
 from torchmn.experiment.vocabulary.scores import Outputs, Probabilities, ProbabilitySource, as_probabilities
+from torchmn.training.named_torchmetrics import NamedMetric
 
 
 class Measure(ABC):
@@ -43,6 +44,9 @@ class Measure(ABC):
         Args:
             outputs: (samples, units, ...)
             targets: labels of shape (samples,), or values of the outputs' shape.
+
+        Returns:
+            A tensor with an element per sample; 0-d with `needs_all`.
         """
 
     def finish(self, total: float, samples: int) -> float:
@@ -75,6 +79,15 @@ class MetricOptions(Options):
     def build(self, activation: str) -> Measure | Callable[[Tensor, Tensor], Tensor]:
         raise NotImplementedError
 
+    def check(self, outputs: Tensor, targets: Tensor, activation: str) -> None:
+        """Raises an error if the metric cannot be computed of such outputs; by default, nothing is checked.
+
+        Args:
+            outputs: (samples, units, ...), of a few samples: zeros.
+            targets: of the same samples.
+            activation: of the outputs.
+        """
+
 
 registered.function_base = MetricOptions
 
@@ -93,8 +106,12 @@ def by_label(metrics: Sequence[Options]) -> dict[str, Options]:
 
 def _label(metric: Options, without: set[str]) -> str:
     options = metric.model_dump(exclude_defaults=True, exclude=without)
+    arguments = options.pop("arguments", {})
+    options |= arguments if isinstance(arguments, dict) else {"arguments": arguments}
+    # `torchmetrics: classification.MulticlassF1Score` is the name of the metric, and not an option.
+    name = str(options.pop(metric.kind, metric.kind)).rpartition(".")[2]
     values = {key: "-".join(map(str, value)) if isinstance(value, tuple) else value for key, value in options.items()}
-    return " ".join([metric.kind, *(f"{key} {value}" for key, value in values.items())])
+    return " ".join([name, *(f"{key} {value}" for key, value in values.items())])
 
 
 class PerSample(Measure):
@@ -272,6 +289,9 @@ def area_under_curve(values: Tensor, positive: Tensor) -> Tensor:
     Args:
         values: (samples,)
         positive: (samples,), bool; neither all true nor all false.
+
+    Returns:
+        A 0-d tensor between 0 and 1.
     """
     unique, inverse = values.unique(return_inverse=True)
     counts = torch.bincount(inverse, minlength=len(unique)).double()
@@ -289,3 +309,40 @@ class AUC(MetricOptions):
 
     def build(self, activation: str) -> Measure:
         return _AUC()
+
+
+class _OfTorchmetrics(Measure):
+    needs_all = True
+
+    def __init__(self, metric: NamedMetric, activation: str):
+        self.metric, self.activation = metric, activation
+
+    def of(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        return self.metric.value(outputs, targets, self.activation)
+
+
+@register_metric("torchmetrics")
+class Torchmetrics(MetricOptions):
+    """A metric of torchmetrics, `{torchmetrics: classification.MulticlassF1Score, average: macro}`."""
+
+    model_config = ConfigDict(json_schema_extra={"additionalProperties": True})
+
+    torchmetrics: str = Field(description="a class of torchmetrics.classification or torchmetrics.regression")
+    arguments: dict[str, Any] = Field(default_factory=dict, description="arguments of the class; may also be keys")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _collect_arguments(cls, values: dict[str, Any]) -> dict[str, Any]:
+        known = {name: value for name, value in values.items() if name in cls.model_fields}
+        others = {name: value for name, value in values.items() if name not in cls.model_fields}
+        return {**known, "arguments": {**known.get("arguments", {}), **others}} if others else known
+
+    @property
+    def metric(self) -> NamedMetric:
+        return NamedMetric(self.torchmetrics, self.arguments)
+
+    def build(self, activation: str) -> Measure:
+        return _OfTorchmetrics(self.metric, activation)
+
+    def check(self, outputs: Tensor, targets: Tensor, activation: str) -> None:
+        self.metric.check(outputs, targets, activation)

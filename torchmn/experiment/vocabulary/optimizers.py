@@ -17,8 +17,10 @@ from torchmn.errors import ExperimentError
 from torchmn.experiment.file.fields import Fraction, NotNegative, Positive, invalid
 from torchmn.experiment.file.registry import Options, register_optimizer
 from torchmn.experiment.file.registry import optimizers as registered
-from torchmn.experiment.vocabulary.layers.options import Momentum, ParameterGroup, Ramp
+from torchmn.experiment.vocabulary.layers.build import errors_at
+from torchmn.experiment.vocabulary.layers.options import OWN, Momentum, ParameterGroup, Ramp
 from torchmn.experiment.vocabulary.schedules import ScheduleField, TorchSchedule
+from torchmn.optim.combined import CombinedOptimizer
 
 LARGEST_LR = 1e38
 """Near the largest float32, to which torch converts learning rates."""
@@ -77,12 +79,16 @@ registered.function_base = Optimizer
 
 def layer_optimizer_options(model: nn.Module) -> dict[str, ParameterGroup]:
     """Returns the optimizer options that layers set for themselves, by parameter name."""
-    return {
-        f"{prefix}.{name}" if prefix else name: vars(module)["optimizer_options"]
-        for prefix, module in model.named_modules()
-        if "optimizer_options" in vars(module)
-        for name, _ in module.named_parameters()
-    }
+    found: dict[str, ParameterGroup] = {}
+    for prefix, module in model.named_modules():
+        own = vars(module)
+        for name, _ in module.named_parameters():
+            options = own.get("optimizer_options")
+            if "bias" in name:
+                options = own.get("bias_optimizer_options", options)
+            if options is not None:
+                found[f"{prefix}.{name}" if prefix else name] = options
+    return found
 
 
 def parameter_groups(model: nn.Module, layer_options: Mapping[str, ParameterGroup]) -> list[ParameterGroup]:
@@ -99,6 +105,38 @@ def parameter_groups(model: nn.Module, layer_options: Mapping[str, ParameterGrou
             options["own_momentum"] = True
         groups.setdefault(repr(sorted(options.items())), {**options, "params": []})["params"].append(parameter)
     return list(groups.values())
+
+
+class OptimizerRules:
+    """The optimizer of an experiment and those of layers with another one, each with its parameters.
+
+    Args:
+        main: of the experiment.
+        groups: the result of `parameter_groups`.
+
+    Attributes:
+        optimizer: a torch optimizer of all parameters.
+    """
+
+    def __init__(self, main: Optimizer, groups: Iterable[ParameterGroup]):
+        by_rule: dict[str, tuple[Optimizer, list[ParameterGroup]]] = {}
+        for group in groups:
+            rule = group.get(OWN, main)
+            rest = {key: value for key, value in group.items() if key != OWN}
+            by_rule.setdefault(repr(rule), (rule, []))[1].append(rest)
+        self._parts = [(rule, _built(rule, own)) for rule, own in by_rule.values()]
+        built = [part for _, part in self._parts]
+        self.optimizer = built[0] if len(built) == 1 else CombinedOptimizer(built)
+
+    def set_epoch(self, epoch: int, epochs: int) -> None:
+        """Sets the learning rates (and momentum) for `epoch`, counted from 0, of `epochs`."""
+        for rule, part in self._parts:
+            rule.set_epoch(part, epoch, epochs)
+
+
+def _built(rule: Optimizer, groups: list[ParameterGroup]) -> torch.optim.Optimizer:
+    with errors_at(rule.where, rule.kind):
+        return rule.build(groups)
 
 
 @register_optimizer("sgd", "gradient_descent")

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from types import UnionType
 from typing import Any, ClassVar, Literal, Union, get_args, get_origin, get_type_hints
 
@@ -173,6 +173,8 @@ def _option_type(hint: Any) -> Any:
         parts = [part for part in get_args(hint) if part is not type(None)]
         first = next((_option_type(part) for part in parts if get_origin(part) is not list), None)
         return first if first is None or len(parts) == len(get_args(hint)) else first | None
+    if get_origin(hint) is Iterable:  # as torch 2.6 annotates; pydantic would keep an iterator, which cannot be saved
+        return list[get_args(hint)]
     return None if get_origin(hint) is Callable else hint
 
 

@@ -37,7 +37,7 @@ from torchmn.modes import NAMES
 KINDS = (activations, costs, dataset_options, initializers, layers, metrics, optimizers)
 
 # Costs and metrics whose formula differs for scores and probabilities.
-DEPEND_ON_ACTIVATION = ("cross_entropy", "binary_cross_entropy", "log_loss", "log_loss_sum")
+DEPEND_ON_ACTIVATION = ("cross_entropy", "binary_cross_entropy", "log_loss", "log_loss_sum", "torchmetrics")
 COSTS_OF_PROBABILITIES = ("cross_entropy", "binary_cross_entropy")
 # Layers that may follow an activation, and whose outputs are still probabilities.
 KEEP_VALUES = ("flatten", "reshape", "slice", "dropout", "identity")
@@ -80,6 +80,9 @@ class ModelSection(Section):
         None, description="the sparse autoencoder, such as {maps: 8, kernels: [4, 3, 3]}"
     )
     cost: CostField = Field(description="what training minimises, such as cross_entropy")
+    weights: str | None = Field(
+        None, description="a file of weights to begin with: safetensors, or torch.save(model.state_dict(), path)"
+    )
     target: Literal["labels", "inputs"] = Field("labels", description="`inputs` for a model that reconstructs them")
 
     @model_validator(mode="before")
@@ -98,6 +101,12 @@ class ModelSection(Section):
 
     def activation_of(self, reader: Options) -> str:
         """Returns the name of the activation whose outputs a cost or metric reads; "identity" if there is none.
+
+        Args:
+            reader: the cost or metric.
+
+        Returns:
+            A name of the vocabulary.
 
         Raises:
             ExperimentError: if the cost or metric needs the activation and it cannot be derived from the layers, or if

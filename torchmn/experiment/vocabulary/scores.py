@@ -116,6 +116,9 @@ class ProbabilitySource:
         )
 
     def _concatenate(self, function: Callable[[Tensor, str], Tensor], scores: Sequence[Tensor]) -> Tensor:
+        if len(self.slices) == 1 and scores[self.slices[0].index].shape[1:] == self.shape:  # the usual case
+            (part,) = self.slices
+            return function(scores[part.index], part.activation)
         logs = [
             function(scores[part.index], part.activation)[:, part.first : part.last].flatten(1) for part in self.slices
         ]

@@ -78,6 +78,9 @@ class GlobalArray:
 
         Args:
             x: (*leading, *tile), this rank's tile.
+
+        Returns:
+            A tensor (*leading, *view), which need not be contiguous.
         """
         return halo_exchange(x, self.plan, self.grid.tiles, self.fill)
 
@@ -88,6 +91,9 @@ class GlobalArray:
 
         Args:
             g: the gradient of this rank's view, in its shape.
+
+        Returns:
+            A tensor (*leading, *tile).
         """
         return halo_scatter_add(g, self.plan, self.grid.tiles)
 

@@ -85,6 +85,9 @@ def areas_under_curve(values: Tensor, labels: Tensor) -> dict[int, Tensor]:
     Args:
         values: (images, units).
         labels: (images,).
+
+    Returns:
+        The areas by label.
     """
     present = [label for label in labels.unique().tolist() if not (labels == label).all()]
     if not present:

@@ -96,6 +96,9 @@ def convnet(
         kernel: of the convolutions.
         hidden: sizes of the hidden Linears.
         classes: number of outputs.
+
+    Returns:
+        The network, on one rank.
     """
     layers: list[nn.Module] = []
     channels, height, width = in_shape
@@ -120,6 +123,9 @@ def ConvnetDist(  # noqa: N802  (neon's name)
         mode: see `torchmn.parallelize`.
         in_shape: (channels, height, width) of an image.
         sizes: further arguments of `convnet`.
+
+    Returns:
+        The parallel model.
     """
     return parallelize(convnet(in_shape, **sizes), grid, mode, input_shape=in_shape)
 
@@ -137,6 +143,9 @@ def GBDist(  # noqa: N802
         mode: see `torchmn.parallelize`.
         configuration: sizes of the model.
         changes: arguments of `SparseAutoencoder` that override the configuration.
+
+    Returns:
+        The parallel model.
     """
     model = configuration.model(**changes)
     return cast(SparseAutoencoder, parallelize(model, grid, mode, input_shape=model.in_shape))  # keeps the class
@@ -149,6 +158,9 @@ def MLPDist(grid: Grid, mode: str = "vecpar", *, sizes: Sequence[int] = (784, 20
         grid: see `torchmn.parallelize`.
         mode: see `torchmn.parallelize`.
         sizes: of the vectors, from the input to the output.
+
+    Returns:
+        The parallel model.
     """
     return parallelize(mlp(sizes), grid, mode)
 

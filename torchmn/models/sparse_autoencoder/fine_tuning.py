@@ -87,18 +87,22 @@ def fine_tune(
     history = []
     for epoch in range(epochs):
         optimizer.param_groups[0]["momentum"] = momenta[epoch]
-        classifier_only = epoch < initial_epochs
-        total, images, at = 0.0, 0.0, -1
+        total, images, at, classifier_only = 0.0, 0.0, -1, epoch < initial_epochs
         for at, (x, labels) in enumerate(batches):
             cost = fine_tuning_step(model, optimizer, placement.shard(x, labels), labels, classifier_only)
-            here = torch.tensor([cost * len(labels), len(labels)], dtype=torch.float64)
-            cost_sum, count = placement.sum_over_replicas(here).tolist()
+            cost_sum, count = _sums(placement, cost, len(labels))
             total, images = total + cost_sum, images + count
             if progress is not None:
                 progress(FineTuningProgress(epoch, at, classifier_only, cost_sum / max(count, 1.0)))
         placement.agree("an epoch of fine_tune", batches=at + 1)
         history.append(total / max(images, 1.0))
     return history
+
+
+def _sums(placement: Placement, cost: float, images: int) -> tuple[float, float]:
+    """Returns the cost summed over the images of all ranks along `data`, and their number."""
+    cost_sum, count = placement.sum_over_replicas(torch.tensor([cost * images, images], dtype=torch.float64)).tolist()
+    return cost_sum, count
 
 
 def classification_cost(logits: Tensor, labels: Tensor) -> Tensor:
@@ -123,6 +127,9 @@ def fine_tuning_step(
         x: images from `placement.shard`.
         labels: (batch,).
         classifier_only: whether only the classifier is trained.
+
+    Returns:
+        The cost.
     """
     optimizer.zero_grad()
     with torch.set_grad_enabled(not classifier_only):

@@ -134,6 +134,9 @@ def save_pictures(
         titles: one per row.
         captions: one per column.
 
+    Returns:
+        The path of the file.
+
     Raises:
         TorchMNError: if matplotlib is not installed.
     """

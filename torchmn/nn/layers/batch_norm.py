@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from torchmn._torch_compat import BatchNorm
-from torchmn.communicators.communicator import Communicator
+from torchmn.communicators.communicator import Communicator, as_communicator
 from torchmn.compile_boundary import uncompiled
 from torchmn.errors import ArgumentError
 from torchmn.functions.moments import Moments, accumulator, local_moments, normalize_over_ranks, track_statistics, union
@@ -40,6 +40,7 @@ class MultiNodeBatchNorm(BatchNorm):
         track_running_stats: whether to keep running statistics.
         device: of parameters and buffers.
         dtype: of parameters and buffers.
+        **options: of torch's layer in its newer releases.
 
     Raises:
         ArgumentError: in forward, on every rank, if inputs or settings differ between ranks or do not suit the layer.
@@ -63,8 +64,7 @@ class MultiNodeBatchNorm(BatchNorm):
         dtype: torch.dtype | None = None,
         **options: Any,  # arguments that newer versions of torch have, such as bias=False
     ):
-        if not isinstance(comm, Communicator):
-            raise ArgumentError(f"{type(self).__name__}: expected comm to be a communicator, got {comm!r}")
+        comm = as_communicator(comm, type(self).__name__)
         super().__init__(num_features, eps, momentum, affine, track_running_stats, device, dtype, **options)
         self.comm = comm
 
@@ -159,3 +159,24 @@ class MultiNodeBatchNorm3d(MultiNodeBatchNorm, nn.BatchNorm3d):
 
     input: (batch, channel, depth, height, width), this rank's batch.
     """
+
+
+# torch calls the forward of the lazy class the first time, although the module has the other class by then.
+
+
+class LazyMultiNodeBatchNorm1d(MultiNodeBatchNorm1d, nn.LazyBatchNorm1d):
+    """`nn.LazyBatchNorm1d` over the batches of all ranks; made by `create_mnbn_model`."""
+
+    cls_to_become = MultiNodeBatchNorm1d
+
+
+class LazyMultiNodeBatchNorm2d(MultiNodeBatchNorm2d, nn.LazyBatchNorm2d):
+    """`nn.LazyBatchNorm2d` over the batches of all ranks; made by `create_mnbn_model`."""
+
+    cls_to_become = MultiNodeBatchNorm2d
+
+
+class LazyMultiNodeBatchNorm3d(MultiNodeBatchNorm3d, nn.LazyBatchNorm3d):
+    """`nn.LazyBatchNorm3d` over the batches of all ranks; made by `create_mnbn_model`."""
+
+    cls_to_become = MultiNodeBatchNorm3d

@@ -41,11 +41,20 @@ class HaloLayer(nn.Module):
 
         Args:
             x: (batch, channel, *image), an image or tile with halo and padding.
+
+        Returns:
+            A tensor (batch, channel, *outputs).
         """
         raise NotImplementedError(f"{type(self).__name__} must define local(x)")
 
     def forward(self, x: Tensor) -> Tensor:
         """Returns the outputs for x: (batch, channel, *image), sharded if `x` is an image in tiles.
+
+        Args:
+            x: (batch, channel, *image), whole or an image in tiles.
+
+        Returns:
+            A tensor (batch, channel, *image).
 
         Raises:
             ParallelizeError: if `local` returns another shape than the windows imply, or the layer's parameters are

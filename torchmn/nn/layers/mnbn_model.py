@@ -7,18 +7,20 @@ from typing import Any, TypeVar
 
 import torch
 from torch import nn
-from torch.nn.modules.lazy import LazyModuleMixin
+from torch.nn.parameter import UninitializedBuffer
 
 from torchmn._torch_compat import BatchNorm
-from torchmn.communicators.arguments import describe
-from torchmn.communicators.communicator import Communicator
-from torchmn.errors import ArgumentError
+from torchmn.communicators.communicator import Communicator, as_communicator
 from torchmn.nn.layers.batch_norm import (
+    LazyMultiNodeBatchNorm1d,
+    LazyMultiNodeBatchNorm2d,
+    LazyMultiNodeBatchNorm3d,
     MultiNodeBatchNorm,
     MultiNodeBatchNorm1d,
     MultiNodeBatchNorm2d,
     MultiNodeBatchNorm3d,
 )
+from torchmn.other_spellings import other_spellings
 
 AnyModule = TypeVar("AnyModule", bound=nn.Module)
 
@@ -26,11 +28,17 @@ MULTI_NODE: dict[type, type[MultiNodeBatchNorm]] = {
     nn.BatchNorm1d: MultiNodeBatchNorm1d,
     nn.BatchNorm2d: MultiNodeBatchNorm2d,
     nn.BatchNorm3d: MultiNodeBatchNorm3d,
+    nn.LazyBatchNorm1d: LazyMultiNodeBatchNorm1d,
+    nn.LazyBatchNorm2d: LazyMultiNodeBatchNorm2d,
+    nn.LazyBatchNorm3d: LazyMultiNodeBatchNorm3d,
 }
 
 
+@other_spellings
 def create_mnbn_model(model: AnyModule, comm: Communicator) -> AnyModule:
     """Returns a deep copy of `model` in which every BatchNorm1d, 2d and 3d normalises over the batches of all ranks.
+
+    Lazy layers stay lazy: the first forward gives them their shape.
 
     Collective: all ranks must call it, with the same model. Names, `state_dict`, hooks and settings stay, a module that
     is registered several times stays one module, and multi-node layers of `comm` stay as they are.
@@ -43,11 +51,10 @@ def create_mnbn_model(model: AnyModule, comm: Communicator) -> AnyModule:
         The copy, of the same class.
 
     Raises:
-        ArgumentError: on every rank, if a layer cannot be replaced with the same numbers, such as SyncBatchNorm, a lazy
-            layer without a shape, or a subclass with another forward. The error names the layer.
+        ArgumentError: on every rank, if a layer cannot be replaced with the same numbers, such as SyncBatchNorm, or a
+            subclass with another forward. The error names the layer.
     """
-    if not isinstance(comm, Communicator):
-        raise ArgumentError(f"create_mnbn_model: expected comm to be a communicator, got {describe(comm)}")
+    comm = as_communicator(comm, "create_mnbn_model")
     problem = _problem(model, comm)
     copied, layers = None, {}
     if problem is None:
@@ -74,6 +81,10 @@ def _copy(model: AnyModule, layers: list[nn.Module], comm: Communicator) -> AnyM
     That has the attributes of torch's layer, including parameters, buffers and hooks, and the communicator.
     """
     memo: dict[int, Any] = {}  # of deepcopy: id of an object -> its copy
+    for buffer in model.buffers():
+        if isinstance(buffer, UninitializedBuffer):  # torch cannot copy it
+            lazy_buffer: Any = UninitializedBuffer  # its type is declared with other arguments than it has
+            memo[id(buffer)] = lazy_buffer(device=buffer.device, dtype=buffer.dtype)
     for layer in layers:
         kind = MULTI_NODE[type(layer)]
         memo[id(layer)] = kind.__new__(kind)
@@ -99,8 +110,6 @@ def _why_not(module: nn.Module, comm: Communicator) -> str | None:
         return f"scripted {module.original_name}: convert the model before torch.jit.script"
     if not isinstance(module, BatchNorm):
         return None
-    if isinstance(module, LazyModuleMixin):
-        return f"{name} has no shape yet: run one forward pass first"
     if isinstance(module, nn.SyncBatchNorm):
         return f"{name} uses another process group: build the model with nn.BatchNorm1d, 2d or 3d instead"
     if kind not in MULTI_NODE:

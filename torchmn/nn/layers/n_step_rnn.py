@@ -10,13 +10,15 @@ from torch.nn.utils.rnn import PackedSequence
 
 from torchmn import functions as F
 from torchmn.communicators import arguments
-from torchmn.communicators.communicator import Communicator
+from torchmn.communicators.communicator import Communicator, as_communicator
 from torchmn.errors import ArgumentError
 from torchmn.functions.pseudo_connect import connect
+from torchmn.other_spellings import other_spellings
 
 _Recurrent = nn.RNN | nn.GRU | nn.LSTM
 
 
+@other_spellings
 def create_multi_node_n_step_rnn(
     rnn: _Recurrent, comm: Communicator, rank_in: int | None = None, rank_out: int | None = None, *, tag: int = 0
 ) -> MultiNodeNStepRNN:
@@ -37,6 +39,7 @@ def create_multi_node_n_step_rnn(
     Raises:
         ArgumentError: on this rank, if `rnn` is another module, or a rank is out of range or this one.
     """
+    comm = as_communicator(comm, "create_multi_node_n_step_rnn")
     return MultiNodeNStepRNN(rnn, comm, rank_in, rank_out, tag)
 
 
@@ -45,6 +48,13 @@ class MultiNodeNStepRNN(nn.Module):
 
     Each state (`h`, and `c` of an LSTM) is a separate message, whose gradient is sent back in backward. A deep copy
     uses the same communicator; after unpickling, `communicator` must be assigned again.
+
+    Args:
+        rnn: the recurrent network of this rank.
+        comm: communicator of the ranks.
+        rank_in: rank that sends the initial states; None if the caller may pass them.
+        rank_out: rank that receives the final states; None if none does.
+        tag: of the messages.
 
     Attributes:
         actual_rnn: the recurrent network of this rank.

@@ -69,6 +69,14 @@ class SlicedModule(nn.Module):
             whole.index_copy_(dim, index.to(slice_.device), part.to(slice_.device))
         return whole
 
+    def global_shape(self, name: str) -> tuple[int, ...]:
+        """Returns the shape of a global parameter."""
+        shape = list(self.get_parameter(name).shape)
+        if name in self.sliced_parameters:
+            dim, indices_of = self.sliced_parameters[name]
+            shape[dim] = sum(len(indices_of(tile)) for tile in range(self.grid.tiles.size))
+        return tuple(shape)
+
     def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
         super()._save_to_state_dict(destination, prefix, keep_vars)
         metadata = metadata_of(destination)
@@ -101,6 +109,7 @@ class SlicedModule(nn.Module):
 
     def _is_global(self, name: str, parameter: Tensor, loaded: Tensor) -> bool:
         """Whether `loaded`, from a state dict, is the global tensor of which `parameter` is a slice."""
-        dim, indices_of = self.sliced_parameters[name]
-        total = sum(len(indices_of(tile)) for tile in range(self.grid.tiles.size))
-        return loaded.shape != parameter.shape and loaded.dim() == parameter.dim() and loaded.shape[dim] == total
+        dim = self.sliced_parameters[name][0]
+        if loaded.shape == parameter.shape or loaded.dim() != parameter.dim():
+            return False
+        return loaded.shape[dim] == self.global_shape(name)[dim]

@@ -100,6 +100,12 @@ class VectorLinear(SlicedModule, nn.Linear):
     def forward(self, x: Tensor) -> Tensor:
         """Returns (*, out_features) from x: (*, in_features), whole or sharded: whole, or cut with split="output".
 
+        Args:
+            x: (*, in_features), whole or sharded.
+
+        Returns:
+            A tensor (*, out_features).
+
         Raises:
             ParallelizeError: if the input has other features, or is a flattened image that is cut in another way.
         """

@@ -13,7 +13,7 @@ from torchmn._torch_compat import DisableTorchFunction
 from torchmn.errors import ArgumentError, nearest
 from torchmn.geometry import Interval
 from torchmn.nn.local_filters.contrast_region import Normalisation, normalised
-from torchmn.nn.local_filters.image_sizes import Size, count, odd_pair
+from torchmn.nn.local_filters.image_sizes import Size, count, odd_pair, pair
 from torchmn.sharded.redistribute import whole
 from torchmn.sharded.tensor import ShardedTensor
 from torchmn.sharded.windows import plan_needs, windowed
@@ -33,7 +33,7 @@ class LocalContrastNorm2d(nn.Module):
     Gradients are exact.
 
     Args:
-        kernel: size of the window, odd.
+        kernel: size of the window. Odd, except for "response", where the window begins kernel // 2 pixels before one.
         maps: number of maps of the input.
         kind: "subtractive-divisive" or "response".
         alpha: only for "response"; 1.0 by default.
@@ -67,7 +67,8 @@ class LocalContrastNorm2d(nn.Module):
         for name, value in not_allowed.items():
             if value is not None:
                 raise ArgumentError(f"LocalContrastNorm2d: {name} has no meaning for kind {kind!r}: leave it out")
-        self.kernel = odd_pair("LocalContrastNorm2d", "kernel", kernel)
+        check = pair if kind == "response" else odd_pair
+        self.kernel = check("LocalContrastNorm2d", "kernel", kernel)
         self.maps = count("LocalContrastNorm2d", "maps", maps)
         self.kind = kind
         self.alpha = 1.0 if alpha is None else float(alpha)
@@ -116,14 +117,18 @@ class LocalContrastNorm2d(nn.Module):
         return windowed(x, plan_needs(layout, size, needed), lambda tile: normalised(tile, region))
 
     def _responses(self, x: Tensor) -> Tensor:
-        middle = self._middle()
-        distance = x - F.avg_pool2d(x, self.kernel, 1, middle, count_include_pad=False)
+        if isinstance(x, ShardedTensor) and not all(extent % 2 for extent in self.kernel):
+            x = whole(x)  # tiles cannot drop the outputs after the last pixel
+        distance = x - self._means(x, of_image=True)
         # Including padding, the mean is the sum over the window divided by the area of the kernel.
-        contrast = F.avg_pool2d(distance * distance, self.kernel, 1, middle)
+        contrast = self._means(distance * distance, of_image=False)
         return x * (1.0 + self.alpha * contrast) ** -self.beta
 
-    def _middle(self) -> tuple[int, int]:
-        return self.kernel[0] // 2, self.kernel[1] // 2
+    def _means(self, x: Tensor, of_image: bool) -> Tensor:
+        """Returns the mean over the window of each pixel, of its part inside the image or with zeros beyond it."""
+        middle = self.kernel[0] // 2, self.kernel[1] // 2
+        means = F.avg_pool2d(x, self.kernel, 1, middle, count_include_pad=not of_image)
+        return means if means.shape == x.shape else means[..., : x.shape[2], : x.shape[3]]
 
     def extra_repr(self) -> str:
         text = f"kernel={self.kernel}, maps={self.maps}, kind={self.kind!r}"

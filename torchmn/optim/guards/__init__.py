@@ -3,4 +3,4 @@
 `events.GUARDS` loads this package by name; no file imports it.
 """
 
-from torchmn.optim.guards import clipping, replica_consistency, settings  # noqa: F401
+from torchmn.optim.guards import background_failures, clipping, replica_consistency, settings  # noqa: F401

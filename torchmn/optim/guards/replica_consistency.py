@@ -37,8 +37,16 @@ class ReplicaConsistency(StepGuard):
         self.stepped()
 
     def stepped(self) -> None:
-        self._before = _versions(self.watched.collection.parameters())
+        self._parameters = self.watched.collection.parameters()
+        self._before = _versions(self._parameters)
         self._state_was_loaded = False
+
+    def initialized(self) -> None:
+        before = {id(p): facts for p, *facts in zip(self._parameters, *self._before, strict=True)}
+        self._parameters = self.watched.collection.parameters()
+        now = zip(self._parameters, *_versions(self._parameters), strict=True)
+        versions, pointers = zip(*(before.get(id(p), facts) for p, *facts in now), strict=True)
+        self._before = list(versions), list(pointers)
 
     def loaded(self) -> None:
         self._state_was_loaded = True
@@ -52,9 +60,9 @@ class ReplicaConsistency(StepGuard):
         _compare_digests(self.watched.comm, _changed_on_some_ranks(statements), named, self.watched.actual.state)
 
 
-def _versions(parameters: Iterable[Tensor]) -> list[tuple[int, int]]:
-    """Returns version counter and data pointer of each parameter. Writes into `.data` in place are not detected."""
-    return [(version_of(parameter), parameter.data_ptr()) for parameter in parameters]
+def _versions(parameters: Sequence[Tensor]) -> tuple[list[int], list[int]]:
+    """Returns version counters and data pointers of parameters. Writes into `.data` in place are not detected."""
+    return list(map(version_of, parameters)), list(map(Tensor.data_ptr, parameters))
 
 
 def _changed_on_some_ranks(changes: Sequence[ParameterChanges]) -> ParameterChanges:

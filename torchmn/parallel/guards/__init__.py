@@ -13,6 +13,7 @@ from torchmn.parallel.guards import (  # noqa: F401
     images_in_objects,
     inplace_views,
     plain_optimizer,
+    sample_mixing,
     sharded_buffers,
     submodule_calls,
     torchscript,

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from torch import Tensor
+from torch import Tensor, nn
 from torch.autograd import Function
 
 from torchmn._torch_compat import BackwardHookFunction, function_of_node
@@ -32,10 +32,15 @@ _VIEWS = frozenset(functions_named("view_as"))
 class CustomAutograd(TraceGuard):
     """Raises an error for functions that compute with a shard, or save one, as if it were the global tensor."""
 
+    def __init__(self, model: nn.Module):
+        super().__init__(model)
+        self._known: set[type] = set()
+        self._by_code: dict[int, type] = {}  # by the ids of what they run; torch has hundreds of functions
+
     def before(self, func: Any, args: tuple, kwargs: dict[str, Any]) -> None:
         if not leaves_of(ShardedTensor, (args, kwargs)):
             return
-        function = _running_function()
+        function = self._running_function()
         if function is BackwardHookFunction:
             refuse(
                 "a full backward hook would get this rank's shard of the gradient only. Use register_hook on the "
@@ -51,12 +56,15 @@ class CustomAutograd(TraceGuard):
     def end(self, result: Any) -> None:
         _check_saved(result)
 
-
-def _running_function() -> Any:
-    """Returns the user's autograd function, or that of a backward hook, whose forward is running; None for none."""
-    running = {id(code): function for function in _all_functions(Function) for code in _codes(function)}
-    function = next((running[id(frame.f_code)] for frame in running_frames() if id(frame.f_code) in running), None)
-    return function if function is BackwardHookFunction or _is_custom(function) else None
+    def _running_function(self) -> Any:
+        """Returns the user's autograd function, or that of a backward hook, whose forward is running, or None."""
+        for function in _all_functions(Function):  # in each call, because a forward may define a new one
+            if function not in self._known:
+                self._known.add(function)
+                self._by_code.update({id(code): function for code in _codes(function)})
+        codes = (id(frame.f_code) for frame in running_frames())
+        function = next((self._by_code[code] for code in codes if code in self._by_code), None)
+        return function if function is BackwardHookFunction or _is_custom(function) else None
 
 
 def _all_functions(function: type) -> Iterator[type]:

@@ -38,7 +38,7 @@ from torchmn.sharded.sharding import Sharding
 from torchmn.sharded.tensor import ShardedTensor, wrap
 
 _CONVOLUTIONS: tuple[Any, ...] = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
-_MOST_IN_CHAIN = 16  # bounds the search in models with hundreds of convolutions
+_MOST_IN_CHAIN = 8  # so many are looked at from each one on: the search in models with hundreds of them is bounded
 # In blocks, rows with wrong values cannot be dropped within the chain: with a halo of 4 beside 32 rows, computing them
 # took more time than blocks saved.
 _ROWS_PER_HALO_IN_BLOCKS = 16

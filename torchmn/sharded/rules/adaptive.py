@@ -10,13 +10,12 @@ from torch import Tensor
 
 from torchmn.geometry import Interval
 from torchmn.sharded.exchange import image_cut
-from torchmn.sharded.image_rule import image_rule
 from torchmn.sharded.memory_format import with_memory_format_of
 from torchmn.sharded.refusals import refuse
 from torchmn.sharded.replicated import sum_over_shards
 from torchmn.sharded.sharding import Sharding
 from torchmn.sharded.tensor import ShardedTensor, local
-from torchmn.sharded.windows import plan_needs, windowed
+from torchmn.sharded.windows import image_rule, plan_needs, windowed
 
 
 @image_rule("adaptive_avg_pool")

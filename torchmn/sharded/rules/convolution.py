@@ -9,10 +9,9 @@ from typing import Any
 from torch import Tensor
 
 from torchmn.geometry import Interval, Window
-from torchmn.sharded.image_rule import image_rule, per_dim
 from torchmn.sharded.redistribute import replicated_operand
 from torchmn.sharded.tensor import ShardedTensor
-from torchmn.sharded.windows import plan_needs, plan_windows, windowed
+from torchmn.sharded.windows import image_rule, per_dim, plan_needs, plan_windows, windowed
 
 
 @image_rule("conv")

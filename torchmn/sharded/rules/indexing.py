@@ -18,6 +18,11 @@ from torchmn.sharded.tensor import ShardedTensor, local, wrap
 
 @rule("__getitem__")
 def getitem(x: ShardedTensor, index: Any) -> Tensor:
+    if x.spec.grid.sizes["data"] > 1 and not _keeps_batch(_full_index(index, x.spec)[0]):
+        refuse(
+            f"an index of the batch dim, or a new dim before it, is not supported for {x.spec} on a grid with the axis "
+            "data: ranks have different samples"
+        )
     if not x.spec.is_tile:
         return whole(x)[index]
     index = _full_index(index, x.spec)
@@ -39,6 +44,10 @@ def getitem(x: ShardedTensor, index: Any) -> Tensor:
     return wrap(result, layout.with_dims(tuple(extents), tuple(cuts)))
 
 
+def _keeps_batch(entry: Any) -> bool:
+    return isinstance(entry, slice) and entry == slice(None)
+
+
 def _full_index(index: Any, layout: Sharding) -> tuple:
     """Returns one entry per dim, and the Nones, which insert dims."""
     index = index if isinstance(index, tuple) else (index,)
@@ -57,8 +66,6 @@ def _check(entries: Sequence[Any], layout: Sharding) -> None:
         is_int = isinstance(entry, int) and not isinstance(entry, bool)
         if not isinstance(entry, slice) and not (is_int and layout.cuts[dim] is None):
             refuse(f"index {entry!r} of dim {dim} of {layout} is not supported: cut dims take slices, others ints too")
-    if layout.grid.sizes["data"] > 1 and entries[0] != slice(None):
-        refuse("an index of the batch dim is not supported on a grid with the axis data: ranks have different samples")
 
 
 def _slice_cut_dims(x: ShardedTensor, entries: Sequence[Any]) -> ShardedTensor:
@@ -121,7 +128,7 @@ def index_select(x: ShardedTensor, dim: int, index: Tensor) -> Tensor:
     dim = layout.dim(dim)
     if not layout.is_tile:
         return torch.index_select(whole(x), dim, index)
-    if layout.cuts[dim] is not None or isinstance(index, ShardedTensor) or (dim == 0 and layout.grid.sizes["data"] > 1):
+    if layout.cuts[dim] is not None or isinstance(index, ShardedTensor):
         refuse(f"index_select of dim {dim} of {layout} is not supported: cut dims take slices")
     shape = list(layout.shape)
     shape[dim] = index.numel()

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from torchmn.sharded.combined_dims import check_samples
 from torchmn.sharded.redistribute import gathered, replicated_operand, shard_like
 from torchmn.sharded.refusals import refuse
 from torchmn.sharded.registry import rule
@@ -18,6 +19,7 @@ def cat(tensors: Sequence[Tensor], dim: int = 0) -> Tensor:
     sharded = [x for x in tensors if isinstance(x, ShardedTensor)]
     layout = sharded[0].spec
     dim = layout.dim(dim)
+    check_samples(layout, (dim,), "cat")
     if not any(x.spec.is_tile for x in sharded):
         return torch.cat([gathered(x) for x in tensors], dim)
     if layout.cuts[dim] is not None:

@@ -67,7 +67,7 @@ for _name in _ATTRIBUTES_OF_THE_SHARD:
 
 def _convert(function: Any, x: ShardedTensor, *args: Any, **kwargs: Any) -> Any:
     result = function(x, *args, **kwargs)
-    return result if result is x or result is None else wrap(result, x.spec)
+    return result if result is x or result is None or not isinstance(x, ShardedTensor) else wrap(result, x.spec)
 
 
 _SAME_ELEMENTS = names(

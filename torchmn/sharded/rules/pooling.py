@@ -10,12 +10,11 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from torchmn.geometry import Window
-from torchmn.sharded.image_rule import image_rule, per_dim
 from torchmn.sharded.refusals import refuse
 from torchmn.sharded.registry import composed
 from torchmn.sharded.sharding import Sharding
 from torchmn.sharded.tensor import ShardedTensor
-from torchmn.sharded.windows import plan_windows, windowed
+from torchmn.sharded.windows import image_rule, per_dim, plan_windows, windowed
 
 _AVERAGE = (F.avg_pool1d, F.avg_pool2d, F.avg_pool3d)
 

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from torchmn.sharded.redistribute import whole
 from torchmn.sharded.refusals import refuse
-from torchmn.sharded.registry import composed, functions_named, rule
+from torchmn.sharded.registry import composed, functions_named, names, rule
 from torchmn.sharded.replicated import sum_over_shards
 from torchmn.sharded.rules.pointwise import pointwise
 from torchmn.sharded.sharding import Sharding
@@ -187,23 +187,23 @@ def norm(x: ShardedTensor, p: Any = 2, dim: Dims = None, keepdim: bool = False, 
     return total.masked_fill(is_zero, 1.0).pow(1.0 / p).masked_fill(is_zero, 0.0)
 
 
-def along_dim(function: Any, x: ShardedTensor, dim: int | None = None, *args: Any, **kwargs: Any) -> Any:
-    """Returns a function along one dim that is not cut: each rank computes its shard."""
-    layout = x.spec
-    if not isinstance(dim, int) or isinstance(dim, bool):
-        refuse(f"{function.__name__} without one dim is not supported on cut tensors, got dim={dim!r} for {layout}")
+def along_dim(function: Any, x: ShardedTensor, *args: Any, **kwargs: Any) -> Any:
+    """Returns a function along one dim that is not cut: each rank computes its shard. Cut vectors are gathered."""
+    layout, given = x.spec, kwargs.get("dim", args[0] if args else None)
+    dim = layout.dim(given) if isinstance(given, int) and not isinstance(given, bool) else None
+    if not layout.is_tile and (dim is None or layout.cuts[dim] is not None):
+        return function(whole(x), *args, **kwargs)
+    if dim is None:
+        refuse(f"{function.__name__} without one dim is not supported on cut tensors, got dim={given!r} for {layout}")
     if layout.cuts[dim] is not None:
-        if not layout.is_tile:
-            return function(whole(x), dim, *args, **kwargs)
-        refuse(f"{function.__name__} along dim {dim}, which is cut in {layout}, is not supported")
-    result = function(local(x), dim, *args, **kwargs)
+        refuse(f"{function.__name__} along dim {given}, which is cut in {layout}, is not supported")
+    result = function(local(x), *args, **kwargs)
     if isinstance(result, Tensor):
         return _along_layout(result, layout, dim)
     return type(result)([_along_layout(tensor, layout, dim) for tensor in result])
 
 
 def _along_layout(result: Tensor, layout: Sharding, dim: int) -> ShardedTensor:
-    dim = layout.dim(dim)
     if result.dim() < len(layout.shape):
         return wrap(result, _reduced(layout, (dim,), False))
     shape = list(layout.shape)
@@ -211,16 +211,25 @@ def _along_layout(result: Tensor, layout: Sharding, dim: int) -> ShardedTensor:
     return wrap(result, layout.with_dims(tuple(shape), layout.cuts))
 
 
-_ALONG = "softmin argmax argmin cumsum cumprod logcumsumexp logsumexp cummax cummin prod median sort"
-for _name in _ALONG.split():
+def _along_last(function: Any, x: ShardedTensor, *args: Any, **kwargs: Any) -> Any:
+    """Returns a function whose dim is the last one by default."""
+    if not (args and isinstance(args[0], int) and not isinstance(args[0], bool)):
+        kwargs.setdefault("dim", -1)
+    return along_dim(function, x, *args, **kwargs)
+
+
+for _name in names("softmin argmax argmin cumsum cumprod logcumsumexp logsumexp cummax cummin prod median"):
     for _function in functions_named(_name):
         RULES[_function] = partial(along_dim, _function)
+for _name in ("sort", "argsort"):
+    for _function in functions_named(_name):
+        RULES[_function] = partial(_along_last, _function)
 
 
 @rule("topk")
 def topk(x: ShardedTensor, k: int, dim: int = -1, largest: bool = True, sorted: bool = True) -> Any:  # noqa: A002
-    def topk_along(shard: Tensor, dim: int) -> Any:
-        return torch.topk(shard, k, dim, largest, sorted)
+    def topk_along(x: Tensor, dim: int) -> Any:
+        return torch.topk(x, k, dim, largest, sorted)
 
     topk_along.__name__ = "topk"  # for error messages
     return along_dim(topk_along, x, dim)

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from torchmn.sharded.combined_dims import check_samples
 from torchmn.sharded.memory_format import with_memory_format_of
 from torchmn.sharded.redistribute import whole
 from torchmn.sharded.refusals import refuse
@@ -56,6 +57,7 @@ def squeeze(x: ShardedTensor, dim: int | Sequence[int] | None = None) -> Tensor:
     layout = x.spec
     dims = range(len(layout.shape)) if dim is None else [dim] if isinstance(dim, int) else dim
     gone = {layout.dim(d) for d in dims if layout.shape[layout.dim(d)] == 1}
+    check_samples(layout, tuple(gone), "squeeze")
     if any(layout.cuts[d] is not None for d in gone):  # one rank holds all of a cut dim of extent 1
         return whole(x).squeeze(tuple(gone))
     kept = [d for d in range(len(layout.shape)) if d not in gone]
@@ -67,6 +69,8 @@ def squeeze(x: ShardedTensor, dim: int | Sequence[int] | None = None) -> Tensor:
 def unsqueeze(x: ShardedTensor, dim: int) -> Tensor:
     layout = x.spec
     dim = layout.dim(dim, new=True)
+    if dim == 0:
+        check_samples(layout, (0,), "unsqueeze")
     shape, cuts = list(layout.shape), list(layout.cuts)
     shape.insert(dim, 1)
     cuts.insert(dim, None)
@@ -107,6 +111,8 @@ def expand(x: ShardedTensor, *sizes: Any) -> Tensor:
     shape = tuple(sizes[0]) if len(sizes) == 1 and isinstance(sizes[0], Sequence) else sizes
     layout = x.spec
     new_dims = len(shape) - len(layout.shape)
+    if new_dims:
+        check_samples(layout, (0,), "expand to more dims")
     new = tuple(layout.shape[at - new_dims] if extent == -1 else extent for at, extent in enumerate(shape))
     if any(new[dim + new_dims] != layout.shape[dim] for dim in layout.cut_dims):
         refuse(f"expand of cut dims of {layout} to {shape} is not supported")
@@ -119,11 +125,6 @@ def expand_as(x: Tensor, other: Tensor) -> Tensor:
     """Returns `x` expanded; a whole tensor stays whole, which takes no memory."""
     shape = other.spec.shape if isinstance(other, ShardedTensor) else tuple(other.shape)
     return expand(x, shape) if isinstance(x, ShardedTensor) else x.expand(shape)
-
-
-@rule("repeat", "tile", "repeat_interleave")
-def repeat(x: ShardedTensor, *_: Any, **__: Any) -> Tensor:
-    refuse("repeat, tile and repeat_interleave are not supported on cut tensors. Use cat, expand or broadcasting")
 
 
 @rule("channel_shuffle", "native_channel_shuffle")
@@ -142,6 +143,9 @@ def _reshaped(x: ShardedTensor, shape: tuple[int, ...]) -> Tensor:
         refuse(f"a tensor of {layout} cannot become {shape}")
     if shape == layout.shape:
         return wrap(local(x).view_as(local(x)), layout)
+    batch = layout.shape[0]
+    if batch and (not shape or shape[0] == 0 or (shape[0] % batch and batch % shape[0])):  # dims may be joined to it
+        check_samples(layout, (0,), f"a view as {shape}")
     cuts = _new_cuts(layout, shape)
     if cuts is None:
         if not layout.is_tile or all(layout.shape[dim] == 1 for dim in layout.cut_dims):

@@ -2,118 +2,34 @@
 
 from __future__ import annotations
 
-import json
-import logging
 import os
 import secrets
 from collections.abc import Mapping
-from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-from torch import Tensor
-
-from torchmn.communicators.communicator import Communicator
-from torchmn.errors import ArgumentError
+from torchmn.communicators.background_tasks import BackgroundTask
+from torchmn.communicators.communicator import Communicator, as_communicator
+from torchmn.context import collections_paused
+from torchmn.other_spellings import other_spellings
 from torchmn.parallel.global_state import with_global_state
-from torchmn.training.checkpoint import entries, random_states, tensor_files
+from torchmn.training.checkpoint import entries, random_states
+from torchmn.training.checkpoint.background_save import BackgroundSave, state_of
 from torchmn.training.checkpoint.directory import CheckpointDirectory, CheckpointStore, Identity, ranks_on_my_disk
 from torchmn.training.checkpoint.load import load_newest
-from torchmn.training.checkpoint.manifest import (
-    CheckpointError,
-    Manifest,
-    SavedRankState,
-    SaveId,
-    entries_on,
-    files_of,
-    name_problem,
-    tensors_on,
-)
-
-_logger = logging.getLogger("torchmn.checkpoint")
+from torchmn.training.checkpoint.manifest import CheckpointError, SavedRankState, SaveId, name_problem
+from torchmn.training.checkpoint.state_copy import StateCopy
 
 
-def save_step(store: CheckpointStore, keep: int | None, step: int, extra: Any, objects: Mapping[str, Any]) -> None:
-    """Saves one checkpoint, then removes all but the newest `keep`."""
-    comm, directory = store.comm, store.directory
-    random = random_states.capture(comm.device)
-    tensors: dict[str, Tensor] = {}
+class Copied(NamedTuple):
+    """What ranks exchange when each has copied its state."""
 
-    def collect() -> tuple[SavedRankState, int, str]:
-        trees, found = entries.flattened(objects, extra, random)
-        tensors.update(found)
-        digests = {path: tensor_files.digest(x) for path, x in tensors.items()}
-        state = SavedRankState({name: json.dumps(tree) for name, tree in trees.items()}, digests)
-        return state, directory.last_number(), secrets.token_hex(8)
-
-    ranks = comm.attempt("save", collect, raises=CheckpointError)
-    save = SaveId(max(number for _, number, _ in ranks) + 1, step)
-    _write(store, save, ranks[0][2], [state for state, _, _ in ranks], tensors)
-    _remove_old(store, keep)
+    last_number: int  # of the saves on this rank's disk
+    token: str
+    state: SavedRankState | None
 
 
-def _write(
-    store: CheckpointStore, save: SaveId, identity: str, states: list[SavedRankState], tensors: Mapping[str, Tensor]
-) -> None:
-    """Writes the new checkpoint on all disks; if that fails on one of them, removes the partial ones."""
-    comm, directory, ranks = store.comm, store.directory, store.disk_ranks
-    locations = tensors_on(ranks, states)
-    begun = False
-
-    def begin() -> None:
-        nonlocal begun
-        if store.leads:
-            directory.begin(save)
-            begun = True
-
-    def write() -> dict[str, int]:
-        return directory.write(save, files_of(comm.rank, ranks, locations), tensors)
-
-    def finish() -> None:
-        if store.leads:
-            trees = entries_on(ranks, states)
-            header = (directory.name, save.step, save.number, identity, comm.size, ranks)
-            directory.finish(save, Manifest(*header, trees, locations, files))
-
-    try:
-        comm.attempt("save", begin, raises=CheckpointError)
-        sizes = comm.attempt("save", write, raises=CheckpointError)
-        files = {file: size for rank in ranks for file, size in sizes[rank].items()}
-        comm.attempt("save", finish, raises=CheckpointError)
-    except CheckpointError:
-        if begun:
-            with suppress(OSError):
-                directory.abandon(save)
-        raise
-
-
-def _remove_old(store: CheckpointStore, keep: int | None) -> None:
-    """Removes the checkpoints that all disks have, except the newest `keep`.
-
-    A checkpoint that another disk lacks does not count and is not removed: it may be the last of another run. A damaged
-    one does not count either, and is removed if it is older than all that are kept.
-    """
-    broken: dict[SaveId, str] = {}
-
-    def scan() -> set[Identity] | None:
-        if not store.leads:
-            return None
-        complete, found = store.directory.scan()
-        broken.update(found)
-        return set(complete) - store.unreadable
-
-    disks = store.comm.attempt("save", scan, raises=CheckpointError)
-    on_all_disks = set.intersection(*(complete for complete in disks if complete is not None))
-    saves = sorted(save for save, _ in on_all_disks)
-    kept = saves if keep is None else saves[-keep:]
-    if store.leads and kept:
-        damaged = [] if keep is None else [save for save in broken if save < kept[0]]
-        try:
-            store.directory.remove([*saves[: len(saves) - len(kept)], *damaged])
-        except OSError as error:
-            _logger.warning("torchmn: rank %d: cannot remove an old checkpoint: %s", store.comm.rank, error)
-
-
+@other_spellings
 def create_multi_node_checkpointer(
     name: str, comm: Communicator, path: str | os.PathLike[str], keep: int | None = 5
 ) -> MultiNodeCheckpointer:
@@ -124,6 +40,9 @@ def create_multi_node_checkpointer(
         comm: communicator whose ranks save and load together.
         path: a shared directory or local disks; may differ between ranks. Created if it does not exist.
         keep: number of newest checkpoints to keep; older ones are removed once a new one is complete. None keeps all.
+
+    Returns:
+        The checkpointer, with `save` and `maybe_load`.
 
     Raises:
         ArgumentError: on every rank, for a wrong argument.
@@ -136,14 +55,19 @@ def create_multi_node_checkpointer(
 class MultiNodeCheckpointer:
     """Saves and loads the state of a run; all ranks must call every method. See `create_multi_node_checkpointer`.
 
+    Args:
+        name: of the run.
+        comm: communicator of all ranks.
+        path: directory of the checkpoints.
+        keep: number of newest checkpoints to keep; None keeps all.
+
     Attributes:
         keep: number of newest checkpoints to keep; None keeps all.
         extra: after `maybe_load`, the value that was passed as `extra` to `save`.
     """
 
     def __init__(self, name: str, comm: Communicator, path: str | os.PathLike[str], keep: int | None = 5):
-        if not isinstance(comm, Communicator):
-            raise ArgumentError(f"create_multi_node_checkpointer: expected comm to be a communicator, got {comm!r}")
+        comm = as_communicator(comm, "create_multi_node_checkpointer")
         problem = name_problem(name)
         if problem is None and keep is not None and (isinstance(keep, bool) or not isinstance(keep, int) or keep < 1):
             problem = f"expected keep to be an int >= 1, or None to keep all, got {keep!r}"
@@ -158,16 +82,23 @@ class MultiNodeCheckpointer:
         self.extra: Any = None
         disk_ranks = ranks_on_my_disk(comm, operation, directory)
         self._store = CheckpointStore(comm, CheckpointDirectory(directory, name), disk_ranks)
+        self._has_common_disk = all(comm.agree(operation, differ=self._store.is_shared))
+        self._copy = StateCopy()
+        self._last: BackgroundTask | None = None
 
     def __repr__(self) -> str:
         return f"<MultiNodeCheckpointer {self._store.directory.name!r} in {str(self._store.directory.path)!r}>"
 
     def save(self, step: int, *, extra: Any = None, **objects: Any) -> None:
-        """Saves the state of all ranks: the `state_dict` of `objects`, `extra`, and the global random generators.
+        """Copies the state of all ranks and returns; a thread writes it, while the training continues.
 
-        The generators are those of torch, NumPy and Python. State that is equal on all ranks is written once. Of a
-        parallel model, and of its optimizer if saved together with it, the global tensors are saved, so that they can
-        be loaded in any grid and mode. A checkpoint is complete or does not exist.
+        The state is the `state_dict` of `objects`, `extra`, and the global random generators of torch, NumPy and
+        Python. State that is equal on all ranks is written once. Of a parallel model, and of its optimizer if saved
+        together with it, the global tensors are saved, so that they can be loaded in any grid and mode.
+
+        A checkpoint is complete or does not exist. It is complete when `wait`, the next `save`, or `comm.finalize` has
+        returned, and when the process has ended without an error. If it cannot be written, the next of these raises on
+        every rank, or the next step of a multi-node optimizer of the same communicator.
 
         Args:
             step: an int >= 0, the same on all ranks.
@@ -176,13 +107,77 @@ class MultiNodeCheckpointer:
                 iterators, by any names: `save(step, model=model, optimizer=optimizer)`.
 
         Raises:
-            CheckpointError: on every rank, if a disk is full or a value cannot be stored; earlier checkpoints are kept.
+            CheckpointError: on every rank, if a value cannot be stored, or if the previous checkpoint could not be
+                written, because a disk is full for example; earlier checkpoints are kept.
         """
         problem = None
         if isinstance(step, bool) or not isinstance(step, int) or step < 0:
             problem = f"expected step to be an int >= 0, got {step!r}"
         self._agree("save", problem or entries.objects_problem(objects, "state_dict"), step, objects)
-        save_step(self._store, self.keep, step, extra, with_global_state(objects))
+        self.wait()  # its copy is overwritten
+        store, trees = self._store, {}
+        objects = with_global_state(objects)
+
+        def copy() -> Copied:
+            with collections_paused():
+                flattened, tensors = entries.flattened(objects, extra, random_states.capture(store.comm.device))
+                self._copy.take(tensors)
+            trees.update(flattened)
+            # Ranks without a common disk cannot compare their states in the background.
+            state = None if self._has_common_disk else state_of(trees, self._copy)
+            return Copied(store.directory.last_number(), secrets.token_hex(8), state)
+
+        ranks = store.comm.attempt("save", copy, raises=CheckpointError)
+        save = SaveId(max(rank.last_number for rank in ranks) + 1, step)
+        self._begin(save)
+        states = [rank.state for rank in ranks if rank.state is not None]
+        work = BackgroundSave(store, save, ranks[0].token, trees, self._copy, states or None, self.keep)
+        self._last = store.comm.background.start("save", work.run, CheckpointError)
+
+    def wait(self) -> None:
+        """Waits until the last checkpoint is complete on all ranks; every rank must call it.
+
+        Raises:
+            CheckpointError: on every rank, if a rank could not write its part.
+        """
+        last, self._last = self._last, None
+        if last is None:
+            return
+        self._store.comm.attempt("save", last.result, raises=CheckpointError)
+        if not self._has_common_disk:
+            self._remove_old()
+
+    def _begin(self, save: SaveId) -> None:
+        """Creates the partial directory of a checkpoint on all disks, or on none."""
+        directory, begun = self._store.directory, False
+
+        def begin() -> None:
+            nonlocal begun
+            if self._store.leads:
+                directory.begin(save)
+                begun = True
+
+        try:
+            self._store.comm.attempt("save", begin, raises=CheckpointError)
+        except CheckpointError:
+            if begun:
+                directory.abandon(save)
+            raise
+
+    def _remove_old(self) -> None:
+        """Removes old checkpoints from several disks: those that all disks have, except the newest."""
+        complete: set[Identity] = set()
+        broken: list[SaveId] = []
+
+        def scan() -> set[Identity] | None:
+            nonlocal complete, broken
+            if not self._store.leads:
+                return None
+            complete, broken = self._store.directory.complete()
+            return complete - self._store.unreadable
+
+        disks = self._store.comm.attempt("save", scan, raises=CheckpointError)
+        self._store.remove_old(self.keep, set.intersection(*(disk for disk in disks if disk is not None)), broken)
 
     def maybe_load(self, *, step: int | None = None, from_rank: int | None = None, **objects: Any) -> int | None:
         """Loads the checkpoint that was saved last and is complete on all ranks; damaged ones are skipped.
@@ -213,7 +208,9 @@ class MultiNodeCheckpointer:
             problem = f"expected from_rank to be a rank, got {from_rank!r}"
         problem = problem or entries.objects_problem(objects, "load_state_dict")
         self._agree("maybe_load", problem, (step, from_rank), objects)
-        loaded = load_newest(self._store, step, from_rank, with_global_state(objects))
+        self.wait()
+        with collections_paused():
+            loaded = load_newest(self._store, step, from_rank, with_global_state(objects))
         if loaded is None:
             return None
         self.extra = loaded.extra

@@ -8,7 +8,9 @@ from contextlib import suppress
 from pathlib import Path
 
 MANIFEST = "manifest.json"
-_TENSORS = ".safetensors"
+TENSORS = ".safetensors"
+MESSAGE = ".message"
+"""Ending of files by which ranks communicate while they write a checkpoint."""
 
 
 def write_durably(path: Path, data: bytes) -> None:
@@ -52,6 +54,13 @@ def publish(partial: Path, final: Path) -> None:
     sync(final.parent)
 
 
+def remove_messages(directory: Path) -> None:
+    """Removes the files by which ranks have communicated."""
+    for file in os.listdir(directory):
+        if file.endswith(MESSAGE):
+            os.unlink(directory / file)
+
+
 def remove(directory: Path) -> None:
     """Removes a checkpoint: first its manifest, then the other files of a checkpoint, then the directory if empty.
 
@@ -66,7 +75,7 @@ def remove(directory: Path) -> None:
         os.unlink(directory / MANIFEST)
     with not_a_checkpoint:
         for file in sorted(os.listdir(directory)):
-            if file.endswith(_TENSORS):
+            if file.endswith((TENSORS, MESSAGE)):
                 os.unlink(directory / file)
     with suppress(OSError):  # not empty: it contains other files
         os.rmdir(directory)

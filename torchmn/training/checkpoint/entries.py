@@ -11,6 +11,7 @@ from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
 
 from torchmn.errors import nearest
+from torchmn.parallel.global_state import GlobalModelState
 from torchmn.training.checkpoint import random_states
 from torchmn.training.checkpoint.manifest import CheckpointError
 from torchmn.training.checkpoint.state_tree import Flattener
@@ -107,6 +108,17 @@ def load(obj: Any, state: Any) -> None:
             cast = loaded.get(name)
             if isinstance(x, Tensor) and isinstance(cast, Tensor) and x.dim() == cast.dim() == 0:
                 loaded[name] = cast if cast.dtype == x.dtype else x.to(cast.device)
+
+
+def copied_keys(obj: Any) -> list[str]:
+    """Returns the keys of tensors in a state that `load` copies: the parameters and buffers of modules.
+
+    Other objects, and the extra state of a module, may keep the tensors that they load.
+    """
+    module = obj.model if isinstance(obj, GlobalModelState) else obj
+    if not isinstance(module, nn.Module):
+        return []
+    return [name for name, _ in (*module.named_parameters(), *module.named_buffers())]
 
 
 def _module_problems(module: nn.Module, state: Mapping[str, Any]) -> list[str]:

@@ -43,29 +43,16 @@ def load_newest(
 ) -> Loaded | None:
     """Loads the newest checkpoint (of `step`, unless None) that all ranks can read into `objects`."""
     comm = store.comm
-    snapshots: dict[Identity, Snapshot] = {}
-
-    def scan() -> tuple[list[Identity], dict[SaveId, str]]:
-        complete, broken = store.directory.scan()
-        snapshots.update(complete)
-        return list(complete), broken
-
-    ranks = comm.attempt("maybe_load", scan, raises=CheckpointError)
-    saves = {save for complete, broken in ranks for save in (*(save for save, _ in complete), *broken)}
+    saves = {
+        save for found in comm.attempt("maybe_load", store.directory.saves, raises=CheckpointError) for save in found
+    }
     for save in sorted(saves, reverse=True):
         if step is not None and save.step != step:
             continue
-        identities = [next((identity for identity in complete if identity[0] == save), None) for complete, _ in ranks]
-        problems = {
-            rank: ranks[rank][1].get(save, "it is not on this disk")
-            for rank, identity in enumerate(identities)
-            if identity is None
-        }
-        if not problems and len(set(identities)) > 1:
-            problems = {rank: f"it is another save, {identity}" for rank, identity in enumerate(identities)}
-        identity = identities[comm.rank]
-        if not problems and identity is not None:
-            result = _load_snapshot(store, snapshots[identity], from_rank, objects, problems)
+        problems: dict[int, str] = {}
+        snapshot = _open(store, save, problems)
+        if snapshot is not None:
+            result = _load_snapshot(store, snapshot, from_rank, objects, problems)
             if result is not None:
                 return result
         if comm.rank == 0:
@@ -76,6 +63,27 @@ def load_newest(
         steps = sorted({save.step for save in saves})
         raise CheckpointError(f"maybe_load: no checkpoint of step {step} that all ranks can read; found: {steps}")
     return None
+
+
+def _open(store: CheckpointStore, save: SaveId, problems: dict[int, str]) -> Snapshot | None:
+    """Returns the checkpoint of a save; None on all ranks if one cannot open it, and adds the `problems` of ranks."""
+    snapshot: Snapshot | None = None
+
+    def read_manifest() -> tuple[Identity | None, str]:
+        nonlocal snapshot
+        if save not in store.directory.saves():
+            return None, "it is not on this disk"
+        try:
+            snapshot = store.directory.open(save)
+        except DamagedCheckpoint as problem:
+            return None, str(problem)
+        return snapshot.identity, ""
+
+    ranks = store.comm.attempt("maybe_load", read_manifest, raises=CheckpointError)
+    problems.update({rank: problem for rank, (_, problem) in enumerate(ranks) if problem})
+    if not problems and len({identity for identity, _ in ranks}) > 1:
+        problems.update({rank: f"it is another save, {identity}" for rank, (identity, _) in enumerate(ranks)})
+    return None if problems else snapshot
 
 
 def _load_snapshot(
@@ -95,7 +103,7 @@ def _load_snapshot(
         nonlocal plan
         plan = plan_load(snapshot, comm.rank, comm.size, from_rank, objects, random_states.names(comm.device))
         try:
-            found = snapshot.read(plan.sources)
+            found = snapshot.read(plan.sources, {name: entries.copied_keys(obj) for name, obj in objects.items()})
         except DamagedCheckpoint as problem:
             return str(problem)
         trees.update(found[0])

@@ -5,20 +5,22 @@ A checkpoint on one disk (see `directory.ranks_on_my_disk`) contains the state o
     manifest.json            written last; contains a digest of itself
     common.safetensors       tensors that are equal on all ranks, written once
     rank-3.safetensors       other tensors, each written by the first rank of the disk that has it
+
+Format 1 has other digests of tensors, and none of the headers of files.
 """
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping, Sequence, Set
+from dataclasses import dataclass, field
 from hashlib import blake2b
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from torchmn.errors import TorchMNError
-from torchmn.training.checkpoint import durable_files
+from torchmn.training.checkpoint import durable_files, random_states
 
 
 class CheckpointError(TorchMNError):
@@ -31,6 +33,7 @@ class DamagedCheckpoint(Exception):
 
 _PATTERN = re.compile(r"(?P<name>.+)\.step-(?P<step>\d{10,})\.save-(?P<number>\d{6,})")
 _PARTIAL = ".partial"
+_ABANDONED = ".abandoned"
 LONGEST = 150
 """Maximum bytes of an escaped name: file systems allow 255 for the name of a directory."""
 
@@ -49,6 +52,10 @@ class SaveId:
     def partial_directory(self, name: str) -> str:
         """Returns the name of the directory while it is being written."""
         return f".{self.directory(name)}{_PARTIAL}"
+
+    def abandoned_directory(self, name: str) -> str:
+        """Returns the name of the directory while it is being removed, because a rank could not write it."""
+        return f".{self.directory(name)}{_ABANDONED}"
 
 
 def name_problem(name: object) -> str | None:
@@ -89,21 +96,22 @@ def save_of(directory: str, name: str) -> SaveId | None:
 
 def partial_save_of(directory: str, name: str) -> SaveId | None:
     """Returns the save that was being written to `directory`, or None if it is not a partial checkpoint."""
-    if not directory.startswith(".") or not directory.endswith(_PARTIAL):
+    stem, dot, ending = directory.rpartition(".")
+    if not directory.startswith(".") or dot + ending not in (_PARTIAL, _ABANDONED):
         return None
-    return save_of(directory[1 : -len(_PARTIAL)], name)
+    return save_of(stem[1:], name)
 
 
-FORMAT = "torchmn checkpoint 1"
+FORMAT = "torchmn checkpoint 2"
+FORMATS = ("torchmn checkpoint 1", FORMAT)
 COMMON = "common.safetensors"
 
 
-@dataclass(frozen=True)
-class SavedRankState:
-    """One rank's state, as sent to the others: its trees as JSON text, and the digests of its tensors by path."""
+class SavedRankState(NamedTuple):
+    """One rank's state, as sent to the others: its trees as JSON text, and descriptions of its tensors by path."""
 
     trees: Mapping[str, str]
-    digests: Mapping[str, str]
+    tensors: Mapping[str, str]
 
 
 @dataclass(frozen=True)
@@ -117,10 +125,12 @@ class Manifest:
         identity: random text, the same on all disks and different for every save.
         size: number of ranks.
         ranks: those that share the disk.
-        entries: by name, {"same": tree} if all ranks have the same tree, otherwise {"of_rank": {rank: tree}} with the
-            ranks of this disk; and "digest", of the trees and tensors of all ranks. Ranks are strings, as JSON keys.
-        tensors: by path, {"same": [digest, file]} or {"of_rank": {rank: [digest, file]}}.
+        common: descriptions (see `tensor_files.description`) of the tensors that all ranks have, by path.
+        differing: of the other tensors, by path and rank, description and file. Ranks are strings, as JSON keys.
         files: size in bytes by name.
+        headers: digest of the header of each file; none in format 1.
+        entries: by name, {"same": tree} if all ranks have the same tree, otherwise {"of_rank": {rank: tree}} with the
+            ranks of this disk; and of random generators "digest", of the trees and tensors of all ranks.
         format: of the manifest.
     """
 
@@ -130,58 +140,79 @@ class Manifest:
     identity: str
     size: int
     ranks: Sequence[int]
-    entries: Mapping[str, Any]
-    tensors: Mapping[str, Any]
+    common: Mapping[str, str]
+    differing: Mapping[str, Mapping[str, Sequence[str]]]
     files: Mapping[str, int]
+    headers: Mapping[str, str] = field(default_factory=dict)
+    entries: Mapping[str, Any] = field(default_factory=dict)
     format: str = FORMAT
 
-    def encode(self) -> bytes:
-        """Returns the content of manifest.json, with a digest of itself."""
-        content = {"format": self.format, **asdict(self)}  # the format comes first in the file
-        return json.dumps({**content, "digest": _digest(content)}).encode()
+    def encode(self, entries: Mapping[str, str]) -> bytes:
+        """Returns the content of manifest.json, with a digest of itself.
+
+        Args:
+            entries: as JSON texts, in the place of `self.entries`.
+
+        Returns:
+            JSON text, encoded.
+        """
+        fields = {"format": self.format, **vars(self)}  # the format comes first in the file
+        del fields["entries"]
+        texts = ", ".join(f"{json.dumps(name)}: {text}" for name, text in entries.items())
+        content = f'{json.dumps(fields)[:-1]}, "entries": {{{texts}}}}}'.encode()
+        return content[:-1] + b', "digest": "%b"}' % _digest(content).encode()
 
     def is_common(self, name: str, paths: Sequence[str]) -> bool:
         """Returns whether this entry, with tensors at `paths`, was equal on all ranks."""
-        return "same" in self.entries[name] and all("same" in self.tensors[path] for path in paths)
+        return "same" in self.entries[name] and all(path in self.common for path in paths)
+
+    def location(self, path: str, rank: int) -> tuple[str, str] | None:
+        """Returns description and file of a tensor of a rank; None if it is not on this disk."""
+        if path in self.common:
+            return self.common[path], COMMON
+        description, file = self.differing.get(path, {}).get(str(rank), (None, None))
+        return None if description is None or file is None else (description, file)
 
 
-def entries_on(ranks: Sequence[int], states: Sequence[SavedRankState]) -> dict[str, Any]:
-    """Returns `Manifest.entries` for a disk that `ranks` share, from the states of all ranks."""
-    entries: dict[str, Any] = {}
+def entries_on(ranks: Sequence[int], states: Sequence[SavedRankState]) -> dict[str, str]:
+    """Returns `Manifest.entries` as JSON texts for a disk that `ranks` share, from the states of all ranks."""
+    entries: dict[str, str] = {}
     for name in dict.fromkeys(name for state in states for name in state.trees):
         trees = [state.trees.get(name) for state in states]
         if len(set(trees)) == 1:
-            entries[name] = {"same": json.loads(trees[0] or "")}
+            text = f'"same": {trees[0]}'
         else:
-            entries[name] = {"of_rank": {str(rank): json.loads(trees[rank] or "") for rank in ranks if trees[rank]}}
-        entries[name]["digest"] = _digest([trees, [_digests_of(name, state) for state in states]])
+            texts = ", ".join(f'"{rank}": {trees[rank]}' for rank in ranks if trees[rank])
+            text = f'"of_rank": {{{texts}}}'
+        if name.startswith(random_states.PREFIX):
+            tensors = [[item for item in state.tensors.items() if item[0].startswith(name)] for state in states]
+            text += f', "digest": "{_digest(json.dumps([trees, tensors]).encode())}"'
+        entries[name] = f"{{{text}}}"
     return entries
 
 
-def tensors_on(ranks: Sequence[int], states: Sequence[SavedRankState]) -> dict[str, Any]:
-    """Returns `Manifest.tensors` for a disk that `ranks` share, from the states of all ranks."""
-    tensors: dict[str, Any] = {}
-    for path in dict.fromkeys(path for rank in ranks for path in states[rank].digests):
-        digests = [state.digests.get(path) for state in states]
-        if len(set(digests)) == 1:
-            tensors[path] = {"same": [digests[0], COMMON]}
-        else:
-            # Of the ranks of the disk with equal tensors, the first writes it.
-            files = {digests[rank]: file_of(rank) for rank in reversed(ranks)}
-            tensors[path] = {"of_rank": {str(r): [digests[r], files[digests[r]]] for r in ranks if digests[r]}}
-    return tensors
+def tensors_on(
+    ranks: Sequence[int], states: Sequence[SavedRankState]
+) -> tuple[dict[str, str], dict[str, dict[str, list[str]]]]:
+    """Returns `Manifest.common` and `Manifest.differing` for a disk that `ranks` share, from all ranks' states."""
+    first, *others = [state.tensors for state in states]
+    common = {path: text for path, text in first.items() if all(other.get(path) == text for other in others)}
+    differing: dict[str, dict[str, list[str]]] = {}
+    for path in dict.fromkeys(path for rank in ranks for path in states[rank].tensors if path not in common):
+        texts = {rank: states[rank].tensors[path] for rank in ranks if path in states[rank].tensors}
+        # Of the ranks of the disk with equal tensors, the first writes it.
+        files = {text: file_of(rank) for rank, text in reversed(texts.items())}
+        differing[path] = {str(rank): [text, files[text]] for rank, text in texts.items()}
+    return common, differing
 
 
-def files_of(rank: int, ranks: Sequence[int], tensors: Mapping[str, Any]) -> dict[str, list[str]]:
+def files_of(
+    rank: int, ranks: Sequence[int], common: Mapping[str, str], differing: Mapping[str, Mapping[str, Sequence[str]]]
+) -> dict[str, Set[str]]:
     """Returns the files that `rank` writes, on a disk that `ranks` share: the paths of the tensors of each file."""
-    files: dict[str, list[str]] = {}
-    for path, location in tensors.items():
-        if "same" in location:
-            if rank == ranks[0]:
-                files.setdefault(COMMON, []).append(path)
-        elif location["of_rank"].get(str(rank), [None, None])[1] == file_of(rank):
-            files.setdefault(file_of(rank), []).append(path)
-    return files
+    mine = {path for path, of_rank in differing.items() if of_rank.get(str(rank), ("", ""))[1] == file_of(rank)}
+    files: dict[str, Set[str]] = {COMMON: common.keys()} if rank == ranks[0] and common else {}
+    return files | {file_of(rank): mine} if mine else files
 
 
 def file_of(rank: int) -> str:
@@ -192,15 +223,17 @@ def file_of(rank: int) -> str:
 def read_manifest(directory: Path) -> Manifest:
     """Returns the manifest of a checkpoint whose files exist with the right sizes; raises `DamagedCheckpoint`."""
     try:
-        content = json.loads(durable_files.own_file(directory, durable_files.MANIFEST).read_bytes())
+        data = durable_files.own_file(directory, durable_files.MANIFEST).read_bytes()
+        content = json.loads(data)
         digest = content.pop("digest")
-        if content["format"] != FORMAT:
+        if content["format"] not in FORMATS:
             raise DamagedCheckpoint(
-                f"expected format {FORMAT!r}, got {content['format']!r}: written by another version"
+                f"expected format {' or '.join(map(repr, FORMATS))}, got {content['format']!r}: written by another "
+                "version"
             )
-        if digest != _digest(content):
+        if digest != _digest(data[: data.rindex(b', "digest": ')] + b"}"):
             raise DamagedCheckpoint(f"the checksum of {durable_files.MANIFEST} is wrong")
-        manifest = Manifest(**content)
+        manifest = Manifest(**(content if content["format"] == FORMAT else _from_format_1(content)))
         _check(manifest)
         for file, size in manifest.files.items():
             found = durable_files.own_file(directory, file).stat().st_size
@@ -220,7 +253,7 @@ def read_manifest(directory: Path) -> Manifest:
 def _check(manifest: Manifest) -> None:
     """Raises `DamagedCheckpoint` if a manifest has types or file names that `save` does not write."""
     integers = (manifest.step, manifest.number, manifest.size, *manifest.ranks)
-    dicts = (manifest.entries, manifest.tensors, manifest.files)
+    dicts = (manifest.entries, manifest.common, manifest.differing, manifest.files, manifest.headers)
     if {type(value) for value in integers} != {int} or {type(value) for value in dicts} != {dict}:
         raise DamagedCheckpoint(f"{durable_files.MANIFEST} is damaged: it has values of other types than `save` writes")
     if not isinstance(manifest.identity, str):
@@ -231,17 +264,35 @@ def _check(manifest: Manifest) -> None:
             raise DamagedCheckpoint(
                 f"{durable_files.MANIFEST} names the file {file!r}: expected only names such as {COMMON}, {file_of(0)}"
             )
-    for path, location in manifest.tensors.items():
-        for _, file in [location["same"]] if "same" in location else location["of_rank"].values():
-            if file not in manifest.files:
-                raise DamagedCheckpoint(
-                    f"{durable_files.MANIFEST}: the tensor {path!r} is in {file!r}, which is not among its files"
-                )
+    if manifest.format == FORMAT and manifest.headers.keys() != manifest.files.keys():
+        raise DamagedCheckpoint(f"{durable_files.MANIFEST} does not have a checksum of the header of each file")
+    for path, of_rank in manifest.differing.items():
+        _check_files(manifest, path, *(file for _, file in of_rank.values()))
+    if manifest.common:
+        _check_files(manifest, next(iter(manifest.common)), COMMON)
 
 
-def _digests_of(name: str, state: SavedRankState) -> list[tuple[str, str]]:
-    return [(path, digest) for path, digest in state.digests.items() if path.split("/")[0].split("#")[0] == name]
+def _check_files(manifest: Manifest, path: str, *files: str) -> None:
+    for file in files:
+        if file not in manifest.files:
+            raise DamagedCheckpoint(
+                f"{durable_files.MANIFEST}: the tensor {path!r} is in {file!r}, which is not among its files"
+            )
 
 
-def _digest(content: Any) -> str:
-    return blake2b(json.dumps(content).encode(), digest_size=16).hexdigest()
+def _from_format_1(content: dict[str, Any]) -> dict[str, Any]:
+    """Returns the content of a manifest of format 1 in the present form, but with digests for descriptions.
+
+    In format 1, "tensors" has by path {"same": [digest, file]} or {"of_rank": {rank: [digest, file]}}.
+    """
+    tensors = content.pop("tensors")
+    for path, location in tensors.items():
+        if "same" in location and location["same"][1] != COMMON:
+            raise DamagedCheckpoint(f"{durable_files.MANIFEST}: the tensor {path!r} is not in {COMMON}")
+    common = {path: location["same"][0] for path, location in tensors.items() if "same" in location}
+    differing = {path: location["of_rank"] for path, location in tensors.items() if "same" not in location}
+    return {**content, "common": common, "differing": differing}
+
+
+def _digest(content: bytes) -> str:
+    return blake2b(content, digest_size=16).hexdigest()

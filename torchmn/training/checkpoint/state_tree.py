@@ -1,7 +1,8 @@
 """Converts state dicts to JSON trees and tensors, and back, without pickling.
 
 None, bool, int, str, finite floats, lists and dicts with string keys are stored as JSON. Other values are JSON objects
-whose first key starts with "!", such as {"!tuple": [0.9, 0.999]} or {"!tensor": "model/0.weight", ...}.
+whose first key starts with "!", such as {"!tuple": [0.9, 0.999]} or {"!tensor": "model/0.weight"}. In format 1 of
+checkpoints, the latter contain dtype and shape, too.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 import base64
 import math
 from collections import Counter, OrderedDict
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -30,12 +31,15 @@ class Unstorable(ValueError):
 
 
 class Flattener:
-    """Converts states to JSON trees; `tensors` collects their tensors by path, contiguous and on the CPU."""
+    """Converts states to JSON trees.
+
+    Attributes:
+        tensors: those of all states by path, without copies. Kept alive, so that their memory is not reused.
+    """
 
     def __init__(self) -> None:
         self.tensors: dict[str, Tensor] = {}
-        # Keeps the tensors alive, so that their memory is not reused.
-        self._by_memory: dict[tuple, tuple[dict, Tensor]] = {}
+        self._by_memory: dict[int, str] = {}
         self._containers: set[int] = set()  # ids of those around the current value
 
     def flatten(self, x: Any, path: str) -> Any:
@@ -93,19 +97,19 @@ class Flattener:
         problem = tensor_problem(x)
         if problem:
             raise Unstorable(f"{path}: {problem}")
-        x = x.detach()
         # Tensors that share memory, such as tied weights, are stored once, and loaded as one tensor.
-        memory = (x.device, x.data_ptr(), x.dtype, x.shape, x.stride(), x.is_conj(), x.is_neg())
-        if x.numel() and memory in self._by_memory:
-            return self._by_memory[memory][0]
-        path = self._unused(path)
-        spec: dict[str, Any] = {"!tensor": path, "dtype": str(x.dtype).removeprefix("torch."), "shape": list(x.shape)}
-        layout = torch.empty_like(x, device="meta").stride()  # dense: without gaps and overlaps
-        host = x.cpu().resolve_conj().resolve_neg().contiguous()
-        if layout != host.stride():
-            spec["stride"] = list(layout)
-        self.tensors[path] = host
-        self._by_memory[memory] = spec, x
+        memory = hash(_memory_of(x))
+        shared = self._by_memory.get(memory)
+        if shared is None or _memory_of(self.tensors[shared]) != _memory_of(x):
+            shared = self._unused(path)
+            self.tensors[shared] = x
+            if x.numel():
+                self._by_memory[memory] = shared
+        spec: dict[str, Any] = {"!tensor": shared}
+        if not x.is_contiguous():
+            layout = torch.empty_like(x, device="meta")  # dense: without gaps and overlaps
+            if not layout.is_contiguous():
+                spec["stride"] = list(layout.stride())
         return spec
 
     def _unused(self, path: str) -> str:
@@ -115,6 +119,10 @@ class Flattener:
             count += 1
             result = f"{path}#{count}"
         return result
+
+
+def _memory_of(x: Tensor) -> tuple[Any, ...]:
+    return x.data_ptr(), x.device, x.dtype, x.shape, x.stride(), x.is_conj(), x.is_neg()
 
 
 def tensor_problem(x: Tensor) -> str | None:
@@ -128,17 +136,20 @@ def tensor_problem(x: Tensor) -> str | None:
     return None
 
 
-def specs(tree: Any) -> Iterator[dict[str, Any]]:
-    """Yields the tensors of a tree: {"!tensor": path, "dtype": ..., "shape": ...}."""
-    if isinstance(tree, dict):
-        if "!tensor" in tree:
-            yield tree
-        else:
-            for value in tree.values():
-                yield from specs(value)
-    elif isinstance(tree, list):
-        for item in tree:
-            yield from specs(item)
+def specs(tree: Any) -> list[dict[str, Any]]:
+    """Returns the objects of a tree that stand for tensors: {"!tensor": path}, with "stride" if not contiguous."""
+    found: list[dict[str, Any]] = []
+    remaining = [tree]
+    while remaining:
+        current = remaining.pop()
+        if isinstance(current, dict):
+            if "!tensor" in current:
+                found.append(current)
+            else:
+                remaining.extend(reversed(current.values()))
+        elif isinstance(current, list):
+            remaining.extend(reversed(current))
+    return found
 
 
 def unflatten(tree: Any, tensors: Mapping[str, Tensor]) -> Any:

@@ -38,7 +38,7 @@ def hand_over(arguments: list[str]) -> None:
 
 
 def inherited_files() -> list[int]:
-    """The files that whoever started us has left open for us: the streams, and MPI's way to its launcher."""
+    """The files that the parent process has left open: the streams, and MPI's connection to its launcher."""
     files = []
     for file in map(int, os.listdir("/proc/self/fd")):
         with suppress(OSError):  # the listing's own, closed by now

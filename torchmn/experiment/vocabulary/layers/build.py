@@ -19,6 +19,7 @@ from torchmn.experiment.vocabulary.layers.options import (
     WeightedLayer,
     batch_norm_for,
     format_shape,
+    optimizer_group,
     set_attributes,
 )
 
@@ -90,7 +91,9 @@ def _modules_of(layer: Layer, name: str, shape: Shape) -> Iterator[tuple[str, nn
     if isinstance(layer, WeightedLayer):
         layer.init_weights(module)
         if layer.optimizer is not None:
-            set_attributes(module, optimizer_options=layer.optimizer.as_group())
+            set_attributes(module, optimizer_options=optimizer_group(layer.optimizer))
+        if layer.bias_optimizer is not None:
+            set_attributes(module, bias_optimizer_options=optimizer_group(layer.bias_optimizer))
         if layer.batch_norm:
             input_shape = (math.prod(shape),) if layer.kind == "linear" else shape
             yield f"{name}_norm", batch_norm_for(output_shape(module, input_shape))

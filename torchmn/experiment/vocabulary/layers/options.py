@@ -9,17 +9,20 @@ import torch
 from pydantic import BeforeValidator, ConfigDict, Discriminator, Field, Tag, WithJsonSchema, model_validator
 from torch import Tensor, nn
 
+from torchmn.experiment.file import registry
 from torchmn.experiment.file.fields import (
+    DEFINITION,
     ActivationField,
     Count,
     Fraction,
     InitializerField,
     NotNegative,
+    ReferenceOrNested,
     Resolved,
     invalid,
     wrong_value,
 )
-from torchmn.experiment.file.registry import Layer, Section
+from torchmn.experiment.file.registry import Layer, Options, Section
 
 
 class Ramp(Section):
@@ -70,6 +73,28 @@ class LayerOptimizer(Section):
         return group
 
 
+def _check_optimizer(value: object) -> object:
+    if value is not None and not isinstance(value, LayerOptimizer | Options):
+        raise wrong_value("options such as {lr: 0.001}, or the name of an optimizer")
+    return value
+
+
+LayerOptimizerField = Resolved[
+    LayerOptimizer | Options | None,
+    ReferenceOrNested(registry.optimizers, LayerOptimizer),
+    BeforeValidator(_check_optimizer),
+    WithJsonSchema({"anyOf": [{DEFINITION: "optimizer"}, {DEFINITION: "LayerOptimizer"}, {"type": "null"}]}),
+]
+"""Options that replace those of the experiment's optimizer, or another optimizer, which has a `name`."""
+OWN = "optimizer"
+"""The key of a parameter group for an optimizer other than the experiment's."""
+
+
+def optimizer_group(chosen: LayerOptimizer | Options) -> ParameterGroup:
+    """Returns the keys of a parameter group for the value of a LayerOptimizerField."""
+    return chosen.as_group() if isinstance(chosen, LayerOptimizer) else {OWN: chosen}
+
+
 def _bias_init(value: object) -> float | str | None:
     if value is None or (isinstance(value, str) and value == "init"):
         return value
@@ -97,7 +122,12 @@ class WeightedLayer(Layer):
     bias_init: BiasInit = Field(
         None, description="the initial bias: a number, or `init` for the initializer of the weights"
     )
-    optimizer: LayerOptimizer | None = Field(None, description="optimizer options of this layer, such as {lr: 0.001}")
+    optimizer: LayerOptimizerField = Field(
+        None, description="optimizer options of this layer, such as {lr: 0.001}, or another optimizer: {name: adam}"
+    )
+    bias_optimizer: LayerOptimizerField = Field(
+        None, description="the same for its bias, in place of `optimizer`; {} for the experiment's optimizer"
+    )
 
     @model_validator(mode="after")
     def _check_bias_init(self) -> WeightedLayer:

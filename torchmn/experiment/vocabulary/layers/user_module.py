@@ -85,7 +85,7 @@ def import_module(name: str) -> ModuleType:
 
 def _check_not_shadowed(package: str) -> None:
     """Raises a ValueError if another module was imported than the one of this name in the current directory."""
-    imported = getattr(sys.modules.get(package), "__file__", None) or "Python itself"
+    imported = getattr(importlib.import_module(package), "__file__", None) or "Python itself"
     for local in (os.path.join(os.getcwd(), f"{package}.py"), os.path.join(os.getcwd(), package, "__init__.py")):
         if os.path.exists(local) and not (os.path.exists(imported) and os.path.samefile(local, imported)):
             raise ValueError(f"{local} is shadowed by the module {package} of {imported}: rename your file")

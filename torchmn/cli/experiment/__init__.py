@@ -1,0 +1,1 @@
+"""What the commands that read an experiment file share: options, and starting ranks."""

@@ -1,0 +1,86 @@
+"""`init_process_group`: torch.distributed's default group with the ranks of a communicator.
+
+TorchMN does not need it. DDP, `DistributedSampler`, torchmetrics and other libraries do.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+from typing import Any
+
+import torch.distributed as dist
+
+from torchmn.communicators.communicator import Communicator, as_communicator
+from torchmn.communicators.launchers.addresses import loopback_interface, network
+from torchmn.communicators.transports.rendezvous import open_store_between
+
+_OPERATION = "init_process_group"
+_INTERFACE = "GLOO_SOCKET_IFNAME"
+
+
+def init_process_group(comm: Communicator, backend: str | None = None, timeout: timedelta | None = None) -> None:
+    """Creates torch.distributed's default process group of the ranks of `comm`; all of them must call.
+
+        comm = torchmn.create_communicator()      # under mpiexec, srun, torchrun or alone
+        torchmn.init_process_group(comm)
+        sampler = torch.utils.data.DistributedSampler(data)
+
+    No environment variable is needed: ranks agree on an address by `comm`. If a default group of these ranks exists,
+    nothing is done. End it with `torch.distributed.destroy_process_group()`.
+
+    Args:
+        comm: communicator whose ranks are processes.
+        backend: of torch.distributed; by default nccl if `comm.device` is a GPU, else gloo.
+        timeout: of the group's operations; None for torch's default.
+
+    Raises:
+        ArgumentError: on every rank, if ranks are threads, or the process has a default group of other ranks.
+        MismatchError: on every rank, if arguments differ, or some ranks only have a default group.
+        LaunchError: on every rank, if a rank does not reach rank 0.
+    """
+    comm = as_communicator(comm, _OPERATION)
+    if backend is None:
+        backend = "nccl" if comm.device.type == "cuda" else "gloo"
+    exists = dist.is_initialized()
+    comm.agree(_OPERATION, _problem(comm, exists), **{"backend": backend, "timeout": timeout, "has a group": exists})
+    if exists:
+        return
+    networks = comm.allgather_obj(network())
+    one_network = len(set(networks)) == 1 and networks[0] is not None
+    store, _ = open_store_between(comm.rank, comm.size, comm.bcast_obj, comm.allgather_obj, _OPERATION)
+    options: dict[str, Any] = {} if timeout is None else {"timeout": timeout}
+    with _loopback(one_network):
+        dist.init_process_group(backend, store=store, rank=comm.rank, world_size=comm.size, **options)
+
+
+def _problem(comm: Communicator, exists: bool) -> str | None:
+    """Returns why this process cannot have the default group, or None."""
+    if comm.traits.shares_process and comm.size > 1:
+        return "expected ranks that are processes, got threads, which share one default group: use mpiexec or torchrun"
+    if exists and (dist.get_rank(), dist.get_world_size()) != (comm.rank, comm.size):
+        return (
+            f"torch.distributed has a default group of {dist.get_world_size()} ranks, in which this is rank "
+            f"{dist.get_rank()}; the communicator has {comm.size} ranks, and this is rank {comm.rank}. Call "
+            "torch.distributed.destroy_process_group() before, or pass the communicator of the group's ranks"
+        )
+    return None
+
+
+@contextmanager
+def _loopback(one_network: bool) -> Iterator[None]:
+    """Context in which gloo connects the ranks of one host by the loopback interface.
+
+    gloo would use the address of the host's name, which in a container may belong to no interface.
+    """
+    interface = loopback_interface()
+    if not one_network or interface is None or os.environ.get(_INTERFACE):
+        yield
+        return
+    os.environ[_INTERFACE] = interface
+    try:
+        yield
+    finally:
+        del os.environ[_INTERFACE]
