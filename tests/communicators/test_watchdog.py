@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import _thread
+import signal
 import threading
 from dataclasses import replace
 
@@ -114,8 +115,12 @@ def test_in_the_thread_world_an_interrupt_of_the_caller_ends_the_ranks() -> None
         finally:
             ended[comm.rank].set()
 
-    with pytest.raises(KeyboardInterrupt):
-        torchmn.run_threads(main, 2, timeout=60)
+    previous = signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore it
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            torchmn.run_threads(main, 2, timeout=60)
+    finally:
+        signal.signal(signal.SIGINT, previous)
     assert all(each.wait(20) for each in ended)
 
 
