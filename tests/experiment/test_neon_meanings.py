@@ -57,6 +57,17 @@ def test_before_dist_mode_the_model_determines_the_mode(model, mode):
     assert any(f"dist_flag: True without dist_mode: {model} is trained in" in note for note in notes)
 
 
+def test_the_mode_1_of_2014_is_vecpar():
+    found = experiment(dist_flag=True)
+    found["dataset"]["dist_mode"] = 1
+    assert converted(found)[0]["parallel"] == {"mode": "modelpar"}
+    found["model"]["dist_mode"] = "vecpar"
+    assert converted(found)[0]["parallel"] == {"mode": "modelpar"}
+    for other in (0, 2, True):
+        found["dataset"]["dist_mode"] = other
+        assert f"expected dist_mode to be a string, got '{other}'" in refusal(found)
+
+
 def test_in_datapar_the_batch_is_that_of_the_data_set():
     found = experiment(dist_flag=True)
     found["dataset"] |= {"dist_mode": "datapar", "batch_size": 300}

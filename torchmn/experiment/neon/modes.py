@@ -9,6 +9,8 @@ from torchmn.modes import mode_of as mode_named
 MODES_OF_MODELS = {"GBDist": "halopar", "ConvnetDist": "halopar", "MLPDist": "vecpar"}
 """The modes of models before neon had `dist_mode`."""
 NEON_MODES = ("halopar", "vecpar", "modelpar", "datapar", "halodatapar")
+NUMBERED = {1: "vecpar"}
+"""The number that files of 2014 have in place of a mode, before modes had names: `dist_mode: 1, # FC split`."""
 
 
 def mode_of(experiment: TaggedValue, dataset: TaggedValue, model: TaggedValue, notes: list[str]) -> TaggedValue | None:
@@ -23,14 +25,8 @@ def mode_of(experiment: TaggedValue, dataset: TaggedValue, model: TaggedValue, n
         notes: receives a line if a mode is given, but switched off.
     """
     sections = (dataset, model, experiment)
-    modes = [(section, found) for section in sections if (found := section.get("dist_mode")) is not None]
+    modes = [(section, found) for section in sections if (found := _dist_mode(section)) is not None]
     flags = [(section, found) for section in sections if (found := section.get("dist_flag")) is not None]
-    for section, found in modes:
-        section.string("dist_mode")
-        if found.value not in NEON_MODES:
-            raise ExperimentError(
-                f"{found.where}: the dist_mode {found.value!r} is not supported. {nearest(found.value, NEON_MODES)}"
-            )
     for _, found in flags:
         if not isinstance(found.value, bool):
             raise ExperimentError(f"{found.where}: expected dist_flag to be True or False, got {plain(found)!r}")
@@ -87,6 +83,21 @@ def batch_size_of(dataset: TaggedValue, local: TaggedValue, mode: TaggedValue | 
             "used"
         )
     return total
+
+
+def _dist_mode(section: TaggedValue) -> TaggedValue | None:
+    """Returns the mode that a section names, or None; raises an ExperimentError if there is no such mode."""
+    found = section.get("dist_mode")
+    if found is None:
+        return None
+    if type(found.value) is int and found.value in NUMBERED:
+        return TaggedValue(NUMBERED[found.value], found.where)
+    section.string("dist_mode")
+    if found.value not in NEON_MODES:
+        raise ExperimentError(
+            f"{found.where}: the dist_mode {found.value!r} is not supported. {nearest(found.value, NEON_MODES)}"
+        )
+    return found
 
 
 def _meaning(mode_or_flag: TaggedValue) -> str | bool:

@@ -65,7 +65,7 @@ _EMULATED = {
 EMULATORS = ("FixedPoint", "Flexpoint", "NRVBackend")
 """Back ends that emulated hardware with numbers in fixed point."""
 BACKENDS = {
-    **same("CPU CPUData GPU GPUData Cudamat", _BACKEND),
+    **same("CPU CPUData GPU GPUData Cudamat Cudanet Numpy", _BACKEND),
     **dict.fromkeys(EMULATORS, replace(_BACKEND, ignored={**_BACKEND.ignored, **_EMULATED})),
 }
 
@@ -276,7 +276,7 @@ MOMENTA = {
     "nesterov": ("coef", "initial_coef"),
     "linear_monotone": ("coef", "initial_coef", "saturated_coef", "start_epoch", "saturate_epoch"),
 }
-_RULE_ONLY = dtypes("param_dtype", "gradient_dtype")
+_RULE_ONLY = dtypes("param_dtype", "gradient_dtype", "velocity_dtype")
 LEARNING = {
     "lrule_init": Keys(("type", "lr_params"), (), _RULE_ONLY, NAME),
     **dict.fromkeys(RULE_CLASSES, Keys(("lr_params",), (), _RULE_ONLY, BACKEND | NAME)),
