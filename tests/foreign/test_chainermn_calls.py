@@ -65,6 +65,56 @@ def test_messages_take_the_communicator_by_its_name(comm):
         (2 * F.recv(communicator=comm, rank=0)).sum().backward()
 
 
+@ranks(2, on="threads")
+def test_the_device_of_early_versions_has_no_effect(comm):
+    x = torch.arange(2.0, requires_grad=True)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        if comm.rank == 0:
+            F.send(x, comm, 1).backward()
+            assert x.grad.tolist() == [3, 3]
+        else:
+            (3 * F.recv(comm, 0, device=-1)).sum().backward()
+        own = [torch.full((2,), comm.rank + 1.0)] * 2
+        assert F.bcast(comm, own[0], 1, -1).tolist() == [2, 2]
+        assert F.scatter(comm, own, 0, device=-1).tolist() == [1, 1]
+        assert [y[0].item() for y in F.allgather(comm, own[0], -1)] == [1, 2]
+        assert [y[0].item() for y in F.alltoall(comm, own, device=-1)] == [1, 2]
+        gathered = F.gather(comm, own[0], 0, -1)
+        assert comm.rank == 1 or [y[0].item() for y in gathered] == [1, 2]
+    with pytest.raises(TypeError, match="unexpected keyword argument 'devise'"):
+        F.recv(comm, 0, devise=-1)
+
+
+@ranks(2, on="threads")
+def test_a_generic_evaluator_takes_a_trainer(comm):
+    evaluator = torchmn.extensions.GenericMultiNodeEvaluator(comm, [(comm.rank, 1), (comm.rank, 2)], lambda a, b: a + b)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        assert evaluator(None) == ([1, 2, 2, 3] if comm.rank == 0 else None)
+
+
+@ranks(2, on="threads")
+def test_a_checkpointer_that_gets_a_trainer_names_what_to_pass(comm, tmp_path):
+    checkpointer = torchmn.create_multi_node_checkpointer("run", comm, tmp_path)
+    with pytest.raises(torchmn.ArgumentError, match=r"save\(step, model=model, optimizer=optimizer\), got Linear, int"):
+        checkpointer.save(nn.Linear(1, 1), 3)
+    with pytest.raises(
+        torchmn.ArgumentError, match=r"as in maybe_load\(model=model, optimizer=optimizer\), got Linear"
+    ):
+        checkpointer.maybe_load(nn.Linear(1, 1))
+
+
+@ranks(2, on="threads")
+def test_a_recurrent_network_that_gets_a_list_of_sequences_names_what_to_pass(comm):
+    peer = {"rank_out": 1} if comm.rank == 0 else {"rank_in": 0}
+    rnn = torchmn.links.create_multi_node_n_step_rnn(nn.LSTM(2, 2), comm, **peer)
+    with pytest.raises(
+        torchmn.ArgumentError, match=r"got a list of 2.*pack_sequence\(sequences, enforce_sorted=False\)"
+    ):
+        rnn([torch.ones(3, 2), torch.ones(2, 2)])
+
+
 def test_what_has_no_effect_is_said_once(tmp_path):
     script = """
 import torchmn

@@ -18,7 +18,8 @@ from torchmn.other_spellings import OtherName
 BY_NAME = {entry.name: entry for entry in NAMES}
 OF_COMMUNICATORS = [entry for entry in NAMES if entry.name.startswith("CommunicatorBase.")]
 OF_OPTIMIZERS = [entry for entry in NAMES if entry.name.startswith("MultiNodeOptimizer.")]
-OF_MODULES = [entry for entry in NAMES if entry not in OF_COMMUNICATORS + OF_OPTIMIZERS]
+OF_CHECKPOINTERS = [entry for entry in NAMES if entry.name.startswith("MultiNodeCheckpointer.")]
+OF_MODULES = [entry for entry in NAMES if entry not in OF_COMMUNICATORS + OF_OPTIMIZERS + OF_CHECKPOINTERS]
 
 
 def shown(entry: OtherName) -> str:
@@ -64,6 +65,19 @@ def test_attributes_of_optimizers_say_what_to_use():
         name = entry.name.removeprefix("MultiNodeOptimizer.")
         assert not hasattr(optimizer, name)
         assert entry.note in raised(optimizer, name)
+
+
+def test_attributes_of_checkpointers_exist_or_say_what_to_use(tmp_path):
+    comm = torchmn.create_communicator("solo")
+    checkpointer = torchmn.create_multi_node_checkpointer("run", comm, tmp_path)
+    for entry in OF_CHECKPOINTERS:
+        name = entry.name.removeprefix("MultiNodeCheckpointer.")
+        if entry.here:
+            assert callable(getattr(checkpointer, name))
+        else:
+            assert entry.note in raised(checkpointer, name)
+    with pytest.raises(AttributeError, match=r"no attribute 'nobodys'$"):
+        checkpointer.nobodys  # noqa: B018
 
 
 def test_the_page_shows_the_table():

@@ -1,5 +1,6 @@
 """Evaluators with a loader that is not an argument raise if they read repeated items, which would count twice."""
 
+import numpy as np
 import pytest
 import torch
 from torch.utils.data import DataLoader, TensorDataset
@@ -120,3 +121,17 @@ def test_outputs_of_a_repeated_item_are_refused_by_the_generic_evaluator(comm):
     results = GenericMultiNodeEvaluator(comm, DataLoader(share, batch_size=2), lambda x: x)()
     if comm.rank == 0:
         assert sorted(torch.cat(results).tolist()) == [0.0, 1.0, 4.0, 9.0, 16.0]
+
+
+@ranks(2, on="threads")
+def test_lists_and_arrays_are_data_sets_of_loaders(comm):
+    def evaluate(loader):
+        return {"mean": torch.cat(list(loader)).double().mean()}
+
+    everything = list(range(7))
+    own = everything[comm.rank :: 2]
+    for dataset in (own, np.array(own)):
+        mean = create_multi_node_evaluator(evaluate, comm)(DataLoader(dataset, batch_size=2))
+        assert mean == {"mean": pytest.approx(3)}
+        outputs = GenericMultiNodeEvaluator(comm, DataLoader(dataset), torch.flatten)()
+        assert comm.rank == 1 or sorted(int(x) for x in outputs) == everything

@@ -92,6 +92,16 @@ class Spelling:
         return Respelled(tuple(new_args), {**self.defaults, **new})
 
 
+def _names_of_state(function: str, example: str) -> Callable[..., None]:
+    """Returns a function that refuses a trainer: here each object has a name, and ranks agree on what they save."""
+
+    def refuse(args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        given = ", ".join([type(arg).__name__ for arg in args[1:]] or kwargs)
+        raise ArgumentError(f"{function}: expected a name for each object, as in {example}, got {given}: no trainer")
+
+    return refuse
+
+
 def _recv_obj(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Respelled | None:
     """`recv_obj(source, status=None, tag=ANY_TAG)`: `status`, of mpi4py, gets the source and the tag."""
     if "status" in kwargs:
@@ -133,10 +143,16 @@ _SPELLINGS = {
     "scatter_index": Spelling({"n_total_samples": "n"}),
     "MultiNodeChainList.add_link": Spelling({"link": "module"}),
     "send": Spelling(_COMMUNICATOR),
-    "recv": Spelling(_COMMUNICATOR),
+    "recv": Spelling(_COMMUNICATOR, {"device": -1}),
+    **{name: Spelling(ignored={"device": 3}) for name in ("bcast", "gather", "scatter")},
+    **{name: Spelling(ignored={"device": 2}) for name in ("allgather", "alltoall")},
+    "GenericMultiNodeEvaluator.evaluate": Spelling(ignored={"trainer": 1}),
     "Communicator.bcast_obj": Spelling(ignored={"max_buf_len": 2}),
     "Communicator.bcast": Spelling({"data": "x"}, {"max_buf_len": 2}),
     **{f"Communicator.{name}": Spelling({"data": "x"}) for name in ("send", "gather", "allgather", "allreduce")},
 }
 calls.update({name: functools.partial(spelling.respell, name) for name, spelling in _SPELLINGS.items()})
 calls["Communicator.recv_obj"] = _recv_obj
+for _name, _example in (("save", "save(step, model=model, optimizer=optimizer)"),
+                        ("maybe_load", "maybe_load(model=model, optimizer=optimizer)")):  # fmt: skip
+    calls[f"MultiNodeCheckpointer.{_name}"] = _names_of_state(_name, _example)

@@ -82,6 +82,11 @@ NAMES: tuple[OtherName, ...] = (
         "MultiNodeOptimizer.add_hook",
         note="weight_decay= of torch's optimizer; to clip, synchronize(), then clip_grad_norm_, then step()",
     ),
+    # -- checkpointers
+    OtherName("MultiNodeCheckpointer.save", "MultiNodeCheckpointer.save", "`save(step, model=model)`: no trainer"),
+    OtherName("MultiNodeCheckpointer.maybe_load", "MultiNodeCheckpointer.maybe_load", "`maybe_load(model=model)`"),
+    OtherName("MultiNodeCheckpointer.get_stats", note="time save() and wait() yourself"),
+    OtherName("MultiNodeCheckpointer.finalize", note="wait(); checkpoints are kept, remove their directory yourself"),
     # -- datasets
     OtherName("datasets.create_empty_dataset", "data.create_empty_dataset"),
     OtherName("datasets.scatter_dataset", "data.scatter_dataset"),

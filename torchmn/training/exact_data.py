@@ -152,7 +152,7 @@ def _repeats_inside(dataset: Any) -> Iterator[ScatteredDataset | ScatteredStream
     """Yields the scattered data sets with repeated items in the attributes of `dataset`, at any depth."""
     seen, remaining = {id(dataset)}, [dataset]  # data sets may refer to each other
     while remaining:
-        attributes = vars(remaining.pop()).values()
+        attributes = getattr(remaining.pop(), "__dict__", {}).values()  # lists and arrays are data sets, too
         for inner in chain.from_iterable(_flatten(value) for value in attributes):
             if isinstance(inner, ScatteredDataset | ScatteredStream) and inner.repeated:
                 yield inner

@@ -14,6 +14,7 @@ from torchmn.communicators.communicator import Communicator, as_communicator
 from torchmn.data.scattered import record_uses
 from torchmn.errors import ArgumentError
 from torchmn.iterators import EpochIterator
+from torchmn.other_spellings import other_spellings
 from torchmn.training.exact_data import is_data, without_repeats
 from torchmn.trees import map_only
 
@@ -66,6 +67,7 @@ class GenericMultiNodeEvaluator:
         """
         return results
 
+    @other_spellings
     def evaluate(self) -> Any:
         """Returns, on `root`, what `aggregate` returns for all batches of all ranks; None on other ranks."""
         comm = self.comm

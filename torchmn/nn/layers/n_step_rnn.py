@@ -97,11 +97,17 @@ class MultiNodeNStepRNN(nn.Module):
             rank without a loss, call its `backward()`.
 
         Raises:
-            ArgumentError: if `hx` is given and `rank_in` too, or a delegate without `rank_in`.
+            ArgumentError: if `hx` is given and `rank_in` too, or a delegate without `rank_in`; for a list of sequences.
         """
         comm = self.communicator
         if comm is None:
             raise ArgumentError("MultiNodeNStepRNN was unpickled: assign a communicator to its .communicator")
+        if not isinstance(sequence, Tensor | PackedSequence):
+            raise ArgumentError(
+                f"rank {comm.rank} of {comm.size}: MultiNodeNStepRNN: expected a padded tensor or a PackedSequence, "
+                f"got {arguments.describe(sequence)}. torch.nn.utils.rnn.pack_sequence(sequences, enforce_sorted=False)"
+                " makes one of a list of sequences"
+            )
         if self.rank_in is not None:
             if hx is not None:
                 raise ArgumentError(

@@ -6,12 +6,12 @@ import os
 import secrets
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from torchmn.communicators.background_tasks import BackgroundTask
 from torchmn.communicators.communicator import Communicator, as_communicator
 from torchmn.context import collections_paused
-from torchmn.other_spellings import other_spellings
+from torchmn.other_spellings import advice_for, other_spellings
 from torchmn.parallel.global_state import with_global_state
 from torchmn.training.checkpoint import entries, random_states
 from torchmn.training.checkpoint.background_save import BackgroundSave, state_of
@@ -86,9 +86,17 @@ class MultiNodeCheckpointer:
         self._copy = StateCopy()
         self._last: BackgroundTask | None = None
 
+    if not TYPE_CHECKING:  # for a type checker, every name would exist
+
+        def __getattr__(self, name: str) -> Any:
+            instead = None if name.startswith("_") else advice_for(f"MultiNodeCheckpointer.{name}")
+            hint = f"; instead: {instead}" if instead else ""
+            raise AttributeError(f"'MultiNodeCheckpointer' object has no attribute {name!r}{hint}", name=name, obj=self)
+
     def __repr__(self) -> str:
         return f"<MultiNodeCheckpointer {self._store.directory.name!r} in {str(self._store.directory.path)!r}>"
 
+    @other_spellings
     def save(self, step: int, *, extra: Any = None, **objects: Any) -> None:
         """Copies the state of all ranks and returns; a thread writes it, while the training continues.
 
@@ -179,6 +187,7 @@ class MultiNodeCheckpointer:
         disks = self._store.comm.attempt("save", scan, raises=CheckpointError)
         self._store.remove_old(self.keep, set.intersection(*(disk for disk in disks if disk is not None)), broken)
 
+    @other_spellings
     def maybe_load(self, *, step: int | None = None, from_rank: int | None = None, **objects: Any) -> int | None:
         """Loads the checkpoint that was saved last and is complete on all ranks; damaged ones are skipped.
 
