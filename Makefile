@@ -29,7 +29,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-core test-busy test-oldest check dist docs docs-pictures format bench bench-all neon-results clean
+.PHONY: help demo test test-core test-busy test-slurm test-oldest check dist docs docs-pictures format bench bench-all neon-results clean
 .DELETE_ON_ERROR:
 
 help: ## this list
@@ -54,6 +54,9 @@ test-busy: $(INSTALLED) $(OPENMPI) ## tests that start processes, TIMES=10 times
 	for time in $$(seq $(TIMES)); do \
 	    echo "$$time of $(TIMES)"; $(BIN)/python -m pytest -q $(BUSY_TESTS) || exit 1; \
 	done
+
+test-slurm: $(INSTALLED) $(OPENMPI) ## jobs on a real Slurm that is started here: root on Debian, which gets its packages (SLURM_TESTS="-k signal" for a part)
+	$(BIN)/python tools/slurm.py $(BIN)/python -m pytest -n 0 -v tests/slurm $(SLURM_TESTS)
 
 test-oldest: .venv-oldest/.installed ## the test suite with Python 3.10, torch 2.6 and the oldest packages (PYTHON_OLDEST=path; downloads gigabytes)
 	.venv-oldest/bin/python -m pytest $(PYTEST_ARGS)

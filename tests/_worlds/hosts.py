@@ -70,16 +70,16 @@ class Hosts:
     def commands(self, launcher: list[str], command: list[str]) -> list[list[str]]:
         """What starts `command` on every rank of every host: one launcher, or, without, each rank by itself."""
         if not launcher:
-            return [[*self._enter(name), *command] for name, count in self.ranks.items() for _ in range(count)]
+            return [[*self.enter(name), *command] for name, count in self.ranks.items() for _ in range(count)]
         where = ",".join(f"{name}:{count}" for name, count in self.ranks.items())
         if Path(launcher[0]).name == "mpirun":  # Open MPI
             agent = ["--prtemca", "plm_ssh_agent", str(self._ssh()), "--prtemca", "prte_if_include", "eth0"]
             options = ["--allow-run-as-root", *agent, "--host", where, "--mca", "btl_tcp_if_include", "eth0"]
-            return [[*self._enter(next(iter(self.ranks))), *launcher, *options, *command]]
+            return [[*self.enter(next(iter(self.ranks))), *launcher, *options, *command]]
         options = ["-launcher", "ssh", "-launcher-exec", str(self._ssh()), "-hosts", where]
         if self._called:
             options += ["-iface", "eth0"]  # the launcher's daemons would look for it by that name
-        return [[*self._enter(next(iter(self.ranks))), *launcher, *options, *command]]
+        return [[*self.enter(next(iter(self.ranks))), *launcher, *options, *command]]
 
     def environment(self) -> dict[str, str]:
         """What ranks on these hosts find in their environment."""
@@ -102,18 +102,18 @@ class Hosts:
             _run(*inside, *f"ip link add name {port} type veth peer name eth0 netns {pid}".split())
             _run(*inside, *f"ip link set {port} master switch up".split())
             for words in (f"address add {address}/24 dev eth0", "link set eth0 up"):
-                _run(*self._enter(name), "ip", *words.split())
+                _run(*self.enter(name), "ip", *words.split())
             if self._rate:
                 limit = f"root tbf rate {self._rate} burst 64kb latency 100ms"
                 _run(*inside, *f"tc qdisc add dev {port} {limit}".split())
-                _run(*self._enter(name), *f"tc qdisc add dev eth0 {limit}".split())
+                _run(*self.enter(name), *f"tc qdisc add dev eth0 {limit}".split())
         deadline = time.monotonic() + LINK_SECONDS
-        while not all("UP" in _run(*self._enter(name), "ip", "-brief", "link", "show", "eth0") for name in self.ranks):
+        while not all("UP" in _run(*self.enter(name), "ip", "-brief", "link", "show", "eth0") for name in self.ranks):
             if time.monotonic() > deadline:
                 raise OSError(f"the links between them are not up after {LINK_SECONDS:g} s")
             time.sleep(0.02)
 
-    def _enter(self, name: str) -> list[str]:
+    def enter(self, name: str) -> list[str]:
         return ["nsenter", "-t", str(self._holders[name].pid), *NAMESPACES]
 
     def _ssh(self) -> Path:

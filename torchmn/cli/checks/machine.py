@@ -12,6 +12,7 @@ from pathlib import Path
 
 from torchmn.cli.checks.finding import Finding, fail, ok, warn
 from torchmn.cli.launch.job import usable_cores
+from torchmn.communicators.launchers import pmi
 from torchmn.communicators.launchers.environment import NO_LAUNCHER, detect
 from torchmn.errors import LaunchError
 
@@ -29,7 +30,7 @@ def launcher_variables(environ: Mapping[str, str] = os.environ) -> Finding:
     if launch == NO_LAUNCHER:
         return ok(check, "none set: `python script.py` runs on one rank")
     found = f"rank {launch.rank} of {launch.size or 'an unknown number'}, from the variables of {launch.name}"
-    if launch.size == 1:
+    if launch.size == 1 or pmi.offered(environ):  # srun has started this process
         return ok(check, found)
     return warn(
         check,

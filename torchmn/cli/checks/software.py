@@ -89,10 +89,11 @@ def torch_facts() -> dict[str, Any]:
 
 
 class MPI:
-    """The checks of MPI. Afterwards `installation` is the usable one, or None."""
+    """The checks of MPI. Afterwards `installation` is the usable one and `loaded` mpi4py's library; or None."""
 
     def __init__(self) -> None:
         self.installation: Installation | None = None
+        self.loaded: LoadedLibrary | None = None
 
     def findings(self) -> Iterator[Finding]:
         """Runs the checks, up to the first problem."""
@@ -108,6 +109,7 @@ class MPI:
             advice = f"set {LIBRARY_VARIABLE} to the library of {installation.title}, or reinstall mpi4py"
             yield fail("mpi4py", str(error), advice)
             return
+        self.loaded = loaded
         yield ok("mpi4py", f"{loaded.mpi4py} loads {loaded.version}" + (f" from {loaded.path}" if loaded.path else ""))
         match = self._match(installation, loaded)
         yield match

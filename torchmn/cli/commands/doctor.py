@@ -7,9 +7,11 @@ import sys
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict
 
-from torchmn.cli.checks import hosts, machine, probing, software
+from torchmn.cli.checks import hosts, machine, probing, slurm, software
 from torchmn.cli.checks.finding import Finding
 from torchmn.cli.parser import Parser
+from torchmn.communicators.launchers import pmi
+from torchmn.communicators.launchers.environment import detect
 from torchmn.errors import DOCUMENTATION
 
 GUIDE = f"{DOCUMENTATION}/troubleshooting.html"
@@ -19,6 +21,8 @@ STYLES = {"ok": "green", "warn": "yellow", "FAIL": "bold red"}
 def main(arguments: Sequence[str]) -> int:
     """Prints the findings; returns 0 if no check failed, otherwise 1."""
     options = command_parser().parse(arguments)
+    if pmi.offered() and detect().rank != 0:  # `srun torchmn doctor`: one report is enough
+        return 0
     names = [name for name in (options.hosts or "").split(",") if name]
     if options.json:
         found = list(findings(names))
@@ -64,6 +68,7 @@ def findings(hostnames: Sequence[str] = ()) -> Iterator[Finding]:
         if mpi.installation:
             yield from probing.over_mpi()
         yield from probing.over_torchmn("gloo")
+    yield from slurm.findings(mpi.loaded)
     yield software.gpu(facts)
     if hostnames:
         yield from hosts.across(hostnames, mpi.installation)

@@ -10,11 +10,11 @@ from typing import Any
 import torch
 
 from torchmn.communicators.communicator import Communicator
-from torchmn.communicators.launchers import environment
+from torchmn.communicators.launchers import environment, pmi
 from torchmn.communicators.launchers.allocator import keep_freed_memory
 from torchmn.communicators.launchers.topology import Machine, names_of_hosts
 from torchmn.communicators.transports.group import Group, Settings, seconds_of
-from torchmn.communicators.transports.mpi_library import small_unused_buffers
+from torchmn.communicators.transports.mpi_library import load, small_unused_buffers
 from torchmn.communicators.transports.solo import SoloTransport
 from torchmn.communicators.watchdog import process_hooks
 from torchmn.communicators.watchdog.report import ranks_text
@@ -173,9 +173,7 @@ def _solo(settings: Settings, launch: environment.Launch) -> Communicator:
 def _load_mpi(settings: Settings, launch: environment.Launch) -> Any:
     try:
         with small_unused_buffers(launch.name), process_hooks.time_limit(settings.timeout):
-            from mpi4py import MPI
-
-            return MPI
+            return load(launch.rank)
     except (ImportError, RuntimeError) as error:
         raise LaunchError(
             f"the mpi transport needs mpi4py and an MPI library: {error}. "
@@ -227,7 +225,8 @@ def _check_world(mpi: Any, launch: environment.Launch, given: bool) -> None:
     """Raises if MPI.COMM_WORLD of module `mpi` has other ranks than the launcher started."""
     problem = _world_problem(launch, mpi.COMM_WORLD.size, given)
     if problem:
-        library = mpi.Get_library_version().split("\n")[0].strip()
+        library = mpi.Get_library_version()
+        problem, library = pmi.srun_problem(library) or problem, library.split("\n")[0].strip()
         raise LaunchError(
             f"rank {launch.rank}: according to {launch.title} there are {launch.size or f'at least {launch.min_size}'} "
             f"ranks, but the MPI library that mpi4py loaded ({library}) sees {mpi.COMM_WORLD.size}: {problem}"

@@ -216,10 +216,11 @@ def _applies(launcher: Launcher, environ: Mapping[str, str]) -> bool:
     if launcher.name == "pmix":
         of_slurm = environ.get("PMIX_NAMESPACE", "").startswith(SLURM_PMIX)
         return not (of_slurm and environ.get("SLURM_STEP_ID"))
-    return launcher.name != "slurm" or _is_step_of_srun(environ["SLURM_STEP_ID"])
+    return launcher.name != "slurm" or is_step_of_srun(environ["SLURM_STEP_ID"])
 
 
-def _is_step_of_srun(step: str) -> bool:
+def is_step_of_srun(step: str) -> bool:
+    """Returns whether a SLURM_STEP_ID is that of tasks which srun started."""
     return step.isdecimal() and int(step) < FIRST_RESERVED_SLURM_STEP
 
 

@@ -1,10 +1,14 @@
-"""Settings of the MPI library: whether it reads GPU memory, and how much memory it reserves at its start."""
+"""The MPI library: how it is loaded and started, whether it reads GPU memory, and how much memory it reserves."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Iterator, MutableMapping
 from contextlib import contextmanager
+from typing import Any
+
+from torchmn.communicators.launchers import pmi
+from torchmn.errors import LaunchError
 
 # Each of these switches on the GPU support of an MPI library, which then reads GPU memory directly.
 _GPU_SWITCHES = ("TORCHMN_GPU_AWARE_MPI", "MPICH_GPU_SUPPORT_ENABLED", "MV2_USE_CUDA", "I_MPI_OFFLOAD")
@@ -36,3 +40,34 @@ def small_unused_buffers(launcher: str, environ: MutableMapping[str, str] = os.e
     finally:
         for name in settings:  # not for processes that this one starts: they may use another MPI library
             del environ[name]
+
+
+def load(rank: int) -> Any:
+    """Returns mpi4py's module MPI, with MPI initialized.
+
+    Args:
+        rank: of this process, for errors.
+
+    Raises:
+        LaunchError: MPI_Init would end the process, because the launcher does not serve this library.
+        ImportError: there is no mpi4py.
+        RuntimeError: there is no MPI library.
+    """
+    problem = pmi.used_up()
+    if problem:
+        raise LaunchError(f"rank {rank}: {problem}")
+    import mpi4py
+
+    if pmi.offered() == "pmix" and mpi4py.rc.initialize:
+        # As with automatic initialization, but the library is known before.
+        mpi4py.rc.initialize, mpi4py.rc.finalize = False, mpi4py.rc.finalize is not False
+        from mpi4py import MPI
+
+        if not MPI.Is_initialized():
+            problem = pmi.unusable(MPI.Get_library_version())
+            if problem:
+                raise LaunchError(f"rank {rank}: {problem}")
+            MPI.Init_thread(getattr(MPI, f"THREAD_{mpi4py.rc.thread_level.upper()}"))
+    from mpi4py import MPI
+
+    return MPI
