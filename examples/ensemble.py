@@ -2,9 +2,9 @@
 
     mpiexec -n 4 python examples/ensemble.py
 
-Each rank trains its own MLP, from its own start and on its own draw of the training images (with replacement), and
-says nothing to the others meanwhile. For the answer of the ensemble, F.allgather collects what all members think of
-an image, and their probabilities are averaged.
+Each rank trains its own MLP, with other initial values and on another sample of the training images (drawn with
+replacement). Ranks do not communicate during training. To classify an image, F.allgather collects the outputs of all
+members, and their probabilities are averaged.
 """
 
 from __future__ import annotations

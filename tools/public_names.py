@@ -43,7 +43,7 @@ def public_packages() -> list[str]:
 
 
 def public_names(package: str) -> list[str]:
-    """Returns the public names of a package without its subpackages, which have sections of their own."""
+    """Returns the public names of a package without its subpackages, which have separate sections."""
     module = import_module(package)
     return [
         name for name in module.__all__ if name != "__version__" and not isinstance(getattr(module, name), ModuleType)

@@ -1,8 +1,8 @@
-"""Train a network that writes numbers backwards: its encoder lies on rank 0, its decoder on rank 1.
+"""Train a network that writes numbers backwards: its encoder is on rank 0, its decoder on rank 1.
 
     mpiexec -n 2 python examples/chainermn/seq2seq_model_parallel.py
 
-The corpus is made up: digits of any length up to --length, and the same digits from right to left. Rank 0 reads a
+The corpus is synthetic: digits of any length up to --length, and the same digits from right to left. Rank 0 reads a
 number with an LSTM and sends the final states h and c to rank 1, whose LSTM starts with them; backward takes their
 gradients back. Both ranks make the same corpus and go through it in the same order: only states travel.
 
@@ -10,7 +10,7 @@ What changed from ChainerMN's example, besides Chainer's words for PyTorch's:
 - `create_multi_node_n_step_rnn` returns the output first and the delegate last, as torch's LSTM orders its results
 - a batch of sentences is packed (`pack_sequence`) instead of a list of variables
 - `actual_rnn` writes the words one after another, as there
-- the corpus is made up, and accuracy takes the place of BLEU; the trainer is a loop on both ranks
+- the corpus is synthetic, and accuracy takes the place of BLEU; the trainer is a loop on both ranks
 """
 
 from __future__ import annotations
@@ -137,7 +137,7 @@ def demand_two_processes(comm: torchmn.Communicator) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="Train an encoder and a decoder, each on a rank of its own.")
+    parser = argparse.ArgumentParser(description="Train an encoder and a decoder, each on a separate rank.")
     parser.add_argument("-b", "--batchsize", type=int, default=50, help="numbers per step")
     parser.add_argument("-e", "--epoch", type=int, default=8, help="how many times to go through the corpus")
     parser.add_argument("-u", "--units", type=int, default=128, help="units of each LSTM")

@@ -47,7 +47,7 @@ def vgg(width: int) -> nn.Module:
 
 
 def generated(split: str, images: int) -> ImageSet:
-    """A stand-in for CIFAR-10: every class has a coarse pattern of its own, every image noise of its own."""
+    """A stand-in for CIFAR-10: every class has a coarse pattern, every image different noise."""
     patterns = torch.rand(CLASSES, 3, 4, 4, generator=torch.Generator().manual_seed(0))
     draw = torch.Generator().manual_seed({"train": 1, "test": 2}[split])
     labels = torch.arange(images) % CLASSES

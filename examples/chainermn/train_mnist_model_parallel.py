@@ -39,7 +39,7 @@ def linears(units: int, seed: int) -> tuple[nn.Linear, nn.Linear, nn.Linear]:
     return nn.Linear(784, units), nn.Linear(units, units), nn.Linear(units, 10)
 
 
-# -- as a graph: who gets what from whom is said once, messages and delegates follow ---------------------------
+# -- as a graph: edges are declared once; messages and delegates follow from them -----------------------------
 
 
 class MLP0SubA(nn.Module):

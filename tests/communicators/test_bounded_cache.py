@@ -22,7 +22,7 @@ STEPS = 4_000
 def compare_steps(first: int, count: int) -> None:
     """Fingerprints of the steps of a model of 161 parameters, whose learning rate is another one at each."""
     for step in range(first, first + count):
-        shapes = tuple([((*shape,), dtype) for shape, dtype in SHAPES])  # as each step makes them anew
+        shapes = tuple([((*shape,), dtype) for shape, dtype in SHAPES])  # as each step creates them
         arguments.fingerprint(("optimizer step", (False, ((("lr", 0.1 / (step + 1)),),), shapes), (1,) * 161))
 
 

@@ -12,7 +12,7 @@ from PIL import Image
 
 from tests.datasets.files import write_idx
 from torchmn import datasets
-from torchmn.datasets import DatasetError, byte_images, cache, load_mnist
+from torchmn.datasets import DatasetError, cache, load_cifar10, load_cifar100, load_mnist
 from torchmn.errors import ArgumentError
 
 
@@ -34,7 +34,7 @@ def test_iris_is_fishers():
 
 
 def test_bytes_are_taken_as_the_images_that_mnist_gives():
-    arrays, images = byte_images.mnist_arrays("test", None), datasets.mnist("test")
+    arrays, images = load_mnist.mnist_arrays("test", None), datasets.mnist("test")
     rows = np.array([5, 0, 999])
     inputs, targets = arrays.take(rows)
     torch.testing.assert_close(inputs, images.images[torch.from_numpy(rows)], rtol=0, atol=1e-7)
@@ -47,11 +47,11 @@ def test_decompressed_files_are_mapped_and_gzipped_ones_cached(tmp_path):
     numbers = np.random.default_rng(0)
     for stem, shape in (("t10k-images-idx3", (7, 28, 28)), ("t10k-labels-idx1", (7,))):
         write_idx(tmp_path / f"{stem}-ubyte.gz", numbers.integers(0, 10, shape, dtype=np.uint8))
-    packed = byte_images.mnist_arrays("test", tmp_path)
+    packed = load_mnist.mnist_arrays("test", tmp_path)
     assert isinstance(packed.inputs.base, np.memmap) or isinstance(packed.inputs, np.memmap)
     content = gzip.decompress((tmp_path / "t10k-images-idx3-ubyte.gz").read_bytes())
     (tmp_path / "t10k-images-idx3-ubyte").write_bytes(content)
-    mapped = byte_images.mnist_arrays("test", tmp_path)
+    mapped = load_mnist.mnist_arrays("test", tmp_path)
     assert isinstance(mapped.inputs, np.memmap)
     assert np.array_equal(mapped.inputs, packed.inputs)
 
@@ -92,7 +92,7 @@ def test_cifar10_as_bytes_is_that_of_the_images(tmp_path):
     for name in [*(f"data_batch_{k}" for k in range(1, 6)), "test_batch"]:
         (tmp_path / f"{name}.bin").write_bytes(records(4, 1).tobytes())
     for split, count in (("train", 20), ("test", 4)):
-        arrays, images = byte_images.cifar10_arrays(split, tmp_path), datasets.cifar10(split, tmp_path)
+        arrays, images = load_cifar10.cifar10_arrays(split, tmp_path), datasets.cifar10(split, tmp_path)
         inputs, targets = arrays.take(np.arange(count))
         torch.testing.assert_close(inputs, images.images, rtol=0, atol=1e-7)
         assert torch.equal(targets, images.labels) and arrays.shape == (3, 32, 32)
@@ -112,7 +112,7 @@ def test_cifar100_of_both_formats_and_both_kinds_of_labels(tmp_path):
         assert images.labels.tolist() == [10, 20, 30, 40, 99]
         np.testing.assert_allclose(images.images.flatten(1).numpy() * 255, made[:, 2:], atol=1e-4)
         assert datasets.cifar100("train", root, coarse=True).labels.tolist() == [1, 2, 3, 4, 19]
-        assert byte_images.cifar100_arrays("train", root).targets.tolist() == [10, 20, 30, 40, 99]
+        assert load_cifar100.cifar100_arrays("train", root).targets.tolist() == [10, 20, 30, 40, 99]
     with pytest.raises(DatasetError, match=r"no test.bin or test in .*Unpack cifar-100-binary"):
         datasets.cifar100("test", tmp_path)
     (binary / "test.bin").write_bytes(b"123")
@@ -232,9 +232,9 @@ def test_a_sample_is_a_share_in_order_chosen_by_the_seed():
 
 
 def test_the_sample_of_mnist_needs_no_folder():
-    assert byte_images.mnist_arrays("train", None).inputs.shape == (6000, 1, 28, 28)
+    assert load_mnist.mnist_arrays("train", None).inputs.shape == (6000, 1, 28, 28)
     with pytest.raises(DatasetError, match="is not a directory"):
-        byte_images.mnist_arrays("train", load_mnist.SAMPLE / "nowhere")
+        load_mnist.mnist_arrays("train", load_mnist.SAMPLE / "nowhere")
 
 
 def test_rows_may_be_a_slice_a_mask_or_any_numbers_and_samples_are_copies():

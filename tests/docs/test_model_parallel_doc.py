@@ -68,7 +68,7 @@ def test_a_graph_that_can_not_run_is_refused_as_printed():
     (wrong,) = [each for each in WRONG if "GraphError" in each[1]]
     with pytest.raises(GraphError) as error:
         run_on_threads(wrong[0], 2, timeout=20)
-    printed = wrong[1].replace("rank 0 of 2:", f"rank {str(error.value)[5]} of 2:")  # whichever rank is heard first
+    printed = wrong[1].replace("rank 0 of 2:", f"rank {str(error.value)[5]} of 2:")  # of whichever rank is first
     assert f"GraphError: {' '.join(str(error.value).split())}" == printed
 
 

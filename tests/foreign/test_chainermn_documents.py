@@ -16,6 +16,7 @@ import torchmn as chainermn
 import torchmn.functions
 import torchmn.links
 from tests._worlds import ranks, run_job
+from tests._worlds.data import filled
 
 
 def digits(count: int = 12) -> TensorDataset:
@@ -24,8 +25,7 @@ def digits(count: int = 12) -> TensorDataset:
 
 
 def mlp() -> nn.Module:
-    torch.manual_seed(0)
-    return nn.Sequential(nn.Linear(6, 5), nn.ReLU(), nn.Linear(5, 3))
+    return filled(nn.Sequential(nn.Linear(6, 5), nn.ReLU(), nn.Linear(5, 3)), 0)
 
 
 # -- tutorial: communicators, optimizers, data sets, evaluators -----------------------------------------------------
@@ -118,8 +118,7 @@ def test_several_processes_share_batches_and_others_have_empty_data_sets(comm):
 @ranks(2, on="threads")
 def test_point_to_point_communication_with_a_delegate(comm):
     """Rank 0: f, send, recv, g; the delegate connects f to the rest, as the note on define-by-run explains."""
-    torch.manual_seed(0)
-    f, g, h = nn.Linear(2, 2), nn.Linear(2, 1), nn.Linear(2, 2)
+    f, g, h = filled(nn.Linear(2, 2), 0), filled(nn.Linear(2, 1), 1), filled(nn.Linear(2, 2), 2)
     whole = copy.deepcopy((f, g, h))
     x = torch.ones(3, 2)
     whole[1](whole[2](whole[0](x))).sum().backward()
@@ -219,9 +218,8 @@ def test_example_1_a_simple_mlp(comm):
 
 @ranks(2, on="threads")
 def test_example_2_an_encoder_and_a_decoder(comm):
-    torch.manual_seed(0)
-    encoder, decoder = nn.LSTM(3, 4), nn.LSTM(3, 4)
-    xs = torch.randn(5, 2, 3)
+    encoder, decoder = filled(nn.LSTM(3, 4), 0), filled(nn.LSTM(3, 4), 1)
+    xs = torch.randn(5, 2, 3, generator=torch.Generator().manual_seed(0))
     whole = copy.deepcopy(encoder), copy.deepcopy(decoder)
     whole[1](xs, whole[0](xs)[1])[0].sum().backward()
     if comm.rank == 0:
@@ -254,8 +252,7 @@ class ParallelConvolution2D(nn.Conv2d):
 
 @ranks(1, 2, 3, on="threads")
 def test_example_3_a_channel_parallel_convolution_is_the_whole_one(comm):
-    torch.manual_seed(0)
-    whole = nn.Conv2d(2, 5, 3)
+    whole = filled(nn.Conv2d(2, 5, 3), 0)
     layer = ParallelConvolution2D(comm, 2, 5, 3)
     with torch.no_grad():
         for name in ("weight", "bias"):

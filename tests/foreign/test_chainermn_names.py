@@ -1,4 +1,4 @@
-"""The table of ChainerMN's public names: what exists can be used, and the error for the rest says what to use."""
+"""The table of ChainerMN's public names: what exists can be used, and errors for the rest name the alternative."""
 
 import subprocess
 import sys

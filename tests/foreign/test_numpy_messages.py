@@ -104,7 +104,7 @@ def test_functions_return_tensors(comm):
         joined.sum().backward()
     else:
         F.recv(comm, 0).sum().backward()
-    assert F.allreduce(comm, torch.ones(())).item() == 2  # calls are still numbered alike
+    assert F.allreduce(comm, torch.ones(())).item() == 2  # calls still have the same numbers on all ranks
 
 
 @ranks(2, on="threads")

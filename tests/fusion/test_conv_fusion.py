@@ -333,10 +333,10 @@ def test_a_hook_in_front_of_a_layer_is_called_and_the_layer_may_write_to_its_inp
 class Names(TorchFunctionMode):
     def __init__(self) -> None:
         super().__init__()
-        self.heard: list[str] = []
+        self.called: list[str] = []
 
     def __torch_function__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
-        self.heard.append(getattr(func, "__name__", ""))
+        self.called.append(getattr(func, "__name__", ""))
         return func(*args, **(kwargs or {}))
 
 
@@ -346,7 +346,7 @@ def test_a_mode_sees_every_convolution():
         model(x)  # the first forward of a shape also runs without values
         with Names() as mode:
             model(x)
-        return mode.heard.count("conv2d")
+        return mode.called.count("conv2d")
 
     assert on_two_ranks(four(), body) == [4, 4]
 

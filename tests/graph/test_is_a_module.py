@@ -15,7 +15,6 @@ from torchmn.graph import MultiNodeChainList
 
 def relay(comm, seed: int = 0, microbatches: int = 1) -> MultiNodeChainList:
     """A Linear on each rank, from the first to the last."""
-    torch.manual_seed(seed)  # threads share the generator: what they draw from it is not what is tested here
     chain = MultiNodeChainList(comm, microbatches)
     before = comm.rank - 1 if comm.rank else None
     after = comm.rank + 1 if comm.rank + 1 < comm.size else None

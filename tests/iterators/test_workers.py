@@ -86,7 +86,7 @@ def test_workers_draw_the_same_random_numbers_on_every_rank_and_after_resuming(c
         if not persistent:
             resumed.load_state_dict(state)
             epoch_of(resumed)
-            assert epoch_of(resumed) == following, "workers of later epochs are seeded alike, too"
+            assert epoch_of(resumed) == following, "workers of later epochs have the same seeds, too"
 
 
 @ranks(3, on=ACROSS)

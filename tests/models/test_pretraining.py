@@ -24,7 +24,7 @@ def dense(weight: Tensor, in_size: tuple[int, int]) -> Tensor:
 
 
 def pooled(y: Tensor, kernel: int) -> tuple[Tensor, Tensor]:
-    """The sum of all pooled values, and its gradient: y divided by the norm of every window it lies in."""
+    """The sum of all pooled values, and its gradient: y divided by the norm of every window that contains it."""
     total, gradient = torch.zeros((), dtype=y.dtype), torch.zeros_like(y)
     for b, c, r, q in places(*y.shape[:2], y.shape[2] - kernel + 1, y.shape[3] - kernel + 1):
         window = b, c, slice(r, r + kernel), slice(q, q + kernel)

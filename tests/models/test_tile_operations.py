@@ -5,6 +5,7 @@ import torch
 from torch.testing import assert_close
 
 from tests._worlds import ranks
+from tests._worlds.data import numbers, tensor
 from tests.models.small import small_model
 from torchmn import ProcessGrid
 from torchmn.functions import halo_exchange, halo_scatter_add
@@ -30,9 +31,8 @@ def test_features_as_one_operation_equal_those_step_by_step(comm, is_upright):
     filters = tiles.filters_of(stack)
     dims = tiles.filters_of(above).array.plan.dims
     steps = tiles._steps(stack, (dims[0].needed, dims[1].needed))
-    torch.manual_seed(comm.rank)
     size = filters.array.plan.buffer_shape
-    x = from_pixels(torch.randn(*size, 1, 3, dtype=torch.float64)).requires_grad_()
+    x = from_pixels(tensor(numbers((*size, 1, 3), comm.rank))).requires_grad_()
     field_grid = FieldGrid((size[0], size[1]), filters.kernel, filters.stride)
     found = []
     for features in (tile_features, in_steps):
@@ -60,8 +60,7 @@ def test_shares_of_pixels_are_summed_wherever_they_lie(comm, kernel, is_one_exch
     dims = tuple(DimPlan.of_window(n, p, Window(kernel, 1)) for n, p in zip((10, 9), parts, strict=True))
     plan = HaloPlan.of(dims, (comm.rank // parts[1], comm.rank % parts[1]))
     assert (_overlap_plan(plan) is not None) == (is_one_exchange or comm.size != 3)
-    torch.manual_seed(comm.rank)
-    share = torch.randn(*plan.buffer_shape, 2, 3, dtype=torch.float64)
+    share = tensor(numbers((*plan.buffer_shape, 2, 3), comm.rank))
     every = over_all_dims(plan, 2, 3)
     expected = halo_exchange(halo_scatter_add(share, every, comm), every, comm)
     assert_close(OverlapAdd(share.clone(), plan, comm).sum_(), expected, rtol=1e-12, atol=1e-12)

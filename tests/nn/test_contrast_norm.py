@@ -10,7 +10,6 @@ from torch.testing import assert_close
 from tests.nn import naive
 from torchmn.errors import ArgumentError
 from torchmn.nn import LocalContrastNorm2d
-from torchmn.nn.local_filters.contrast_norm import gaussian_window
 
 every_window = pytest.mark.parametrize(
     ("kernel", "size"), [((3, 3), (5, 6)), ((5, 3), (6, 4)), ((7, 7), (4, 5)), ((1, 1), (3, 3)), ((1, 5), (3, 7))]
@@ -66,7 +65,7 @@ def test_contrast_up_to_the_threshold_is_not_amplified():
 
 
 def test_the_gaussian_sums_to_1_over_window_and_maps():
-    window = gaussian_window((3, 3), 4)
+    window = LocalContrastNorm2d(3, 4, dtype=torch.float64).gaussian
     assert window.shape == (1, 1, 3, 3)
     assert_close(4 * window.sum(), torch.tensor(1.0, dtype=torch.float64))
     # deviation √2 / 3: one pixel aside exp(-9 / 4), along the diagonal exp(-9 / 2)

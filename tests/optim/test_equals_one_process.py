@@ -48,7 +48,7 @@ def test_unequal_batches_of_which_one_has_the_mean_size(comm, options: dict) -> 
     optimizer = create_multi_node_optimizer(torch.optim.SGD(model.parameters(), lr=0.1), comm, **options)
     x, y = batch(0)
     grads = torch.autograd.grad(loss_of(serial, x, y), list(serial.parameters()))
-    mine = slice(*((0, 1), (1, 5), (5, 12))[comm.rank])  # rank 1 counts 4/12, as if all ranks were alike
+    mine = slice(*((0, 1), (1, 5), (5, 12))[comm.rank])  # rank 1 counts 4/12, as if all ranks had equally many
     loss_of(model, x[mine], y[mine]).backward()
     optimizer.step(weight=mine.stop - mine.start)
     optimizer.flush()

@@ -64,7 +64,6 @@ def test_lazy_modules_train_as_one_process(comm, options, with_model):
 
 @ranks(2, on="threads")
 def test_double_buffering_has_lazy_modules_too(comm):
-    torch.manual_seed(comm.rank)
     model = nn.LazyLinear(1).double()
     sgd = torch.optim.SGD(model.parameters(), lr=0.1)
     optimizer = torchmn.create_multi_node_optimizer(sgd, comm, double_buffering=True)
@@ -141,7 +140,6 @@ def test_a_change_on_one_rank_before_the_first_forward_is_noticed(comm):
 @ranks(2, 3, on="threads")
 @pytest.mark.parametrize("microbatches", [1, 2])
 def test_a_chain_of_lazy_components_is_the_whole_model(comm, microbatches):
-    torch.manual_seed(comm.rank)
     chain = torchmn.MultiNodeChainList(comm, microbatches)
     last = comm.size - 1
     chain.add_link(

@@ -70,7 +70,6 @@ def test_twice_as_many_layers_are_visited_twice_as_often(
 @pytest.mark.parametrize("more", [0, 3])
 def test_an_optimizer_broadcasts_every_parameter_once(with_model: bool, more: int) -> None:
     def run(comm: Any) -> tuple[int, int, bool]:
-        torch.manual_seed(comm.rank)
         model = nn.Sequential(nn.Linear(300, 1000), nn.BatchNorm1d(1000))
         others = [nn.Parameter(torch.randn(7)) for _ in range(more)]
         sent: list[int] = []

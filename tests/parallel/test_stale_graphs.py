@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 import torchmn
 from tests._worlds import ranks
+from tests._worlds.data import filled
 from torchmn import Communicator
 
 LAYERS: dict[str, Callable[[], nn.Module]] = {
@@ -53,8 +54,7 @@ def gradient(model: nn.Module, change: bool) -> Tensor | None:
 def test_a_change_of_parameters_before_backward_is_never_silently_wrong(
     comm: Communicator, name: str, mode: str
 ) -> None:
-    torch.manual_seed(0)
-    serial = nn.Sequential(nn.Conv2d(4, 4, 1), LAYERS[name]()).double()
+    serial = filled(nn.Sequential(nn.Conv2d(4, 4, 1), LAYERS[name]()).double(), 0)
     assert gradient(copy.deepcopy(serial), change=True) is None
     model = torchmn.parallelize(serial, comm, mode, input_shape=(4, 8, 6))
     expected = gradient(model, change=False)
@@ -77,8 +77,7 @@ class PooledThenChanged(nn.Module):
 
 @ranks(2, on="threads")
 def test_an_activation_that_is_changed_after_a_pool_used_it_is_found(comm: Communicator) -> None:
-    torch.manual_seed(0)
-    serial = PooledThenChanged().double()
+    serial = filled(PooledThenChanged().double(), 0)
     for model in (serial, torchmn.parallelize(serial, comm, "halopar", input_shape=(4, 8, 6))):
         pooled, _ = model(image().requires_grad_())
         with pytest.raises(RuntimeError, match="modified by an inplace operation"):

@@ -66,7 +66,7 @@ def first_model(problem: Problem) -> nn.Module:
 
 @lru_cache
 def serial_training(problem: Problem) -> tuple[list[float], dict[str, Tensor]]:
-    """Losses and the last state of one rank; random numbers begin anew in every step.
+    """Losses and the last state of one rank; the generator is reset in every step.
 
     Ranks that are threads share torch's generator: call it once before they start.
     """

@@ -17,7 +17,7 @@ _ONE_PER_RANK = ("scatter", "alltoall", "reduce_scatter")
 
 
 class _Unsendable:
-    """Stands for an array that cannot be a tensor, in the error that all ranks raise."""
+    """Replaces an array that cannot be a tensor, in the error that all ranks raise."""
 
     def __init__(self, array: np.ndarray):
         self.dtype = array.dtype

@@ -99,3 +99,15 @@ def at_least(smallest: int) -> Callable[[str], int]:
         return int(text)
 
     return number
+
+
+def add_start(parser: Parser) -> None:
+    """Adds the options of commands that start ranks."""
+    parser.add_argument(
+        "--transport",
+        metavar="mpi|gloo",
+        type=one_of("mpi", "gloo"),
+        help="transport between ranks; default: mpi if usable",
+    )
+    parser.add_argument("--threads", metavar="T", type=at_least(1), help="threads per rank")
+    parser.add_argument("--anyway", action="store_true", help="start more ranks than fit into memory")

@@ -6,7 +6,7 @@ import atexit
 import os
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 from torchmn.errors import TorchMNError
 
@@ -20,7 +20,10 @@ class BackgroundTasks:
 
     def __init__(self, rank: str):
         self.rank = rank
-        self.tasks: list[BackgroundTask] = []
+        self._tasks: list[BackgroundTask] = []
+
+    def __iter__(self) -> Iterator[BackgroundTask]:
+        return iter(list(self._tasks))  # a task that is closed meanwhile leaves the list
 
     def start(self, name: str, work: Callable[[], object], raises: type[TorchMNError]) -> BackgroundTask:
         """Starts a task; all ranks must start it, so that each can raise the failure of another.
@@ -31,16 +34,15 @@ class BackgroundTasks:
             raises: the exception that all ranks raise if the work of one fails.
         """
         task = BackgroundTask(self, name, work, raises)
-        self.tasks.append(task)
+        self._tasks.append(task)
         task.start()
         return task
 
     def finish(self) -> None:
         """Waits for all tasks; raises the first failure that was not raised yet."""
-        tasks = list(self.tasks)
-        for task in tasks:
+        for task in self:
             task.join()
-        failed = [task for task in tasks if task.failure is not None]
+        failed = [task for task in self if task.failure is not None]
         texts = [task.text for task in failed]
         self.close()
         if failed:
@@ -48,8 +50,13 @@ class BackgroundTasks:
 
     def close(self) -> None:
         """Ignores all failures from now on: this rank has raised another exception."""
-        for task in list(self.tasks):
+        for task in self:
             task.close()
+
+    def remove(self, task: BackgroundTask) -> None:
+        """Forgets a task that has ended, and whose failure was raised."""
+        if task in self._tasks:
+            self._tasks.remove(task)
 
 
 class BackgroundTask:
@@ -105,8 +112,7 @@ class BackgroundTask:
     def close(self) -> None:
         """Ignores a failure from now on: it was raised."""
         self._closed = True
-        if self in self._tasks.tasks:
-            self._tasks.tasks.remove(self)
+        self._tasks.remove(self)
         atexit.unregister(self._report_at_exit)
 
     def _run(self) -> None:

@@ -9,8 +9,10 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from torchmn.datasets.arrays import ImageSet
-from torchmn.datasets.formats.cifar_files import read_binary, read_pickled
+from torchmn.datasets import cache
+from torchmn.datasets.arrays import Arrays, ImageSet
+from torchmn.datasets.arrays import labels as as_labels
+from torchmn.datasets.formats.cifar_files import images_of, read_binary, read_pickled
 from torchmn.errors import ArgumentError, DatasetError, nearest
 
 CLASSES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
@@ -48,6 +50,19 @@ def cifar10(split: str, root: str | os.PathLike[str]) -> ImageSet:
     labels = torch.from_numpy(np.concatenate([labels for labels, _ in parts])).to(torch.int64)
     pixels = torch.from_numpy(np.concatenate([pixels for _, pixels in parts]))
     return ImageSet(f"cifar10 {split}", pixels.view(-1, 3, 32, 32).to(torch.float32).div_(255), labels)
+
+
+def cifar10_arrays(split: str, root: Path) -> Arrays:
+    """Returns the `split` of CIFAR-10, from the binary or the Python version."""
+    paths, read = find(split, root)
+
+    def records() -> np.ndarray:
+        """Returns label and pixels of each image in one row, so that one array holds both."""
+        parts = [checked(path, *read(path)) for path in paths]
+        return np.concatenate([np.concatenate([numbers[:, None], pixels], axis=1) for numbers, pixels in parts])
+
+    rows = cache.cached(cache.digest(paths, "cifar10"), records)
+    return Arrays(f"cifar10 {split}", images_of(rows), as_labels(rows[:, 0]), 1 / 255, CLASSES)
 
 
 def checked(path: Path, labels: np.ndarray, pixels: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

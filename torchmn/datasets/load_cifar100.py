@@ -8,7 +8,9 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from torchmn.datasets.arrays import ImageSet
+from torchmn.datasets import cache
+from torchmn.datasets.arrays import Arrays, ImageSet
+from torchmn.datasets.arrays import labels as as_labels
 from torchmn.datasets.formats import cifar_files
 from torchmn.errors import ArgumentError, DatasetError, nearest
 
@@ -38,6 +40,17 @@ def cifar100(split: str, root: str | os.PathLike[str], *, coarse: bool = False) 
     labels, pixels = cifar100_bytes(split, Path(root).expanduser(), coarse)
     images = torch.from_numpy(pixels.copy()).view(-1, 3, 32, 32).to(torch.float32).div_(255)
     return ImageSet(f"cifar100 {split}", images, torch.from_numpy(labels.astype(np.int64)))
+
+
+def cifar100_arrays(split: str, root: Path, coarse: bool = False) -> Arrays:
+    """Returns the `split` of CIFAR-100, from the binary or the Python version."""
+
+    def records() -> np.ndarray:
+        numbers, pixels = cifar100_bytes(split, root, coarse)
+        return np.concatenate([numbers[:, None], pixels], axis=1)
+
+    rows = cache.cached(cache.digest([find(split, root)], "cifar100", coarse), records)
+    return Arrays(f"cifar100 {split}", cifar_files.images_of(rows), as_labels(rows[:, 0]), 1 / 255)
 
 
 def cifar100_bytes(split: str, root: Path, coarse: bool) -> tuple[np.ndarray, np.ndarray]:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import os
+import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,9 +12,11 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from torchmn.datasets.arrays import ImageSet
+from torchmn.datasets import cache
+from torchmn.datasets.arrays import Arrays, ImageSet
+from torchmn.datasets.arrays import labels as as_labels
 from torchmn.datasets.formats.download import content_sha256, fetch
-from torchmn.datasets.formats.idx import read_idx
+from torchmn.datasets.formats.idx import GZIP_MAGIC, read_idx
 from torchmn.errors import ArgumentError, DatasetError, nearest
 
 MIRRORS = (
@@ -158,6 +162,30 @@ def load(name: str, files: MnistSplit, root: Path) -> ImageSet:
     # Copied, because the arrays are read-only and tensors are writable.
     pixels = torch.from_numpy(images.copy()).to(torch.float32).div_(255).unsqueeze(1)
     return ImageSet(name, pixels, torch.from_numpy(labels.copy()).to(torch.int64))
+
+
+def mnist_arrays(split: str, root: Path | None) -> Arrays:
+    """Returns the `split` of MNIST in `root`, or of the sample that is part of TorchMN."""
+    files = SPLITS[split]
+    folder = SAMPLE if root is None else root
+    images_path, labels_path = files.images.find(folder), files.labels.find(folder)
+    images = _mapped_idx(images_path, 3)
+    targets = as_labels(read_idx(labels_path, dims=1))
+    check(images_path, images, labels_path, targets)
+    name = f"mnist {split}{' sample' if root is None else ''}"
+    return Arrays(name, images[:, None], targets, 1 / 255, tuple("0123456789"))
+
+
+def _mapped_idx(path: Path, dims: int) -> np.ndarray:
+    with path.open("rb") as file:
+        head = file.read(4 + 4 * dims)
+    if head[:2] == GZIP_MAGIC:
+        return cache.cached(cache.digest([path], "idx"), lambda: read_idx(path, dims))
+    if len(head) == 4 + 4 * dims and head[:4] == bytes([0, 0, 8, dims]):
+        shape = struct.unpack(f">{dims}I", head[4:])
+        if path.stat().st_size == len(head) + math.prod(shape):
+            return np.memmap(path, np.uint8, "r", len(head), shape)
+    return read_idx(path, dims)  # raises an error that names the problem
 
 
 def check(images_path: Path, images: np.ndarray, labels_path: Path, labels: np.ndarray) -> None:

@@ -72,29 +72,28 @@ def train(experiment: Experiment, comm: Communicator, request: Request) -> Outco
     Raises:
         ExperimentError: on every rank, if the experiment, its data or the directory of the run is not usable.
     """
-    check_round_trip(experiment)
-    session = open_session(experiment, comm, request.data, loads_weights=not request.resume)
-    absent = [split for split in experiment.predictions if split not in session.splits]
-    if absent:
-        raise ExperimentError(f"predictions: the data set has no {absent[0]} samples, only {', '.join(session.splits)}")
+    session = checked_session(experiment, comm, request.data, loads_weights=not request.resume)
     with ExitStack() as locks:
         directory = on_rank_0(comm, "output directory", lambda: _prepare(experiment, request, locks))
         return _train_in(directory, session, request)
 
 
-def checked_session(experiment: Experiment, comm: Communicator, data: str | None) -> Session:
+def checked_session(
+    experiment: Experiment, comm: Communicator, data: str | None, loads_weights: bool = True
+) -> Session:
     """Returns the session of an experiment that can be trained to its end. Every rank must call it.
 
     Args:
         experiment: the experiment.
         comm: the ranks.
         data: directory of the data set.
+        loads_weights: whether to load the pretrained weights that the experiment names.
 
     Raises:
         ExperimentError: on every rank, if the experiment or its data are not usable.
     """
     check_round_trip(experiment)
-    session = open_session(experiment, comm, data)
+    session = open_session(experiment, comm, data, loads_weights=loads_weights)
     absent = [split for split in experiment.predictions if split not in session.splits]
     if absent:
         raise ExperimentError(f"predictions: the data set has no {absent[0]} samples, only {', '.join(session.splits)}")

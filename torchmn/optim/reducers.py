@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import threading
+from collections.abc import Callable, Sequence
+from queue import SimpleQueue
 from typing import Any, Protocol
 from weakref import WeakMethod
 
 import torch
 from torch import Tensor
 
+from torchmn._torch_compat import ProfilerRange
 from torchmn.communicators.communicator import Communicator
 from torchmn.compile_boundary import uncompiled
 from torchmn.errors import ArgumentError
-from torchmn.optim.background_reducer import BackgroundReducer, background_communicator
+from torchmn.gradient_role import role_of
 from torchmn.optim.gradients import Gradient, GradientAverager, GradientCollection, StepAgreement, StepFingerprint
 
 
@@ -105,7 +108,7 @@ class DelayedReducer(ImmediateReducer):
     def __init__(self, collection: GradientCollection, comm: Communicator, zero_fill: bool, dtype: torch.dtype | None):
         super().__init__(collection, comm, zero_fill, dtype)
         background = background_communicator(comm, collection.gradients(), "double_buffering")
-        self._background = GradientAverager(background, zero_fill, dtype, "optimizer step")
+        self._background_averager = GradientAverager(background, zero_fill, dtype, "optimizer step")
         self._pending: BackgroundReducer | None = None
 
     def check_supported(self, what: str) -> None:
@@ -119,7 +122,7 @@ class DelayedReducer(ImmediateReducer):
         sent = [Gradient(grad.name, grad.parameter, grad.value, grad.over) for grad in grads]
         for grad in grads:
             grad.parameter.grad = None  # the user may zero gradients in place, but not those that are being sent
-        self._pending = BackgroundReducer(lambda grads: self._background.take_mean(grads, agreement))
+        self._pending = BackgroundReducer(lambda grads: self._background_averager.take_mean(grads, agreement))
         self._pending.submit(sent)
         self._pending.close()
         return means
@@ -248,3 +251,60 @@ class OverlappedReducer(ImmediateReducer):
         pending = self._pending
         self._reset()
         return pending.result() if pending else []
+
+
+class BackgroundReducer(threading.Thread):
+    """Averages buckets of gradients in the order in which they were submitted, while the main thread computes."""
+
+    def __init__(self, take_mean: Callable[[list[Gradient]], object]):
+        super().__init__(name="torchmn gradients", daemon=True)
+        self._take_mean = take_mean
+        self._submitted: SimpleQueue[list[Gradient] | None] = SimpleQueue()
+        self._means: list[Gradient] = []
+        self._error: BaseException | None = None
+        self.start()
+
+    def submit(self, grads: list[Gradient]) -> None:
+        """Submits a bucket, whose gradients must not be used until `result`."""
+        self._submitted.put(grads)
+
+    def close(self) -> None:
+        """Ends the thread after the buckets that were submitted."""
+        self._submitted.put(None)
+
+    def run(self) -> None:
+        try:
+            while (grads := self._submitted.get()) is not None:
+                self._take_mean(grads)
+                self._means += grads
+        except BaseException as error:  # raised in `result`
+            self._error = error
+
+    def result(self) -> list[Gradient]:
+        """Waits for the means of all buckets, after `close`; raises what the thread raised."""
+        with ProfilerRange("torchmn::gradient mean in the background"):  # its own thread has no profiler
+            self.join()
+        if self._error is not None:
+            raise self._error
+        return self._means
+
+
+def background_communicator(comm: Communicator, grads: list[Gradient], option: str) -> Communicator:
+    """Returns a communicator of the same ranks for a thread, whose operations must not mix with the user's.
+
+    Args:
+        comm: communicator of the optimizer.
+        grads: of the optimizer.
+        option: that needs the thread.
+
+    Raises:
+        ArgumentError: if some gradients are slices that are averaged over fewer ranks.
+    """
+    sliced = [grad.name for grad in grads if (among := role_of(grad.parameter).over) and among.size > 1]
+    if sliced:
+        raise ArgumentError(
+            f"{option}: {', '.join(sliced)} are slices that are averaged over fewer ranks; use {option}=False"
+        )
+    background = comm.split(0, comm.rank)
+    assert background is not None
+    return background

@@ -36,16 +36,16 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
     if pyfuncitem.get_closest_marker(MARK) is None:
         return None
-    world = pyfuncitem.funcargs["comm"]
-    assert isinstance(world, TestedRanks)
+    tested = pyfuncitem.funcargs["comm"]
+    assert isinstance(tested, TestedRanks)
     names = pyfuncitem.fixturenames
     arguments = {name: pyfuncitem.funcargs[name] for name in _parameters(pyfuncitem, names) if name != "comm"}
     if _INSIDE in os.environ:
         _run_on_this_rank(pyfuncitem.obj, arguments)
-    elif world.transport == "threads":
-        _run_on_threads(pyfuncitem.obj, world, arguments)
+    elif tested.transport == "threads":
+        _run_on_threads(pyfuncitem.obj, tested, arguments)
     else:
-        _run_in_processes(pyfuncitem, world)
+        _run_in_processes(pyfuncitem, tested)
     return True
 
 
@@ -56,10 +56,10 @@ def _parameters(item: pytest.Function, fixtures: list[str]) -> list[str]:
     return [name for name in fixtures if name in taken]
 
 
-def _run_on_threads(test: Any, world: TestedRanks, arguments: dict[str, Any]) -> None:
+def _run_on_threads(test: Any, tested: TestedRanks, arguments: dict[str, Any]) -> None:
     from torchmn import run_threads
 
-    run_threads(lambda comm: test(comm=comm, **arguments), world.size, timeout=world.timeout)
+    run_threads(lambda comm: test(comm=comm, **arguments), tested.size, timeout=tested.timeout)
 
 
 def _run_on_this_rank(test: Any, arguments: dict[str, Any]) -> None:
@@ -69,15 +69,15 @@ def _run_on_this_rank(test: Any, arguments: dict[str, Any]) -> None:
         test(comm=comm, **arguments)
 
 
-def _run_in_processes(item: pytest.Function, world: TestedRanks) -> None:
+def _run_in_processes(item: pytest.Function, tested: TestedRanks) -> None:
     """Runs the test in a job of its ranks, each of which is pytest with this test only."""
     start = "import sys; from torchmn.cli.main import main; sys.exit(main())"
-    job = ["run", "-n", str(world.size), "--transport", world.transport]
+    job = ["run", "-n", str(tested.size), "--transport", tested.transport]
     options = ["-q", "--no-header", "-p", "no:cacheprovider", "-o", "addopts=", "--rootdir", str(item.config.rootpath)]
     if item.config.inipath is not None:
         options += ["-c", str(item.config.inipath)]
     command = [sys.executable, "-c", start, *job, "-m", "pytest", *options, item.nodeid]
-    environment = {**os.environ, _INSIDE: "1", "TORCHMN_TIMEOUT": str(world.timeout), "PYTEST_ADDOPTS": ""}
+    environment = {**os.environ, _INSIDE: "1", "TORCHMN_TIMEOUT": str(tested.timeout), "PYTEST_ADDOPTS": ""}
     try:
         done = subprocess.run(
             command,
@@ -88,12 +88,12 @@ def _run_in_processes(item: pytest.Function, world: TestedRanks) -> None:
             stderr=subprocess.STDOUT,
             text=True,
             errors="replace",
-            timeout=world.timeout + _START_SECONDS,
+            timeout=tested.timeout + _START_SECONDS,
         )
     except subprocess.TimeoutExpired as error:
         output = error.stdout.decode(errors="replace") if isinstance(error.stdout, bytes) else error.stdout
-        pytest.fail(f"{world}: the ranks did not end within {error.timeout:g} seconds\n{output or ''}", pytrace=False)
+        pytest.fail(f"{tested}: the ranks did not end within {error.timeout:g} seconds\n{output or ''}", pytrace=False)
     if done.returncode:
-        pytest.fail(f"{world}: exit status {done.returncode}\n{done.stdout}", pytrace=False)
+        pytest.fail(f"{tested}: exit status {done.returncode}\n{done.stdout}", pytrace=False)
     if "1 skipped" in done.stdout:
-        pytest.skip(f"{world}: skipped by its ranks")
+        pytest.skip(f"{tested}: skipped by its ranks")

@@ -167,7 +167,7 @@ class Logger:
 class _MetricTable:
     """Formats rows, one at a time, aligned under a header.
 
-    If the columns are wider than `width`, the words of their names stand below each other; if that is not enough, a row
+    If the columns are wider than `width`, their names are broken into one word per line; if that is not enough, a row
     takes several lines.
     """
 

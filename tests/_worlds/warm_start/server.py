@@ -27,7 +27,7 @@ Request = dict[str, Any]
 
 
 class Server:
-    """Forks, and the lines to the processes that they stand for."""
+    """Forks processes, and keeps a connection to the process that each of them represents."""
 
     def __init__(self, listener: socket.socket, control: int):
         self.listener, self.control = listener, control
@@ -36,7 +36,7 @@ class Server:
         self.ends, alarm = os.pipe()
         os.set_blocking(alarm, False)
         signal.set_wakeup_fd(alarm)
-        signal.signal(signal.SIGCHLD, lambda *_: None)  # heard, so that the alarm is written to
+        signal.signal(signal.SIGCHLD, lambda *_: None)  # handled, so that the alarm is written to
         for file in (listener, control, self.ends):
             self.selector.register(file, selectors.EVENT_READ)
 

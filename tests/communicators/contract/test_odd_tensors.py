@@ -16,7 +16,7 @@ VALUES = torch.arange(1.0, 7.0).reshape(2, 3)
 
 
 class Wrapper(Tensor):
-    """A tensor that only stands for another one."""
+    """A tensor that only represents another one."""
 
     @staticmethod
     def __new__(cls, shape):
@@ -165,7 +165,7 @@ def test_what_a_rank_sends_under_inference_mode_may_be_part_of_the_others_graph(
 def test_a_default_device_of_the_user_is_not_that_of_messages(comm):
     x = VALUES.clone()
     big = torch.ones(300_000)
-    with torch.device("meta"):  # stands for "cuda", which many set once and for all
+    with torch.device("meta"):  # as "cuda", which many users set globally
         for each in (comm, comm.split(0)):
             assert each.allreduce(x).equal(2 * x)
             assert each.allreduce(big).eq(2).all()

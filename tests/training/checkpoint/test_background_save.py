@@ -158,7 +158,7 @@ def test_a_full_disk_raises_on_all_ranks_once_and_the_previous_checkpoint_stays(
         comm.barrier()
         disk.full = full
         checkpointer.save(2, extra=torch.full((9,), float(comm.rank)), **state)
-        for task in comm.background.tasks:
+        for task in comm.background:
             task.join()
         call_again = lambda: ON_ALL_RANKS[call](comm, checkpointer, step)  # noqa: E731
         rank = full[-1] if full.startswith("rank") else "0"

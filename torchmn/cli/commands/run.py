@@ -12,7 +12,7 @@ from torchmn.cli.launch.job import job_for, rank_environment, torch_variables, w
 from torchmn.cli.launch.memory import check_memory
 from torchmn.cli.launch.mpi_installation import MPIEXEC_VARIABLE
 from torchmn.cli.launch.supervisor import supervise
-from torchmn.cli.parser import Parser, at_least, one_of
+from torchmn.cli.parser import Parser, add_start, at_least
 from torchmn.errors import nearest
 
 EXPLANATION = f"""\
@@ -63,14 +63,7 @@ def command_parser() -> Parser:
     )
     parser.add_argument("-n", "-np", metavar="N", type=at_least(1), help="number of ranks")
     parser.add_argument("-m", metavar="MODULE", help="run a module, as `python -m` does")
-    parser.add_argument(
-        "--transport",
-        metavar="mpi|gloo",
-        type=one_of("mpi", "gloo"),
-        help="transport between ranks; default: mpi if usable",
-    )
-    parser.add_argument("--threads", metavar="T", type=at_least(1), help="threads per rank")
-    parser.add_argument("--anyway", action="store_true", help="start more ranks than fit into memory")
+    add_start(parser)
     parser.add_argument("--raw", action="store_true", help="output without prefixes; rank 0 writes to the terminal")
     return parser
 

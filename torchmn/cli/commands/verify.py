@@ -81,7 +81,7 @@ def verify_table(rows: Sequence[ModeResult]) -> Table:
 
     table = Table(box=None, pad_edge=False, header_style="bold")
     table.add_column("mode", no_wrap=True)
-    table.add_column("grid")  # its words may stand below each other
+    table.add_column("grid")  # its words may be on separate lines
     for quantity in QUANTITIES:
         table.add_column(quantity, justify="right", no_wrap=True)
     table.add_column("", min_width=len("DIFFERENT"))

@@ -9,7 +9,7 @@ import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from torchmn.cli.parser import Parser, at_least, one_of
+from torchmn.cli.parser import Parser, add_start, at_least, one_of
 from torchmn.errors import ExperimentError
 from torchmn.modes import BASIC_MODES, MODES
 
@@ -49,14 +49,7 @@ FOREIGN: dict[str, str] = dict.fromkeys(
 def add_ranks(parser: Parser) -> None:
     parser.foreign = FOREIGN
     parser.add_argument("-n", "-np", metavar="N", type=at_least(1), help="start N ranks on this machine")
-    parser.add_argument(
-        "--transport",
-        metavar="mpi|gloo",
-        type=one_of("mpi", "gloo"),
-        help="transport between ranks; default: mpi if usable",
-    )
-    parser.add_argument("--threads", metavar="T", type=at_least(1), help="threads per rank")
-    parser.add_argument("--anyway", action="store_true", help="start more ranks than fit into memory")
+    add_start(parser)
 
 
 def add_modes(parser: Parser) -> None:

@@ -369,23 +369,7 @@ def create(
     use_nccl = backend == "nccl"
     if use_nccl:
         torch.cuda.set_device((launch.local_rank or 0) % torch.cuda.device_count())
-    timeout = timedelta(seconds=settings.timeout)
-    try:
-        if mpi_comm is None:
-            (store, is_closed), master = gloo.open_store(launch, timeout), os.environ["MASTER_ADDR"]
-        else:
-            with time_limit(settings.timeout):
-                operation = "create_communicator"
-                store, master = open_store_between(rank, size, mpi_comm.bcast, mpi_comm.allgather, operation)
-            store.set_timeout(timeout)
-            is_closed = False
-    except LaunchError:
-        raise
-    except Exception as error:
-        raise LaunchError(
-            f"rank {rank} of {size}: the ranks do not find each other at MASTER_ADDR:MASTER_PORT: {error}. "
-            "Check that rank 0's host and port can be reached from here; `torchmn doctor` helps."
-        ) from error
+    store, master, is_closed = _store(settings, launch, mpi_comm)
     store = dist.PrefixStore(f"torchmn/{name}", store)
     if store.add(f"claimed/{rank}", 1) != 1:  # this process would read the keys of the first one
         raise LaunchError(
@@ -405,6 +389,28 @@ def create(
                 f"rank {rank} of {size} on {hosts[rank]}: gloo does not connect the ranks: {_gloo_message(error)}. A "
                 "firewall, or the wrong network? GLOO_SOCKET_IFNAME=eth0, on every host, names the right interface."
             ) from error
+
+
+def _store(settings: Settings, launch: Launch, mpi_comm: Any) -> tuple[Any, str, bool]:
+    """Returns the store over which ranks connect, the address of its server, and whether it needs a secret."""
+    rank, size = launch.rank, launch.size
+    assert size is not None
+    timeout = timedelta(seconds=settings.timeout)
+    try:
+        if mpi_comm is None:
+            store, is_closed = gloo.open_store(launch, timeout)
+            return store, os.environ["MASTER_ADDR"], is_closed
+        with time_limit(settings.timeout):
+            store, master = open_store_between(rank, size, mpi_comm.bcast, mpi_comm.allgather, "create_communicator")
+        store.set_timeout(timeout)
+        return store, master, False
+    except LaunchError:
+        raise
+    except Exception as error:
+        raise LaunchError(
+            f"rank {rank} of {size}: the ranks do not find each other at MASTER_ADDR:MASTER_PORT: {error}. "
+            "Check that rank 0's host and port can be reached from here; `torchmn doctor` helps."
+        ) from error
 
 
 def end_nothing(status: int) -> None:

@@ -20,7 +20,7 @@ class ProgramEnd:
     def __init__(self, watch: Watch, timeout: float):
         self.waits_for_ranks = False
         self._watch = watch
-        self._timeout = timeout
+        self._limit = timeout
         self._began: float | None = None
 
     def reason_to_end_job(self) -> str | None:
@@ -30,9 +30,9 @@ class ProgramEnd:
             return None
         if self._began is None:
             self._began = monotonic()
-        if monotonic() - self._began <= self._timeout:
+        if monotonic() - self._began <= self._limit:
             return None
-        return report.exit_reason(self._watch.rank, self._timeout, _unfinished(self._watch.main_thread))
+        return report.exit_reason(self._watch.rank, self._limit, _unfinished(self._watch.main_thread))
 
 
 def _unfinished(main_thread: int) -> str:

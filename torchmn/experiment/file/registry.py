@@ -167,7 +167,7 @@ class Registry:
         """Returns the option class of `name`.
 
         Args:
-            name: as it stands in the file.
+            name: as written in the file.
 
         Returns:
             The class that was registered under the name.

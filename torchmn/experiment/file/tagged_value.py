@@ -56,7 +56,7 @@ class TaggedValue:
 
     @property
     def name(self) -> str:
-        """The class without `Dist`, and the B of FCLayerB: distributed and ordinary classes are converted alike."""
+        """The class without `Dist`, and the B of FCLayerB: distributed classes are converted as ordinary ones."""
         name = (self.kind or "").removesuffix("Dist")
         return name[:-1] if name.endswith("LayerB") else name
 

@@ -16,7 +16,9 @@ from pydantic import BeforeValidator, Field, WithJsonSchema
 
 from torchmn import datasets
 from torchmn.datasets import Arrays, DatasetError
-from torchmn.datasets.byte_images import cifar10_arrays, cifar100_arrays, mnist_arrays
+from torchmn.datasets.load_cifar10 import cifar10_arrays
+from torchmn.datasets.load_cifar100 import cifar100_arrays
+from torchmn.datasets.load_mnist import mnist_arrays
 from torchmn.experiment.file.fields import (
     SPLITS,
     Count,

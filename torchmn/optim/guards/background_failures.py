@@ -17,7 +17,7 @@ class BackgroundFailures(StepGuard):
 
     def differ(self, grads: list[Gradient]) -> Failure | None:
         comm = self.watched.comm
-        for number, task in enumerate(comm.background.tasks):
+        for number, task in enumerate(comm.background):
             if task.failure is not None:
                 failure = (comm.rank, number, task.text)
                 if comm.size == 1:
@@ -32,7 +32,7 @@ class BackgroundFailures(StepGuard):
 
     def _raise(self, failures: Sequence[Failure]) -> None:
         comm = self.watched.comm
-        tasks = list(comm.background.tasks)
+        tasks = list(comm.background)
         for _, number, _ in failures:
             tasks[number].close()
         raise tasks[failures[0][1]].raises("\n".join(text for *_, text in failures))

@@ -100,7 +100,7 @@ def wide_tile_of(x: Tensor) -> WideTile | None:
 
 
 def wide_tiles_of(tensors: Sequence[Tensor]) -> list[WideTile] | None:
-    """Returns these tensors with their halos; None unless all are cut alike and have halos of the same width."""
+    """Returns these tensors with their halos; None unless all are cut the same way, with halos of the same width."""
     wides: list[WideTile] = []
     layout: Sharding | None = getattr(tensors[0], "spec", None)
     for x in tensors:
