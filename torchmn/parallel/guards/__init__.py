@@ -7,7 +7,7 @@ no other file imports it.
 from torchmn.parallel.guards import (  # noqa: F401
     batch_dependent_embeddings,
     buffer_averages,
-    compiled_submodules,
+    compiled_code,
     custom_autograd,
     different_losses,
     images_in_objects,
@@ -16,6 +16,5 @@ from torchmn.parallel.guards import (  # noqa: F401
     sample_mixing,
     sharded_buffers,
     submodule_calls,
-    torchscript,
     tracing,
 )

@@ -1,4 +1,4 @@
-"""Guard: TorchScript functions, which torch runs without looking up rules."""
+"""Guards: submodules that torch.compile compiled after the model was made parallel, and TorchScript functions."""
 
 from __future__ import annotations
 
@@ -7,10 +7,27 @@ from typing import Any, cast
 import torch
 from torch import nn
 
+from torchmn._torch_compat import is_compiled_in_place
+from torchmn.errors import ParallelizeError
 from torchmn.parallel.events import TraceGuard, guard
+from torchmn.parallel.trace import compiled_modules
 from torchmn.sharded.refusals import refuse
 from torchmn.sharded.tensor import ShardedTensor
 from torchmn.trees import leaves_of
+
+
+@guard(on="trace", why="a compiled submodule would compute with this rank's shard as if it were the global tensor")
+class CompiledSubmodules(TraceGuard):
+    """Raises an error for compiled submodules. The model itself may be compiled, which compiles the code around it."""
+
+    def __init__(self, model: nn.Module) -> None:
+        in_place = [name for name, m in model.named_modules() if m is not model and is_compiled_in_place(m)]
+        found = compiled_modules(model) + in_place
+        if found:
+            raise ParallelizeError(
+                f"{', '.join(found)} was compiled (torch.compile) after parallelize, so its computation cannot be cut. "
+                "Leave it uncompiled, or use mode='datapar'"
+            )
 
 
 @guard(
