@@ -14,8 +14,7 @@ from pathlib import Path
 
 import numpy as np
 
-from torchmn.datasets.formats.download import content_sha256
-from torchmn.datasets.formats.idx import read_idx, write_idx
+from torchmn.datasets.formats.idx import content_sha256, read_idx, write_idx
 from torchmn.datasets.load_mnist import CLASSES, SAMPLE, SPLITS
 
 IMAGES_PER_CLASS = {"train": 600, "test": 100}

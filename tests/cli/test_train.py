@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import io
+import itertools
 import json
 import os
 import re
@@ -15,6 +17,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from PIL import Image
 
 from tests._worlds.launch import ROOT, clean_environment
 from tests.cli.commands import PATIENCE, Command, main, started, torchmn
@@ -128,6 +131,20 @@ def test_options_take_precedence_over_the_file(tmp_path, capsys):
     written_down = (tmp_path / "run" / "experiment.yaml").read_text()
     assert "seed: 5" in written_down and "sample: 0.5" in written_down and "mode: datapar" in written_down
     assert "--datapar has no effect on one rank: use -n N" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("encoding", ["utf-8", "ascii"])
+def test_a_training_of_files_whose_names_are_not_utf_8_ends_with_its_report(encoding, tmp_path, monkeypatch):
+    odd = os.fsdecode(b"caf\xe9")
+    for split, kind in itertools.product(("train", "test"), (odd, "tea")):
+        folder = tmp_path / odd / split / kind
+        folder.mkdir(parents=True)
+        Image.new("L", (4, 4), len(kind)).save(folder / f"{odd}.png")
+    text = "dataset: {name: images, size: [12, 12], channels: 1}\n" + TEXT.partition("\n")[2]
+    file, out = written(tmp_path, text, f"{odd}.yaml"), tmp_path / f"out-{odd}"
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(io.BytesIO(), encoding))
+    assert main(["train", file, "--data", str(tmp_path / odd), "--out", str(out)]) == 0
+    assert r"caf\udce9" in (out / "report.html").read_text()
 
 
 def test_without_out_every_run_has_a_new_directory(tmp_path, capsys):

@@ -14,7 +14,8 @@ import torch
 
 from tests.datasets.files import SAMPLE
 from torchmn.datasets import DatasetError, mnist
-from torchmn.datasets.formats.download import content_sha256, fetch
+from torchmn.datasets.formats.download import fetch
+from torchmn.datasets.formats.idx import content_sha256
 from torchmn.datasets.load_mnist import SPLITS, MnistSplit, ensure, load
 
 CONTENT = bytes(range(256)) * 1000
@@ -29,6 +30,9 @@ class Mirror:
         self.files: dict[str, bytes] = {}
         self.asked: list[str] = []
         self.announce_more = 0
+        self.length: str | None = None
+        self.never_ends = False
+        self.stopped = threading.Event()
         mirror = self
 
         class Handler(http.server.BaseHTTPRequestHandler):
@@ -39,9 +43,12 @@ class Mirror:
                     self.send_error(404)
                     return
                 self.send_response(200)
-                self.send_header("Content-Length", str(len(mirror.files[name]) + mirror.announce_more))
-                self.end_headers()
+                length = str(len(mirror.files[name]) + mirror.announce_more)
+                self.send_header("Content-Length", length if mirror.length is None else mirror.length)
+                self.flush_headers() if mirror.never_ends else self.end_headers()
                 self.wfile.write(mirror.files[name])
+                while mirror.never_ends and not mirror.stopped.wait(0.1):
+                    self.wfile.write(b"X-Header: more\r\n")
 
             def log_message(self, format: str, *args: object) -> None:  # noqa: A002
                 pass
@@ -57,6 +64,7 @@ def mirror(monkeypatch: pytest.MonkeyPatch) -> Iterator[Mirror]:
     thread = threading.Thread(target=mirror.server.serve_forever, daemon=True)
     thread.start()
     yield mirror
+    mirror.stopped.set()
     mirror.server.shutdown()
     mirror.server.server_close()
 
@@ -120,6 +128,21 @@ def test_a_file_shorter_than_announced_never_appears(mirror, tmp_path):
     mirror.files[NAME] = gzip.compress(CONTENT)
     mirror.announce_more = 10
     failed(tmp_path, mirror.url)
+
+
+@pytest.mark.parametrize("announced", [None, "", "many", "-1", "9" * 5000])
+def test_a_file_larger_than_the_limit_is_not_downloaded(announced, mirror, tmp_path):
+    mirror.files[NAME], mirror.length = gzip.compress(CONTENT), announced
+    with pytest.raises(DatasetError, match=r"expected at most 100 bytes, got|Exceeds the limit"):
+        fetch(NAME, SHA256, tmp_path, [mirror.url], max_bytes=100)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_server_that_never_ends_is_left_after_the_limit(mirror, tmp_path):
+    mirror.files[NAME], mirror.never_ends = b"X-Header: 1\r\n", True
+    with pytest.raises(DatasetError, match=r"not complete after 0\.5 s"):
+        fetch(NAME, SHA256, tmp_path, [mirror.url], max_seconds=0.5)
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_the_next_mirror_is_tried_when_one_fails(mirror, unreachable, tmp_path):

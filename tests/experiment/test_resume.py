@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import io
+import json
 from dataclasses import replace
 from functools import cache
 
 import pytest
 import torch
 from rich.console import Console
+from safetensors import safe_open
+from safetensors.torch import save_file
 
 from tests.experiment.running import Ran, Request, RunDirectory, choose_directory, experiment, open_trained, train
 from tests.experiment.running import train_from_file as run
@@ -97,7 +101,7 @@ def test_a_run_cannot_be_resumed_with_another_experiment(tmp_path):
     directory = RunDirectory(tmp_path / "run")
     directory.begin(experiment(EVERYTHING))
     directory.begin(experiment(EVERYTHING))  # of which nothing is there yet
-    directory.log.write_text('{"step": 1}\n')
+    (directory.checkpoints / "training.step-0000000001.save-000001").mkdir(parents=True)
     with pytest.raises(ExperimentError, match="already contains a run"):
         directory.begin(experiment(EVERYTHING))
     directory.check_resumable(experiment(EVERYTHING, "epochs=7", "parallel.mode=halopar"))
@@ -201,6 +205,45 @@ def test_two_runs_without_a_name_at_once_get_two_directories(tmp_path, monkeypat
             lambda comm: run(experiment(DIGITS), comm, Request("digits.yaml", console=Console(quiet=True))), 1
         )
     assert outcome[0].directory.path.name == "digits-2" and list(first.path.iterdir()) == []
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.parametrize("resume", [True, False])
+def test_a_run_that_was_killed_before_its_first_checkpoint_begins_again_and_reports_it(resume, ranks, tmp_path):
+    run_threads(lambda comm: run(experiment(DIGITS), comm, request(tmp_path / "whole")), ranks)
+    (weights,) = (tmp_path / "whole" / "checkpoints").glob("*/common.safetensors")
+    with safe_open(weights, "pt") as file:
+        state = {name.removeprefix("model/"): file.get_tensor(name) for name in file.keys() if "model/" in name}  # noqa: SIM118
+    save_file(state, tmp_path / "initial.safetensors")
+    chosen = experiment(DIGITS, f"model.weights={tmp_path / 'initial.safetensors'}")
+    whole = run_threads(lambda comm: run(chosen, comm, request(tmp_path / "again")), ranks)[0]
+
+    killed = RunDirectory(tmp_path / "killed")
+    killed.begin(chosen)
+    killed.log.write_text('{"step": 1, "loss": 1.0}\n{"ste')
+    (killed.checkpoints / ".training.step-0000000008.save-000001.partial").mkdir(parents=True)
+    printed = io.StringIO()
+    asked = replace(request(killed.path), resume=resume, console=Console(file=printed, width=200))
+    outcome = run_threads(lambda comm: run(chosen, comm, asked), ranks)[0]
+    assert outcome.finished and outcome.history == [pytest.approx(row) for row in whole.history]
+    assert ("resumed at step 0: " if resume else "begun again: ") + "the run" in printed.getvalue()
+    steps = [json.loads(line)["step"] for line in killed.log.read_text().splitlines()]
+    assert steps == [*range(1, len(steps)), len(steps) - 1]  # once each, and the epoch
+
+
+def request(out):
+    return Request("digits.yaml", out=str(out), console=Console(quiet=True))
+
+
+def test_a_checkpoint_that_cannot_be_read_is_not_overwritten_by_a_new_run(tmp_path):
+    RunDirectory(tmp_path).begin(experiment(DIGITS))
+    (tmp_path / "checkpoints" / "training.step-0000000008.save-000001").mkdir(parents=True)
+
+    def body(comm):
+        with pytest.raises(ExperimentError, match=r"no checkpoint in .* that all ranks can read"):
+            run(experiment(DIGITS), comm, replace(request(tmp_path), resume=True))
+
+    run_threads(body, 2)
 
 
 @pytest.mark.parametrize("content", ["", "- 1\n", "dataset: [", "\x00"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import io
 import os
 import shlex
 import signal
@@ -38,6 +39,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         The exit status.
     """
     arguments = sys.argv[1:] if arguments is None else list(arguments)
+    _print_any_text()
     parser = main_parser()
     if not arguments:
         parser.print_help()
@@ -62,6 +64,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except TorchMNError as error:
         print(f"torchmn {name}: {error}", file=sys.stderr)
         return 2
+
+
+def _print_any_text() -> None:
+    """Lets names of files that are not UTF-8, and any text on an ASCII terminal, be printed with escapes."""
+    if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors == "strict":
+        sys.stdout.reconfigure(errors="backslashreplace")
 
 
 def _advice(name: str) -> str:

@@ -11,19 +11,24 @@ from pathlib import Path
 import numpy as np
 
 from torchmn.context import process
+from torchmn.datasets.formats.files import check_fits, open_regular, reading, size_of
 
 
-def folder() -> Path:
-    """Returns the directory of the cache."""
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "torchmn" / "arrays"
+def user_folder() -> Path | None:
+    """Returns TorchMN's directory among the user's caches; None if the user has no home directory."""
+    try:
+        return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "torchmn"
+    except RuntimeError:  # neither HOME nor an entry in the list of users, as in many containers
+        return None
 
 
 def digest(files: Iterable[Path], *options: object) -> str:
     """Returns the key for the result of reading these files with these options."""
     key = hashlib.blake2b(repr(options).encode(), digest_size=16)
     for path in files:
-        key.update(path.name.encode() + b"\0")
-        with path.open("rb") as file:
+        key.update(os.fsencode(path.name) + b"\0")  # names may be any bytes
+        with reading(path, "a file of a data set"), open_regular(path) as file:
+            check_fits(path, size_of(file))
             while chunk := file.read(1 << 20):
                 key.update(chunk)
     return key.hexdigest()
@@ -31,10 +36,13 @@ def digest(files: Iterable[Path], *options: object) -> str:
 
 def cached(key: str, make: Callable[[], np.ndarray]) -> np.ndarray:
     """Returns the memory-mapped array of this key; if it is not cached, makes it and tries to cache it."""
-    path = folder() / f"{key}.npy"
+    folder = user_folder()
+    if folder is None:
+        return make()
+    path = folder / "arrays" / f"{key}.npy"
     try:
         return _mapped(path)
-    except (OSError, ValueError, EOFError):
+    except Exception:  # not cached, or damaged, which NumPy reports in many ways
         array = make()
     temporary = None
     try:

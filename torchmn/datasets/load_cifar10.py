@@ -13,6 +13,7 @@ from torchmn.datasets import cache
 from torchmn.datasets.arrays import Arrays, ImageSet
 from torchmn.datasets.arrays import labels as as_labels
 from torchmn.datasets.formats.cifar_files import images_of, read_binary, read_pickled
+from torchmn.datasets.formats.files import entries_of, expanded
 from torchmn.errors import ArgumentError, DatasetError, nearest
 
 CLASSES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
@@ -45,7 +46,7 @@ def cifar10(split: str, root: str | os.PathLike[str]) -> ImageSet:
     """
     if not isinstance(split, str) or split not in STEMS:
         raise ArgumentError(f"cifar10: split {split!r} does not exist. {nearest(split, STEMS)}")
-    paths, read = find(split, Path(root).expanduser())
+    paths, read = find(split, expanded(root))
     parts = [checked(path, *read(path)) for path in paths]
     labels = torch.from_numpy(np.concatenate([labels for labels, _ in parts])).to(torch.int64)
     pixels = torch.from_numpy(np.concatenate([pixels for _, pixels in parts]))
@@ -77,18 +78,18 @@ def checked(path: Path, labels: np.ndarray, pixels: np.ndarray) -> tuple[np.ndar
 
 def find(split: str, root: Path) -> tuple[list[Path], Callable[[Path], tuple[np.ndarray, np.ndarray]]]:
     """Returns the files of a split, all of one format, and the function that reads one of them."""
-    if not root.is_dir():
+    if not os.path.isdir(root):
         raise DatasetError(f"root {str(root)!r} is not a directory; expected a directory with CIFAR-10's files.")
     missing = []
     for suffix, folder, read in FORMATS:
         for directory in (root, root / folder):
             paths = [directory / f"{stem}{suffix}" for stem in STEMS[split]]
-            absent = [path for path in paths if not path.is_file()]
+            absent = [path for path in paths if not os.path.isfile(path)]
             if not absent:
                 return paths, read
             if len(absent) < len(paths):
                 missing.append(", ".join(path.name for path in absent))
-    present = ", ".join(sorted(entry.name for entry in root.iterdir())[:8]) or "nothing"
+    present = ", ".join(entry.name for entry in entries_of(root)[:8]) or "nothing"
     expected = " or ".join(f"{STEMS[split][0]}{suffix}" for suffix, _, _ in FORMATS)
     problem = f"{'; '.join(missing)} is missing" if missing else f"no {expected}"
     raise DatasetError(

@@ -12,6 +12,7 @@ from torchmn.datasets import cache
 from torchmn.datasets.arrays import Arrays, ImageSet
 from torchmn.datasets.arrays import labels as as_labels
 from torchmn.datasets.formats import cifar_files
+from torchmn.datasets.formats.files import expanded
 from torchmn.errors import ArgumentError, DatasetError, nearest
 
 SPLITS = ("train", "test")
@@ -37,7 +38,7 @@ def cifar100(split: str, root: str | os.PathLike[str], *, coarse: bool = False) 
         ArgumentError: for an unknown split.
         DatasetError: if a file is missing, damaged or of another kind; the message names it.
     """
-    labels, pixels = cifar100_bytes(split, Path(root).expanduser(), coarse)
+    labels, pixels = cifar100_bytes(split, expanded(root), coarse)
     images = torch.from_numpy(pixels.copy()).view(-1, 3, 32, 32).to(torch.float32).div_(255)
     return ImageSet(f"cifar100 {split}", images, torch.from_numpy(labels.astype(np.int64)))
 
@@ -69,7 +70,7 @@ def find(split: str, root: Path) -> Path:
         raise ArgumentError(f"cifar100: split {split!r} does not exist. {nearest(split, SPLITS)}")
     for suffix, folder in FORMATS:
         for directory in (root, root / folder):
-            if (directory / f"{split}{suffix}").is_file():
+            if os.path.isfile(directory / f"{split}{suffix}"):
                 return directory / f"{split}{suffix}"
     raise DatasetError(
         f"cifar100 {split}: no {split}.bin or {split} in {str(root)!r}, nor in its subfolders cifar-100-binary or "
@@ -78,10 +79,7 @@ def find(split: str, root: Path) -> Path:
 
 
 def _binary(path: Path, coarse: bool) -> tuple[np.ndarray, np.ndarray]:
-    content = path.read_bytes()
-    if not content or len(content) % RECORD:
-        raise DatasetError(f"{path}: expected records of {RECORD} bytes, got {len(content)} bytes. Get the file again.")
-    records = np.frombuffer(content, dtype=np.uint8).reshape(-1, RECORD)
+    records = cifar_files.records_of(path, RECORD)
     return records[:, 0 if coarse else 1], records[:, 2:]
 
 

@@ -10,10 +10,16 @@ import numpy as np
 
 from torchmn.datasets import cache
 from torchmn.datasets.arrays import Arrays, labels
+from torchmn.datasets.formats.files import entries_of, expanded, open_regular, reading, size_of
 from torchmn.errors import DatasetError
 
 ENDINGS = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".ppm", ".pgm", ".webp", ".tif", ".tiff")
+FORMATS = ("PNG", "JPEG", "BMP", "GIF", "PPM", "WEBP", "TIFF")
+"""Names of Pillow. It recognizes the content, and has formats that start other programs."""
 MODES = {1: "L", 3: "RGB"}
+MOST_PIXELS = 1 << 24
+"""Of an image; of a larger one, if its file is large enough for real pixels."""
+PIXELS_PER_BYTE = 64
 
 
 def images(
@@ -37,7 +43,7 @@ def images(
     Raises:
         DatasetError: if there are no images, an image cannot be read, sizes differ, or a folder is not a class.
     """
-    root = Path(root).expanduser()
+    root = expanded(root)
     found = class_folders(root)
     names = classes or tuple(folder.name for folder in found)
     unknown = [folder.name for folder in found if folder.name not in names]
@@ -56,9 +62,9 @@ def images(
 
 def class_folders(root: Path) -> list[Path]:
     """Returns the folders of the classes, sorted by name, without hidden ones."""
-    if not root.is_dir():
+    if not os.path.isdir(root):
         raise DatasetError(f"{str(root)!r} is not a folder; expected one folder of images for each class in it.")
-    folders = sorted(path for path in root.iterdir() if path.is_dir() and not path.name.startswith("."))
+    folders = [path for path in entries_of(root) if os.path.isdir(path) and not path.name.startswith(".")]
     if not folders:
         raise DatasetError(f"{str(root)!r} contains no folders; expected one folder of images for each class.")
     return folders
@@ -66,7 +72,7 @@ def class_folders(root: Path) -> list[Path]:
 
 def image_files(folder: Path) -> list[Path]:
     """Returns the image files in a folder, sorted by name."""
-    return sorted(path for path in folder.iterdir() if path.suffix.lower() in ENDINGS)
+    return [path for path in entries_of(folder) if path.suffix.lower() in ENDINGS]
 
 
 def _decoded(path: Path, size: tuple[int, int] | None, channels: int) -> np.ndarray:
@@ -75,14 +81,17 @@ def _decoded(path: Path, size: tuple[int, int] | None, channels: int) -> np.ndar
         from PIL import Image
     except ImportError as error:
         raise DatasetError(f"{path.name}: reading images needs Pillow: pip install pillow") from error
-    try:
-        with Image.open(path) as image:
-            image = image.convert(MODES[channels])
-            if size is not None and image.size != (size[1], size[0]):
-                image = image.resize((size[1], size[0]), Image.Resampling.BILINEAR)
-            pixels = np.asarray(image, dtype=np.uint8)
-    except Exception as error:  # a damaged image may fail in any way
-        raise DatasetError(f"{path}: this image cannot be read ({type(error).__name__}: {error}).") from error
+    with reading(path, "an image"), open_regular(path) as file, Image.open(file, formats=FORMATS) as image:
+        most = max(MOST_PIXELS, size_of(file) * PIXELS_PER_BYTE)
+        if image.width * image.height > most:
+            raise DatasetError(
+                f"{path}: this image announces {image.height} x {image.width} pixels: expected at most {most} of a "
+                f"file of {size_of(file)} bytes."
+            )
+        image = image.convert(MODES[channels])
+        if size is not None and image.size != (size[1], size[0]):
+            image = image.resize((size[1], size[0]), Image.Resampling.BILINEAR)
+        pixels = np.asarray(image, dtype=np.uint8)
     return pixels[None] if pixels.ndim == 2 else pixels.transpose(2, 0, 1)
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import os
-import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,8 +14,9 @@ import torch
 from torchmn.datasets import cache
 from torchmn.datasets.arrays import Arrays, ImageSet
 from torchmn.datasets.arrays import labels as as_labels
-from torchmn.datasets.formats.download import content_sha256, fetch
-from torchmn.datasets.formats.idx import GZIP_MAGIC, read_idx
+from torchmn.datasets.formats.download import fetch
+from torchmn.datasets.formats.files import entries_of, expanded, open_regular, reading, size_of
+from torchmn.datasets.formats.idx import GZIP_MAGIC, content_sha256, header_size, read_idx, shape_in
 from torchmn.errors import ArgumentError, DatasetError, nearest
 
 MIRRORS = (
@@ -49,16 +49,16 @@ class MnistFile:
         """Returns the path of the file in `root`, or in torchvision's folders in it; None if it does not exist."""
         folders = root, root / "raw", root / "MNIST" / "raw"
         paths = (folder / name for folder in folders for name in self.names)
-        return next((path for path in paths if path.is_file()), None)
+        return next((path for path in paths if os.path.isfile(path)), None)
 
     def find(self, root: Path) -> Path:
         """Returns the path of the file; raises a DatasetError if it does not exist."""
         path = self.locate(root)
         if path is not None:
             return path
-        if not root.is_dir():
+        if not os.path.isdir(root):
             raise DatasetError(f"root {str(root)!r} is not a directory; expected a directory with MNIST's IDX files.")
-        present = ", ".join(sorted(entry.name for entry in root.iterdir())[:8]) or "nothing"
+        present = ", ".join(entry.name for entry in entries_of(root)[:8]) or "nothing"
         raise DatasetError(
             f"no {self.name} in {str(root)!r} (which contains: {present}). Looked for {', '.join(self.names)}, "
             f"also in raw/ and MNIST/raw/. Pass download=True to download it there, or omit root for the "
@@ -127,7 +127,7 @@ def mnist(
     files = SPLITS[split]
     if root is None and not download:
         return load(f"mnist {split} sample", files, SAMPLE)
-    directory = default_root() if root is None else Path(root).expanduser()
+    directory = default_root() if root is None else expanded(root)
     if download:
         ensure(files, directory, (mirrors,) if isinstance(mirrors, str) else mirrors)
     return load(f"mnist {split}", files, directory)
@@ -135,8 +135,10 @@ def mnist(
 
 def default_root() -> Path:
     """Returns the directory for downloaded files if no root is given."""
-    cache = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(cache) / "torchmn" / "mnist"
+    folder = cache.user_folder()
+    if folder is None:
+        raise DatasetError("there is no home directory to download to. Set HOME or XDG_CACHE_HOME, or pass root.")
+    return folder / "mnist"
 
 
 def ensure(files: MnistSplit, root: Path, mirrors: Sequence[str]) -> None:
@@ -177,19 +179,20 @@ def mnist_arrays(split: str, root: Path | None) -> Arrays:
 
 
 def _mapped_idx(path: Path, dims: int) -> np.ndarray:
-    with path.open("rb") as file:
-        head = file.read(4 + 4 * dims)
-    if head[:2] == GZIP_MAGIC:
-        return cache.cached(cache.digest([path], "idx"), lambda: read_idx(path, dims))
-    if len(head) == 4 + 4 * dims and head[:4] == bytes([0, 0, 8, dims]):
-        shape = struct.unpack(f">{dims}I", head[4:])
-        if path.stat().st_size == len(head) + math.prod(shape):
-            return np.memmap(path, np.uint8, "r", len(head), shape)
-    return read_idx(path, dims)  # raises an error that names the problem
+    with reading(path, "an IDX file"), open_regular(path) as file:
+        head = file.read(header_size(dims))
+        if head[:2] != GZIP_MAGIC:
+            shape = shape_in(path, head, dims)
+            if math.prod(shape) and size_of(file) == len(head) + math.prod(shape):
+                return np.memmap(file, np.uint8, "r", len(head), shape)
+            return read_idx(path, dims)  # an empty array, or an error that names the problem
+    return cache.cached(cache.digest([path], "idx"), lambda: read_idx(path, dims))
 
 
 def check(images_path: Path, images: np.ndarray, labels_path: Path, labels: np.ndarray) -> None:
     """Raises a DatasetError if images and labels are not MNIST's, or differ in number."""
+    if not len(images):
+        raise DatasetError(f"{images_path}: expected at least one image, got none. Download the file again.")
     if images.shape[1:] != (SIDE, SIDE):
         raise DatasetError(
             f"{images_path}: expected images of {SIDE} x {SIDE}, got {' x '.join(map(str, images.shape[1:]))}."

@@ -8,9 +8,13 @@ from pathlib import Path
 
 import numpy as np
 
-from torchmn.context import process
 from torchmn.datasets.arrays import Arrays
+from torchmn.datasets.formats.files import check_fits, expanded, open_regular, reading
+from torchmn.datasets.formats.npz_arrays import array_of
 from torchmn.errors import DatasetError
+
+MOST_SHOWN = 200
+"""Characters of the names in a message."""
 
 # Names of inputs and targets, by split, in the order in which they are tried.
 NAMES = {
@@ -34,25 +38,19 @@ def npz(path: str | os.PathLike[str], split: str = "train") -> Arrays | None:
     Raises:
         DatasetError: if the file cannot be read, or the arrays do not fit.
     """
-    path = Path(path).expanduser()
-    try:
-        with process.numpy_files, np.load(path, allow_pickle=False) as file:
-            pair = next((names for names in NAMES[split] if names[0] in file.files), None)
-            if pair is None:
-                if split == "test":
-                    return None
-                present = ", ".join(file.files) or "nothing"
-                raise DatasetError(f"{path}: expected arrays x_train and y_train, got: {present}.")
-            if pair[1] not in file.files:
-                raise DatasetError(f"{path}: it has {pair[0]}, but no {pair[1]}.")
-            inputs, targets = file[pair[0]], file[pair[1]]
-    except DatasetError:
-        raise
-    except FileNotFoundError:
-        raise DatasetError(f"{path}: there is no such file.") from None
-    except (OSError, ValueError, zipfile.BadZipFile, EOFError, AttributeError) as error:
-        raise DatasetError(f"{path}: this is not a readable .npz file ({error}).") from error
-    return checked(path, split, inputs, targets)
+    path = expanded(path)
+    with reading(path, "a readable .npz file"), open_regular(path) as file, zipfile.ZipFile(file) as archive:
+        present = [name.removesuffix(".npy") for name in archive.namelist()]
+        pair = next((names for names in NAMES[split] if names[0] in present), None)
+        if pair is None:
+            if split == "test":
+                return None
+            found = ", ".join(present[:8]) or "nothing"
+            raise DatasetError(f"{path}: expected arrays x_train and y_train, got: {found[:MOST_SHOWN]}.")
+        if pair[1] not in present:
+            raise DatasetError(f"{path}: it has {pair[0]}, but no {pair[1]}.")
+        check_fits(path, sum(archive.getinfo(f"{name}.npy").file_size for name in pair))
+        return checked(path, split, *(array_of(archive, name) for name in pair))
 
 
 def checked(path: Path, split: str, inputs: np.ndarray, targets: np.ndarray) -> Arrays:
@@ -72,11 +70,16 @@ def checked(path: Path, split: str, inputs: np.ndarray, targets: np.ndarray) -> 
         if targets.ndim != 1 or targets.min() < 0:
             raise DatasetError(f"{path}: expected labels 0, 1, 2, ..., one for each sample, got shape {targets.shape}.")
         targets = targets.astype(np.int64)
+        if targets.min() < 0:
+            raise DatasetError(f"{path}: expected labels 0, 1, 2, ..., got one beyond those of int64.")
     elif targets.dtype.kind != "f":
         raise DatasetError(f"{path}: expected targets that are integers (labels) or floats, got {targets.dtype}.")
-    if not np.isfinite(inputs).all():
-        raise DatasetError(f"{path}: some inputs are not finite.")
+    for name, values in (("inputs", inputs), ("targets", targets)):
+        if not np.isfinite(values).all():
+            raise DatasetError(f"{path}: some {name} are not finite.")
     scale = 1 / 255 if inputs.dtype == np.uint8 else 1.0
     if inputs.dtype.kind == "f" and inputs.dtype != np.float64:
         inputs = inputs.astype(np.float32)
+    if targets.dtype == np.longdouble:  # which torch does not have
+        targets = targets.astype(np.float64)
     return Arrays(f"{path.stem} {split}", inputs, targets, scale)

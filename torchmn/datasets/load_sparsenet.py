@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import os
-from pathlib import Path
 
 import numpy as np
 
 from torchmn.datasets.arrays import Arrays
+from torchmn.datasets.formats.files import expanded
 from torchmn.datasets.formats.matlab import read_matlab
 from torchmn.errors import DatasetError
 
@@ -28,10 +28,12 @@ def sparsenet(root: str | os.PathLike[str], *, whitened: bool = True) -> Arrays:
     Raises:
         DatasetError: if the file cannot be read, or does not contain the photographs.
     """
-    path = Path(root).expanduser() / FILES[whitened]
+    path = expanded(root) / FILES[whitened]
     images = [array for array in read_matlab(path).values() if array.ndim == 3 and array.shape[:2] == (SIDE, SIDE)]
-    if len(images) != 1:
+    if len(images) != 1 or not images[0].size:
         raise DatasetError(f"sparsenet: expected one array of {SIDE} x {SIDE} x images in {path}, got {len(images)}.")
+    if not (np.abs(images[0]) <= np.finfo(np.float32).max).all():
+        raise DatasetError(f"sparsenet: expected finite values of float32 in {path}.")
     count, across = images[0].shape[2], SIDE // PATCH
     patches = images[0].astype(np.float32).reshape(across, PATCH, across, PATCH, count).transpose(4, 0, 2, 1, 3)
     patches = np.ascontiguousarray(patches).reshape(-1, 1, PATCH, PATCH)

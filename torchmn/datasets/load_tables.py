@@ -8,10 +8,13 @@ from pathlib import Path
 import numpy as np
 
 from torchmn.datasets.arrays import Arrays
+from torchmn.datasets.formats.files import expanded, read_regular, reading
 from torchmn.errors import ArgumentError, DatasetError, nearest
 
 FILE = "housing.data"
 SUBURBS, NUMBERS = 506, 14
+MAX_BYTES = 1 << 20
+"""Of the file; UCI's has 49,082."""
 
 
 def housing(root: str | os.PathLike[str]) -> Arrays:
@@ -26,19 +29,20 @@ def housing(root: str | os.PathLike[str]) -> Arrays:
     Raises:
         DatasetError: if the file cannot be read, or is another one.
     """
-    path = Path(root).expanduser()
-    path = path / FILE if path.is_dir() else path
-    try:
-        words = path.read_text(encoding="ascii").split()
-        values = np.array(words, dtype=np.float64)
-    except OSError as error:
-        raise DatasetError(f"housing: {path} cannot be read ({error.strerror}). Expected UCI's file {FILE}.") from error
-    except ValueError as error:
-        raise DatasetError(f"housing: {path} contains something other than numbers ({str(error)[:60]}).") from error
+    path = expanded(root)
+    path = path / FILE if os.path.isdir(path) else path
+    with reading(path, f"UCI's file {FILE}"):
+        words = read_regular(path, MAX_BYTES).split()
+        try:
+            values = np.array([float(word) for word in words])
+        except ValueError as error:
+            raise DatasetError(f"housing: {path} contains something other than numbers ({str(error)[:60]}).") from error
     if values.size != SUBURBS * NUMBERS:
         raise DatasetError(
             f"housing: expected {SUBURBS} x {NUMBERS} numbers in {path}, got {values.size}. Download UCI's file again."
         )
+    if not (np.abs(values) <= np.finfo(np.float32).max).all():
+        raise DatasetError(f"housing: expected finite numbers in {path}. Download UCI's file again.")
     table = values.reshape(SUBURBS, NUMBERS).astype(np.float32)
     return Arrays("housing train", table[:, :-1], table[:, -1:])
 

@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from torchmn.datasets.arrays import Arrays
+from torchmn.datasets.formats.files import check_fits, entries_of, expanded, read_regular, reading
 from torchmn.errors import DatasetError
 
 FIRST, LAST = 32, 126
@@ -32,7 +33,7 @@ def text(path: str | os.PathLike[str], *, length: int = 20, stride: int | None =
     Raises:
         DatasetError: if the file cannot be read, or is too short.
     """
-    file = _find(Path(path).expanduser())
+    file = _find(expanded(path))
     codes = _codes(file)
     stride = length if stride is None else stride
     begins = np.arange(0, len(codes) - length, stride)
@@ -40,6 +41,7 @@ def text(path: str | os.PathLike[str], *, length: int = 20, stride: int | None =
         raise DatasetError(
             f"text: {file} has {len(codes)} characters, too few for a window of {length} and the next character."
         )
+    check_fits(file, len(begins) * length * CHARACTERS)
     windows = codes[begins[:, None] + np.arange(length)]
     inputs = np.zeros((len(begins), length, CHARACTERS), dtype=np.uint8)
     np.put_along_axis(inputs, windows[:, :, None].astype(np.int64), 1, axis=2)
@@ -47,21 +49,19 @@ def text(path: str | os.PathLike[str], *, length: int = 20, stride: int | None =
 
 
 def _codes(file: Path) -> np.ndarray:
-    try:
-        content = file.read_bytes()
-    except OSError as error:
-        raise DatasetError(f"text: {file} cannot be read ({error.strerror}).") from error
+    with reading(file, "a text file"):
+        content = read_regular(file)
     content = content.removeprefix(b"\xef\xbb\xbf").replace(b"\r\n", b" ").replace(b"\n", b" ")
     codes = np.frombuffer(content, dtype=np.uint8).astype(np.int16)
     return np.where((codes >= FIRST) & (codes <= LAST), codes - FIRST + 1, 0).astype(np.uint8)
 
 
 def _find(path: Path) -> Path:
-    if path.is_file():
-        return path
-    if not path.is_dir():
+    if not os.path.exists(path):
         raise DatasetError(f"text: no file or folder {str(path)!r}.")
-    texts = sorted(path.glob("*.txt"))
+    if not os.path.isdir(path):
+        return path
+    texts = [file for file in entries_of(path) if file.suffix == ".txt"]
     chosen = [file for file in texts if file.name in BOOKS] or texts
     if len(chosen) != 1:
         found = ", ".join(file.name for file in texts[:5]) or "none"

@@ -20,7 +20,7 @@ from torchmn.experiment.run.evaluation import predict
 from torchmn.experiment.run.objective import select_units
 from torchmn.experiment.run.pretraining import pretrainer_of
 from torchmn.experiment.run.run_directory import RunDirectory, choose_directory, commit_of, run_directory_of
-from torchmn.experiment.run.session import Session, open_session
+from torchmn.experiment.run.session import Session, load_initial_weights, open_session
 from torchmn.experiment.run.trainer import GRADIENT_NORM, Progress, Trainer, learning_rates
 from torchmn.experiment.vocabulary.layers.options import format_shape
 from torchmn.experiment.vocabulary.load import check_round_trip
@@ -74,8 +74,8 @@ def train(experiment: Experiment, comm: Communicator, request: Request) -> Outco
     """
     session = checked_session(experiment, comm, request.data, loads_weights=not request.resume)
     with ExitStack() as locks:
-        directory = on_rank_0(comm, "output directory", lambda: _prepare(experiment, request, locks))
-        return _train_in(directory, session, request)
+        directory, note = on_rank_0(comm, "output directory", lambda: _prepare(experiment, request, locks))
+        return _train_in(directory, session, request, note)
 
 
 def checked_session(
@@ -100,13 +100,19 @@ def checked_session(
     return session
 
 
-def _train_in(directory: RunDirectory, session: Session, request: Request) -> Outcome:
-    """Trains with log and checkpoints in a directory that this run has locked."""
+def _train_in(directory: RunDirectory, session: Session, request: Request, note: str) -> Outcome:
+    """Trains with log and checkpoints in a directory that this run has locked, and prints `note` at the beginning."""
     experiment, comm = session.experiment, session.comm
     checkpointer = _checkpointer(session, directory)
     trainer = Trainer(session, Logger(comm), checkpointer, request.stop)
     if request.resume and not trainer.resume():
-        raise ExperimentError(f"--resume: no checkpoint in {directory.checkpoints} that all ranks can read")
+        if any(comm.allgather_obj(directory.has_checkpoints)):
+            raise ExperimentError(
+                f"--resume: no checkpoint in {directory.checkpoints} that all ranks can read. To begin again, use "
+                "another --out."
+            )
+        load_initial_weights(session.placed.model, experiment, comm)
+        note = "resumed at step 0: the run ended before its first checkpoint"
     if trainer.progress.epoch > experiment.epochs:
         raise ExperimentError(
             f"--resume: the run in {directory.path} already has {trainer.progress.epoch} epochs, and epochs is "
@@ -127,7 +133,7 @@ def _train_in(directory: RunDirectory, session: Session, request: Request) -> Ou
         console=request.console,
     ) as log:
         trainer.log = log
-        _print_header(session, directory, trainer, log)
+        _print_header(session, directory, trainer, log, note)
         finished = trainer.run()
         if finished:
             _write_predictions(session, directory, log)
@@ -172,8 +178,8 @@ def _checkpointer(session: Session, directory: RunDirectory) -> MultiNodeCheckpo
     return create_multi_node_checkpointer(CHECKPOINT, session.comm, directory.checkpoints, session.experiment.keep)
 
 
-def _prepare(experiment: Experiment, request: Request, locks: ExitStack) -> RunDirectory:
-    """Chooses the directory of the run and locks it until `locks` is closed."""
+def _prepare(experiment: Experiment, request: Request, locks: ExitStack) -> tuple[RunDirectory, str]:
+    """Chooses the directory of the run and locks it until `locks` is closed; also returns what to print about it."""
     directory = choose_directory(request.out, request.file, request.resume)
     try:
         locks.enter_context(directory.lock())
@@ -183,12 +189,13 @@ def _prepare(experiment: Experiment, request: Request, locks: ExitStack) -> RunD
         return _prepare(experiment, request, locks)  # another run has just taken the same name: choose the next
     if request.resume:
         directory.check_resumable(experiment)
-    else:
-        directory.begin(experiment)
-    return directory
+        return directory, ""
+    note = "begun again: the run in this directory ended before its first checkpoint" if directory.has_log else ""
+    directory.begin(experiment)
+    return directory, note
 
 
-def _print_header(session: Session, directory: RunDirectory, trainer: Trainer, log: Logger) -> None:
+def _print_header(session: Session, directory: RunDirectory, trainer: Trainer, log: Logger, note: str) -> None:
     sizes = ", ".join(f"{len(arrays)} {split}" for split, arrays in session.splits.items())
     train = session.splits["train"]
     weights = sum(parameter.numel() for parameter in session.placed.model.parameters())
@@ -199,6 +206,8 @@ def _print_header(session: Session, directory: RunDirectory, trainer: Trainer, l
     here = trainer.progress
     if here.step:
         log.print(f"resumed after step {here.step}, in epoch {here.epoch + 1}")
+    if note:
+        log.print(note)
     log.print()
 
 

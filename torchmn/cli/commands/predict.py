@@ -62,7 +62,7 @@ def _output_path(options: argparse.Namespace) -> str:
 
     if options.out is None:
         return str(run_directory_of(options.checkpoint).path / f"predictions-{options.split}.npz")
-    path = Path(options.out).expanduser()
+    path = Path(os.path.expanduser(options.out))
     if path.suffix != ".npz":  # numpy would append it silently
         path = path.with_name(f"{path.name}.npz")
     if not os.access(path if path.exists() else path.parent, os.W_OK):

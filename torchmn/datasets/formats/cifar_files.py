@@ -9,55 +9,67 @@ from __future__ import annotations
 import io
 import math
 import pickle
+import pickletools
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from torchmn.datasets.formats.files import read_regular, reading
 from torchmn.errors import DatasetError
 
 PIXELS = 3 * 32 * 32
 RECORD = 1 + PIXELS
+MAX_OPERATIONS = 2_000_000
+"""Of a pickle; CIFAR-100 has about 400,000."""
+_PUT = ("PUT", "BINPUT", "LONG_BINPUT")
 
 
 def read_binary(path: Path) -> tuple[np.ndarray, np.ndarray]:
     """Returns labels and pixels of a file in the binary format."""
-    content = _content(path)
-    if not content or len(content) % RECORD:
-        raise DatasetError(
-            f"{path}: expected records of {RECORD} bytes (a label and {PIXELS} pixels), got {len(content)} bytes, "
-            f"{len(content) / RECORD:.3f} records. Download the file again."
-        )
-    records = np.frombuffer(content, dtype=np.uint8).reshape(-1, RECORD)
+    records = records_of(path, RECORD)
     return records[:, 0], records[:, 1:]
+
+
+def records_of(path: Path, size: int) -> np.ndarray:
+    """Returns the records (count, size) of a file in a binary format."""
+    with reading(path, "records"):
+        content = read_regular(path)
+    if not content or len(content) % size:
+        raise DatasetError(
+            f"{path}: expected records of {size} bytes, got {len(content)} bytes, "
+            f"{len(content) / size:.3f} records. Download the file again."
+        )
+    return np.frombuffer(content, dtype=np.uint8).reshape(-1, size)
 
 
 def read_pickled(path: Path, labels_name: str = "labels") -> tuple[np.ndarray, np.ndarray]:
     """Returns labels and pixels of a pickled batch, without running code that the pickle may contain."""
-    try:
-        batch = _Unpickler(io.BytesIO(_content(path)), encoding="bytes").load()
-        labels, data = (_entry(batch, name) for name in (labels_name, "data"))
-        pixels = data.array() if isinstance(data, _PickledArray) else None
-        labels = np.array([_label(label) for label in labels], dtype=np.uint8)
-    except DatasetError as error:
-        raise DatasetError(f"{path}: {error}") from None
-    except Exception as error:  # a damaged pickle may fail in any way
-        raise DatasetError(
-            f"{path}: not a pickled batch of CIFAR-10, or a damaged one ({type(error).__name__}: {error}). Download "
-            "the file again."
-        ) from error
-    if pixels is None or pixels.ndim != 2 or pixels.shape[1] != PIXELS or len(pixels) != len(labels):
+    with reading(path, "a pickled batch of CIFAR-10"):
+        content = read_regular(path)
+        try:
+            _check_operations(content)
+            batch = _Unpickler(io.BytesIO(content), encoding="bytes").load()
+            labels, data = (_entry(batch, name) for name in (labels_name, "data"))
+            pixels = data.array() if isinstance(data, _PickledArray) else None
+            labels = np.array([_label(label) for label in labels], dtype=np.uint8)
+        except DatasetError as error:
+            raise DatasetError(f"{path}: {error}") from None
+    if pixels is None or not len(labels) or pixels.shape != (len(labels), PIXELS):
         shape = "no array" if pixels is None else " x ".join(map(str, pixels.shape))
         raise DatasetError(f"{path}: expected {len(labels)} x {PIXELS} pixels for {len(labels)} labels, got {shape}.")
     return labels, pixels
 
 
-def _content(path: Path) -> bytes:
-    try:
-        return path.read_bytes()
-    except OSError as error:
-        raise DatasetError(f"{path}: cannot be read ({error.strerror}).") from error
+def _check_operations(content: bytes) -> None:
+    """Raises an error for a pickle that needs more memory or time than a batch of its size."""
+    for count, (operation, argument, _) in enumerate(pickletools.genops(content)):
+        # The unpickler reserves memory up to the largest number of an object.
+        if operation.name in _PUT and (argument or 0) > count:
+            raise DatasetError(f"the pickle numbers its object {argument}, after {count} operations")
+        if count > MAX_OPERATIONS:
+            raise DatasetError(f"expected a pickle of at most {MAX_OPERATIONS} operations")
 
 
 def _entry(batch: Any, name: str) -> Any:
@@ -99,6 +111,8 @@ class _PickledArray:
         _, shape, dtype, is_fortran, content = self.state
         if not isinstance(dtype, _Dtype) or dtype.name not in ("u1", "|u1"):
             raise DatasetError(f"expected an array of unsigned bytes, got {getattr(dtype, 'name', dtype)!r}")
+        if not isinstance(shape, tuple) or len(shape) != 2 or not all(type(n) is int and n >= 0 for n in shape):
+            raise DatasetError("expected an array of images x pixels")
         if not isinstance(content, bytes) or len(content) != math.prod(shape):
             raise DatasetError(f"expected {math.prod(shape)} bytes in an array of shape {shape}")
         return np.frombuffer(content, dtype=np.uint8).reshape(shape, order="F" if is_fortran else "C")

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import os
 from collections import deque
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from yaml.nodes import Node
@@ -195,7 +195,7 @@ def _check_saved_model(model: TaggedValue, notes: list[str]) -> None:
     for key in ("deserialized_path", "depickle"):
         if (found := model.get(key)) is None:
             continue
-        if Path(str(plain(found))).expanduser().exists():
+        if os.path.exists(os.path.expanduser(str(plain(found)))):
             raise ExperimentError(
                 f"{found.where}: {key} {str(plain(found))!r}: neon's saved models are not read: remove the key to "
                 "begin with the initial weights"

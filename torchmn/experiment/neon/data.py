@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -57,7 +58,7 @@ def _path(dataset: TaggedValue, options: dict[str, Any], notes: list[str]) -> No
     path = dataset.get("repo_path")
     if path is None or options["name"] in WITHOUT_FILES:
         return
-    folder = Path(str(path.value)).expanduser()
+    folder = Path(os.path.expanduser(str(path.value)))
     inside = next((folder / n for n in (dataset.name, dataset.name.lower()) if (folder / n).is_dir()), folder)
     if inside.is_dir():
         options["path"] = TaggedValue(str(inside), path.where)

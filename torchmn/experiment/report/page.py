@@ -104,7 +104,8 @@ def write_report(session: Session, directory: RunDirectory, run: RunRecord) -> s
         environment=machine,
     )
     try:
-        directory.report.write_text(page, encoding="utf-8")
+        # Names of files may have bytes that are not UTF-8.
+        directory.report.write_text(page, encoding="utf-8", errors="backslashreplace")
     except OSError as error:
         return f" cannot be written ({error.strerror})"
     return ""

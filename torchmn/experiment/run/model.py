@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from pathlib import Path
 
 import numpy as np
 import torch
@@ -11,6 +10,7 @@ from torch import Tensor, nn
 
 from torchmn._torch_compat import BatchNorm
 from torchmn.datasets import Arrays, DatasetError
+from torchmn.datasets.formats.files import expanded
 from torchmn.errors import ExperimentError
 from torchmn.experiment.file.registry import Options
 from torchmn.experiment.vocabulary.datasets import Splits
@@ -186,7 +186,7 @@ def load_data(experiment: Experiment, folder: str | None) -> Splits:
     options = experiment.dataset
     where = options.where if folder is None else f"--data {folder}"
     try:
-        splits = options.build(None if folder is None else Path(folder).expanduser(), experiment.seed)
+        splits = options.build(None if folder is None else expanded(folder), experiment.seed)
         _check_splits(splits)
         return splits
     except DatasetError as error:

@@ -46,9 +46,19 @@ class RunDirectory:
         return self.path / REPORT
 
     @property
+    def has_checkpoints(self) -> bool:
+        """Whether there is a checkpoint, complete or not. Files that a killed run was writing are hidden."""
+        return self.checkpoints.is_dir() and any(not name.startswith(".") for name in os.listdir(self.checkpoints))
+
+    @property
     def has_run(self) -> bool:
-        """Whether the directory has checkpoints or a log; a run that ended before its first step does not count."""
-        return any(self.checkpoints.glob("*")) or (self.log.exists() and self.log.stat().st_size > 0)
+        """Whether the directory has checkpoints or a report; a run that ended before its first checkpoint has none."""
+        return self.has_checkpoints or self.report.exists()
+
+    @property
+    def has_log(self) -> bool:
+        """Whether a run has logged its first step."""
+        return self.log.is_file() and self.log.stat().st_size > 0
 
     @contextmanager
     def lock(self) -> Iterator[None]:
@@ -67,17 +77,22 @@ class RunDirectory:
             os.close(descriptor)
 
     def begin(self, experiment: Experiment) -> None:
-        """Records the experiment of a new run; raises an ExperimentError if the directory already has one."""
+        """Records the experiment of a new run; raises an ExperimentError if the directory already has one.
+
+        The log of a run that ended before its first checkpoint is kept as log.jsonl.old.
+        """
         if self.has_run:
             raise ExperimentError(
                 f"--out {self.path}: already contains a run. Use --resume to continue it, or choose another directory."
             )
         self.record(experiment)
+        if self.has_log:
+            self.log.replace(self.log.with_name(f"{LOG}.old"))
 
     def check_resumable(self, experiment: Experiment) -> None:
         """Raises an ExperimentError if there is no run, or one of an experiment that differs beyond MAY_CHANGE."""
         if not (self.path / EXPERIMENT).is_file():
-            raise ExperimentError(f"--resume: there is no run in {self.path}")
+            raise ExperimentError(f"--resume: there is no run in {self.path}. Omit --resume to begin one.")
         before = self._recorded("--resume").values
         now = plain(experiment)
         for key in [key for key in now if key not in MAY_CHANGE]:
@@ -169,7 +184,7 @@ def choose_directory(out: str | None, file: str, resume: bool) -> RunDirectory:
         resume: whether a run is continued.
     """
     if out is not None:
-        return RunDirectory(Path(os.path.abspath(Path(out).expanduser())))
+        return RunDirectory(Path(os.path.abspath(os.path.expanduser(out))))
     runs, stem = Path.cwd() / "runs", Path(file).stem
     pattern = re.compile(rf"{re.escape(stem)}(?:-(\d+))?")
     present = {path.name for path in runs.iterdir()} if runs.is_dir() else set()
@@ -185,7 +200,7 @@ def choose_directory(out: str | None, file: str, resume: bool) -> RunDirectory:
 
 def run_directory_of(checkpoint: str) -> RunDirectory:
     """Returns the run whose directory, or directory of checkpoints, is given."""
-    path = Path(os.path.abspath(Path(checkpoint).expanduser()))
+    path = Path(os.path.abspath(os.path.expanduser(checkpoint)))
     return RunDirectory(path.parent if path.name == CHECKPOINTS else path)
 
 
@@ -248,7 +263,7 @@ def commit_of(directory: Path) -> str:
 
 
 def _and_parents(directory: Path) -> list[Path]:
-    here = directory.expanduser().resolve()
+    here = directory.resolve()
     return [here, *here.parents]
 
 

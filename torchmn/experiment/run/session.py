@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 
 import numpy as np
 import torch
@@ -14,6 +13,7 @@ from torchmn.communicators.communicator import Communicator
 from torchmn.communicators.messages.digest import number_of
 from torchmn.data.batches import BatchSchedule, rank_slice
 from torchmn.datasets import Arrays
+from torchmn.datasets.formats.files import expanded
 from torchmn.errors import ArgumentError, ExperimentError
 from torchmn.experiment.run.agreement import dataset_fingerprint, on_every_rank
 from torchmn.experiment.run.model import build_model, load_data
@@ -169,8 +169,8 @@ def open_session(
     model = model.to(comm.device)
     layer_options, after_steps = layer_optimizer_options(model), after_steps_of(model)
     placed = place(model, comm, experiment, train.shape)
-    if loads_weights and experiment.model.weights is not None:
-        _load_weights(placed.model, experiment.model.weights, comm)
+    if loads_weights:
+        load_initial_weights(placed.model, experiment, comm)
     rules = OptimizerRules(experiment.optimizer, parameter_groups(placed.model, layer_options))
     spec, terms = experiment.model, []
     for cost in spec.costs:
@@ -190,9 +190,12 @@ def open_session(
     )
 
 
-def _load_weights(model: nn.Module, path: str, comm: Communicator) -> None:
+def load_initial_weights(model: nn.Module, experiment: Experiment, comm: Communicator) -> None:
+    """Loads the file `model: {weights: ...}` of an experiment that has it. Every rank must call it."""
+    if experiment.model.weights is None:
+        return
     try:
-        load_weights(model, Path(path).expanduser(), comm)
+        load_weights(model, expanded(experiment.model.weights), comm)
     except ArgumentError as error:
         raise ExperimentError(f"model: weights: {error}") from error
 

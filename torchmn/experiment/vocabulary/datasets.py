@@ -16,6 +16,7 @@ from pydantic import BeforeValidator, Field, WithJsonSchema
 
 from torchmn import datasets
 from torchmn.datasets import Arrays, DatasetError
+from torchmn.datasets.formats.files import expanded
 from torchmn.datasets.load_cifar10 import cifar10_arrays
 from torchmn.datasets.load_cifar100 import cifar100_arrays
 from torchmn.datasets.load_mnist import mnist_arrays
@@ -73,7 +74,7 @@ class DatasetOptions(Options):
             folder: the path from --data, which replaces the option `path`; None if not given.
             seed: selects the samples that are used or held out.
         """
-        path = folder if folder is not None else Path(self.path).expanduser() if self.path else None
+        path = folder if folder is not None else expanded(self.path) if self.path else None
         splits = self._to_arrays(self.load(path))
         if self.sample is not None:
             splits = {name: arrays.sampled(self.sample, seed) for name, arrays in splits.items()}
