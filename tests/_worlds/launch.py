@@ -86,7 +86,7 @@ class Launch:
         return next((status for status in (p.wait() for p in self.processes) if status), 0)
 
     def survivors(self) -> list[psutil.Process]:
-        """Every process of this world that still runs, wherever it hid: each inherited our label."""
+        """Every process of this world that still runs: each has inherited our label in its environment."""
         return labelled(self.label)
 
     def remain(self, seconds: float) -> list[psutil.Process]:

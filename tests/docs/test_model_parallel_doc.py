@@ -21,7 +21,7 @@ WRONG = [
     if text.startswith("# wrong")
 ]
 
-# Each snippet goes on from the first one, all in one job, because a start costs more than they do.
+# Each snippet continues from the first one, all in one job, because starting a job takes longer than they do.
 DRIVER = """
 import sys
 program = {"__name__": "__main__"}

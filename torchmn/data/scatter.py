@@ -77,8 +77,7 @@ def scatter_dataset(
         comm: communicator whose ranks get the parts.
         root: the rank whose data set is distributed.
         shuffle: take the items in the random order of `seed`, which does not depend on the number of ranks.
-        seed: an int >= 0; None draws a new one from root's random state in each call. Every rank draws a number, so
-            that equal random states stay equal.
+        seed: an int >= 0; None draws one from root's random state. Every rank draws, so equal states stay equal.
         force_equal_length: all parts get ceil(n / size) items, as data-parallel training needs; the last item of a part
             may belong to another rank as well (`ScatteredDataset.repeated`). False: every item is on exactly one rank,
             and lengths differ by at most one.

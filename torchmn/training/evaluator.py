@@ -9,7 +9,7 @@ from torchmn.communicators.communicator import Communicator, as_communicator
 from torchmn.data.scattered import record_uses
 from torchmn.errors import ArgumentError, nearest
 from torchmn.other_spellings import other_spellings
-from torchmn.training import metrics
+from torchmn.training import combined_metrics
 from torchmn.training.exact_data import is_data, sampler_problem, samples_in, stream_of, without_repeats
 
 WEIGHTS = ("samples", "equal")
@@ -83,12 +83,12 @@ class MultiNodeEvaluator:
         comm.agree("evaluate", problem, weights=self.weights)
         with record_uses() as uses:
             result = None if samples == 0 else self._evaluate_locally(*args, **kwargs)
-        local, problem = metrics.read(result, samples)
+        local, problem = combined_metrics.read(result, samples)
         local.stream_lengths = tuple(stream.global_length for stream in map(stream_of, data) if stream is not None)
         counts = [metric.samples for metric in local.metrics.values()]
         with comm.agreed("evaluate", problem or uses.problem() or sampler_problem(self.actual_evaluator, counts)):
             ranks = comm.allgather_obj(local)
-        return metrics.combine(ranks, self.weights == "equal", f"rank {comm.rank} of {comm.size}: evaluate")
+        return combined_metrics.combine(ranks, self.weights == "equal", f"rank {comm.rank} of {comm.size}: evaluate")
 
     __call__ = evaluate
 

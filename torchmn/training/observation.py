@@ -7,7 +7,7 @@ from typing import Any
 
 from torchmn.communicators.communicator import Communicator
 from torchmn.errors import ArgumentError
-from torchmn.training import metrics
+from torchmn.training import combined_metrics
 
 
 def decided_on_rank_0(
@@ -112,7 +112,7 @@ class ObservationAggregator:
 
 def plain(value: Any) -> tuple[Any, str | None]:
     """Returns `value` with tensors detached and on the CPU, to be sent; and the problem with it, or None."""
-    metric, problem = metrics.read_one(value, None)
+    metric, problem = combined_metrics.read_one(value, None)
     if metric is None:
         return None, problem
     if metric.is_sum:
@@ -122,7 +122,7 @@ def plain(value: Any) -> tuple[Any, str | None]:
 
 def mean_of_all(ranks: list[list[Any]]) -> Any:
     """Returns the mean of all ranks' values, weighted if they are pairs (mean, number of samples)."""
-    read = [metrics.read_one(value, None)[0] for values in ranks for value in values]
+    read = [combined_metrics.read_one(value, None)[0] for values in ranks for value in values]
     observed = [metric for metric in read if metric is not None and metric.samples != 0]
     weighted = {metric.samples is not None for metric in observed}
     if len(weighted) > 1:
@@ -135,4 +135,4 @@ def mean_of_all(ranks: list[list[Any]]) -> Any:
     if len(kinds) > 1:
         raise ArgumentError(f"expected values of the same shape, got {' and '.join(kinds)}")
     weights = [1.0 if metric.samples is None else float(metric.samples) for metric in observed]
-    return metrics.weighted_mean([metric.value for metric in observed], weights)
+    return combined_metrics.weighted_mean([metric.value for metric in observed], weights)

@@ -133,7 +133,7 @@ def print_conversion(options: argparse.Namespace) -> None:
 
 
 def is_quiet(options: argparse.Namespace) -> bool:
-    """Returns whether standard output is for JSON, or nothing is to be printed but errors."""
+    """Returns whether standard output is reserved for JSON, or only errors are printed."""
     return getattr(options, "quiet", False) or getattr(options, "json", False)
 
 

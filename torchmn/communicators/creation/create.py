@@ -54,8 +54,7 @@ def create_communicator(name: str = "auto", mpi_comm: Any = None, **options: Any
         **options: `device`: where this rank computes; by default its GPU (by `intra_rank`) if there is one, else the
             CPU.
             `grad_dtype`: torch.float16 or torch.bfloat16 to send gradients compressed; they are summed in float32.
-            `timeout`: seconds that a wait may last before the job is ended with a table of all ranks; by default
-            `TORCHMN_TIMEOUT` or 300. `math.inf`: without a limit.
+            `timeout`: the longest wait in seconds, or `math.inf`; by default `TORCHMN_TIMEOUT` or 300.
 
     Returns:
         The communicator.

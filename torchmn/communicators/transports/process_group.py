@@ -331,7 +331,7 @@ class _Works:
     def __init__(self, transport: ProcessGroupTransport, works: list[Any], buffers: Any):
         self._transport = transport
         self._works = works
-        self._buffers = buffers
+        self._kept = buffers
 
     def wait(self) -> None:
         try:
