@@ -44,6 +44,9 @@ def test_its_tables_fit_the_terminal(tmp_path, capsys):
     lines = capsys.readouterr().out.splitlines()
     assert max(map(len, lines)) <= 80 and "conv1" in "".join(lines) and "mode    1 rank" in lines
     assert [line.split()[0] for line in lines if line.endswith(" MB")] == ["0"]
+    assert " 2.7 kB " in "".join(lines), "334 weights in float64"
+    conv = next(line for line in lines if line.startswith("conv1"))
+    assert conv.endswith(" ...") and conv.removesuffix(" ...").endswith(","), "cut between words"
     assert main(["train", written(tmp_path), "--dry-run", "--quiet"]) == 0
     assert capsys.readouterr().out == ""
 

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import hashlib
+import io
 import json
+import shlex
 import subprocess
 import sys
+import tarfile
 
 import pytest
 from rich.console import Console
@@ -16,6 +20,7 @@ from torchmn.cli.checks import software
 from torchmn.cli.checks.finding import fail, ok
 from torchmn.cli.commands import doctor
 from torchmn.cli.commands.verify import verify_table
+from torchmn.cli.help_layout import fitted
 from torchmn.cli.launch import job
 from torchmn.experiment.verification import QUANTITIES
 
@@ -71,6 +76,44 @@ def test_a_new_experiment_comes_with_commands_that_work(tmp_path, monkeypatch, c
     assert printed(capsys, "new", "mnist-mlp")[1].endswith("torchmn train mnist-mlp.yaml -n 2\n")
     out = printed(capsys, "new", "cifar10-cnn")[1]
     assert "sha256sum --check" in out and "torchmn train cifar10-cnn.yaml --data cifar-10-batches-py\n" in out
+    assert max(map(len, out.splitlines())) <= 80
+
+
+class Terminal(io.StringIO):
+    """A terminal that records what is printed."""
+
+    def isatty(self) -> bool:
+        return True
+
+
+def test_messages_are_not_broken_inside_words_or_commands(monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.setattr(sys, "stderr", terminal := Terminal())
+    with pytest.raises(SystemExit):
+        main(["train", "digits.yaml", "--lr", "0.1"])
+    assert terminal.getvalue().splitlines() == [
+        "torchmn train: unknown argument '--lr'. It is a value of the file: use --set",
+        "optimizer.lr=0.1",
+        "See `torchmn train --help`.",
+    ]
+    command = f"torchmn run -n N {'a' * 80}.py"
+    line = f"  {'word ' * 20}to start it: {command}"
+    assert fitted(f"short\n{line}", terminal).splitlines() == [
+        "short", f"  {'word ' * 14}word", f"  {'word ' * 5}to start it:", f"  {command}",
+    ]  # fmt: skip
+    assert fitted(line, io.StringIO()) == line, "in files, a message is one line"
+
+
+def test_the_checksum_of_the_download_is_checked_before_it_is_unpacked(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    commands = printed(capsys, "new", "cifar10-mlp")[1].partition("curl -O")[2].partition("\n\n")[0].splitlines()[1:]
+    with tarfile.open("cifar-10-python.tar.gz", "w:gz") as archive:
+        archive.addfile(tarfile.TarInfo("cifar-10-batches-py"))
+    broken = subprocess.run(["sh", "-c", "\n".join(commands)], capture_output=True, timeout=60)
+    assert broken.returncode == 1 and not (tmp_path / "cifar-10-batches-py").exists()
+    commands[0] = f"SUM={hashlib.sha256((tmp_path / 'cifar-10-python.tar.gz').read_bytes()).hexdigest()}"
+    assert subprocess.run(["sh", "-c", "\n".join(commands)], capture_output=True, timeout=60).returncode == 0
+    assert (tmp_path / "cifar-10-batches-py").exists()
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh"])
@@ -81,6 +124,39 @@ def test_completion_has_every_command_and_its_options(shell, capsys):
     assert "--halodatapar" in script and "--checkpoint" in script
     if shell == "bash":
         assert subprocess.run(["bash", "-n"], input=script, text=True, timeout=60).returncode == 0
+
+
+@pytest.mark.parametrize(
+    ("words", "found"),
+    [
+        (["ev"], {"evaluate"}),
+        (["train", "--halo"], {"--halopar", "--halodatapar"}),
+        (["train", "dig"], {"digits.yaml"}),
+        (["train", "--transport", ""], {"mpi", "gloo"}),
+        (["train", "--out", ""], {"runs"}),
+        (["evaluate", "--split", "t"], {"test", "train"}),
+        (["evaluate", ""], {"digits.yaml", "runs"}),
+        (["new", "mnist-m"], {"mnist-mlp", "mnist-mlp-wide"}),
+        (["run", "-n", "2", "dig"], {"digits.yaml"}),
+        (["completion", ""], {"bash", "zsh"}),
+    ],
+)
+def test_bash_completes_commands_options_values_and_files(words, found, tmp_path, capsys):
+    pytest.importorskip("shtab")
+    (tmp_path / "runs").mkdir()
+    (tmp_path / "digits.yaml").touch()
+    typed = ["torchmn", *words]
+    lines = [
+        printed(capsys, "completion", "bash")[1],
+        f"COMP_WORDS=({' '.join(map(shlex.quote, typed))}) COMP_CWORD={len(words)}",
+        "complete_torchmn=$(complete -p torchmn | sed 's/.*-F \\([^ ]*\\).*/\\1/')",
+        f"$complete_torchmn torchmn {shlex.quote(typed[-1])} {shlex.quote(typed[-2])}",
+        "printf '%s\\n' \"${COMPREPLY[@]}\"",
+    ]
+    bash = subprocess.run(
+        ["bash"], input="\n".join(lines), capture_output=True, text=True, timeout=60, cwd=tmp_path
+    )  # fmt: skip
+    assert set(bash.stdout.split()) == found, bash.stderr
 
 
 def test_completion_names_the_missing_package(monkeypatch, capsys):

@@ -1,4 +1,4 @@
-"""HelpLayout: help texts that fit the width of the terminal, broken between words only."""
+"""Help texts and messages that fit the width of the terminal, broken between words only."""
 
 from __future__ import annotations
 
@@ -7,12 +7,15 @@ import re
 import shutil
 import textwrap
 from collections.abc import Iterator
+from typing import TextIO
 
 WIDEST = 100
 """Columns of a help text in a wider terminal; longer lines are hard to read."""
 
 TERM = re.compile(r"( *\S(?:.*?\S)?  +)(?=\S)")
 """The beginning of a line `term   its description`."""
+COMMAND = re.compile(r"(?<=: )torchmn .*")
+"""A command at the end of a message, to be copied as a whole."""
 USAGE_PART = re.compile(r"\[[^\]]*\]|\([^)]*\)|\S+")
 
 
@@ -70,6 +73,26 @@ def _lines(block: list[str], width: int) -> list[str]:
         return block
     text = " ".join(line.strip() for line in [block[0][len(label) :], *block[1:]])
     return _wrapped(text, width, label) or [""]
+
+
+def fitted(text: str, stream: TextIO) -> str:
+    """Returns a message with the line breaks that it needs in the terminal `stream`; as it is for files and pipes.
+
+    A terminal breaks long lines inside of words. A command at the end moves to a line that is not broken here.
+    """
+    if not stream.isatty():
+        return text
+    width = shutil.get_terminal_size().columns
+    return "\n".join(part for line in text.split("\n") for part in _fitted_line(line, width))
+
+
+def _fitted_line(line: str, width: int) -> list[str]:
+    if len(line) <= width:
+        return [line]
+    command = COMMAND.search(line)
+    text, rest = (line[: command.start()], [command[0]]) if command else (line, [])
+    indent = line[: len(line) - len(line.lstrip())]
+    return [*_wrapped(text.strip(), width, indent), *(indent + part for part in rest)]
 
 
 def _wrapped(text: str, width: int, label: str = "") -> list[str]:

@@ -11,6 +11,7 @@ import sys
 from collections.abc import Sequence
 
 from torchmn import __version__
+from torchmn.cli.help_layout import fitted
 from torchmn.cli.parser import Parser
 from torchmn.communicators.launchers.environment import detect
 from torchmn.errors import TorchMNError, nearest
@@ -62,7 +63,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             raise  # the hook for uncaught exceptions ends the other ranks
         return 128 + signal.SIGINT
     except TorchMNError as error:
-        print(f"torchmn {name}: {error}", file=sys.stderr)
+        print(fitted(f"torchmn {name}: {error}", sys.stderr), file=sys.stderr)
         return 2
 
 

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import argparse
 import difflib
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import NoReturn
 
-from torchmn.cli.help_layout import HelpLayout
+from torchmn.cli.help_layout import HelpLayout, fitted
 from torchmn.communicators.launchers.environment import detect
 
 SIMILARITY = 0.65
@@ -58,7 +59,7 @@ class Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         """Exits with status 2. All ranks of a job have the same command line, so only rank 0 prints `message`."""
         text = f"{self.prog}: {message}\nSee `{self.prog} --help`.\n"
-        self.exit(2, text if is_rank_0() else None)
+        self.exit(2, fitted(text, sys.stderr) if is_rank_0() else None)
 
     def takes_value(self, token: str) -> bool:
         """Returns whether `token` is an option whose value is the next argument."""

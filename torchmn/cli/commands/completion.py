@@ -6,9 +6,12 @@ import importlib
 from collections.abc import Sequence
 from typing import Any, cast
 
+from torchmn.cli.commands.new import starters
 from torchmn.cli.parser import Parser, one_of
 
 SHELLS = ("bash", "zsh")
+PATHS = {"FILE", "FILE.npz", "DIR", "DIR|FILE", "OLD", "NEW", "SCRIPT"}
+"""Names of arguments that are completed by files and directories."""
 EXPLANATION = """\
 Write it to a file from which the shell loads completions:
 
@@ -54,4 +57,19 @@ def _all_commands() -> Parser:
 
 
 def _command_parser(prog: str) -> Parser:
-    return importlib.import_module(f"torchmn.cli.commands.{prog.split()[-1]}").command_parser()
+    """Returns the parser of a command, whose arguments have the values or files that complete them."""
+    import shtab
+
+    command = prog.split()[-1]
+    parser: Parser = importlib.import_module(f"torchmn.cli.commands.{command}").command_parser()
+    if command == "run":  # it separates the script from its options before it parses them
+        parser.add_argument("script", metavar="SCRIPT", nargs="?")
+    for action in parser._actions:
+        words = str(action.metavar).split("|")
+        if command == "new" and action.dest == "name":
+            action.choices = list(starters())
+        elif len(words) > 1 and str(action.metavar).islower():  # "mpi|gloo"
+            action.choices = words
+        elif action.metavar in PATHS:
+            action.complete = shtab.DIRECTORY if action.metavar == "DIR" else shtab.FILE  # type: ignore[attr-defined]
+    return parser

@@ -6,6 +6,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from torchmn.cli.help_layout import fitted
 from torchmn.cli.parser import Parser
 from torchmn.errors import ExperimentError
 
@@ -24,7 +25,7 @@ def main(arguments: Sequence[str]) -> int:
     try:
         text = _converted(options.old)
     except ExperimentError as error:
-        print(error, file=sys.stderr)
+        print(fitted(str(error), sys.stderr), file=sys.stderr)
         return 2
     if options.new is None:
         print(text, end="")
@@ -57,5 +58,5 @@ def _converted(old: str) -> str:
     check(parsed.document, run_imports=False)
     text = as_yaml(parsed.document.values)
     for note in parsed.notes:
-        print(note, file=sys.stderr)
+        print(fitted(note, sys.stderr), file=sys.stderr)
     return f"# From {Path(old).name}.\n{text}"

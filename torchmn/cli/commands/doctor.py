@@ -32,7 +32,7 @@ def main(arguments: Sequence[str]) -> int:
     show = _show_table if sys.stdout.isatty() else _show_lines
     levels = [finding.level for finding in show(findings(names))]
     failed, warned = levels.count("FAIL"), levels.count("warn")
-    print(f"\n{len(levels)} checks: {failed} failed, {warned} with a warning. See {GUIDE}")
+    print(f"\n{len(levels)} checks: {failed} failed, {warned} with a warning. See\n{GUIDE}")
     return 1 if failed else 0
 
 

@@ -65,4 +65,8 @@ def command_parser() -> Parser:
 def _download_commands() -> str:
     """Returns shell commands that download CIFAR-10, verify it, and unpack it to CIFAR10_FOLDER."""
     archive = CIFAR10.rpartition("/")[2]
-    return f"curl -O {CIFAR10}\necho '{CIFAR10_SHA256}  {archive}' | sha256sum --check\ntar xzf {archive}"
+    return (
+        f"curl -O {CIFAR10}\n"
+        f"SUM={CIFAR10_SHA256}\n"  # a line with the file's name would not fit a terminal
+        f'echo "$SUM  {archive}" | sha256sum --check &&\ntar xzf {archive}'
+    )

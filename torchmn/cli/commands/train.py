@@ -125,7 +125,7 @@ def _as_text(found: DryRun) -> str:
     ]
     ranks = [("rank", "input", *_SIZES)]
     ranks += [
-        (str(rank), " x ".join(map(str, use.inputs)), *(_megabytes(getattr(use, size)) for size in _SIZES))
+        (str(rank), " x ".join(map(str, use.inputs)), *(_size(getattr(use, size)) for size in _SIZES))
         for rank, use in enumerate(found.ranks)
     ]
     return "\n".join(
@@ -156,16 +156,16 @@ def _as_json(found: DryRun) -> dict[str, Any]:
     return {**values, "ranks": [{"rank": rank, **asdict(use)} for rank, use in enumerate(found.ranks)]}
 
 
-def _megabytes(size: int) -> str:
-    return f"{size / 1e6:,.1f} MB"
+def _size(size: int) -> str:
+    return f"{size / 1e6:,.1f} MB" if size >= 1e5 else f"{size / 1e3:,.1f} kB"
 
 
 def _table(rows: list[tuple[str, ...]], left: tuple[int, ...] = ()) -> list[str]:
-    """Returns the rows with aligned columns, of which those in `left` are left-aligned; the last is cut to fit."""
+    """Returns the rows with aligned columns: those in `left` to the left, and the last cut between words to fit."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     columns = shutil.get_terminal_size().columns
     lines = []
     for row in rows:
         cells = [f"{text:{'<' if n in left else '>'}{widths[n]}}" for n, text in enumerate(row)]
         lines.append("  ".join(cells).rstrip())
-    return [line if len(line) <= columns else f"{line[: columns - 3]}..." for line in lines]
+    return [line if len(line) <= columns else f"{line[: columns - 3].rpartition(' ')[0]} ..." for line in lines]

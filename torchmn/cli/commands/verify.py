@@ -61,7 +61,7 @@ def _verify(options: argparse.Namespace, experiment: Experiment, comm: Communica
     console.print(
         f"{options.file}: {options.steps} steps in {experiment.dtype} on one rank, and on {comm.size} ranks in every "
         "mode that fits\n",
-        soft_wrap=True,
+        soft_wrap=not console.is_terminal,
     )
     rows: list[ModeResult] = []
     for row in verify(experiment, comm, options.steps, options.data):
@@ -103,7 +103,7 @@ def _conclude(console: Console, rows: list[ModeResult], tolerance: float) -> int
     console.print()
     for row in rows:
         if row.refusal:
-            console.print(f"{row.mode}, {row.grid}: {row.refusal}", soft_wrap=True, markup=False)
+            console.print(f"{row.mode}, {row.grid}: {row.refusal}", soft_wrap=not console.is_terminal, markup=False)
     tried = [row for row in rows if not row.refusal]
     wrong = [row for row in tried if not row.passed]
     if not tried:
@@ -111,12 +111,15 @@ def _conclude(console: Console, rows: list[ModeResult], tolerance: float) -> int
         return 1
     if wrong:
         named = "; ".join(f"{row.mode}, {row.grid}" for row in wrong)
-        console.print(f"[bold red]Different numbers[/bold red] (by more than {tolerance:g}): {named}", soft_wrap=True)
+        console.print(
+            f"[bold red]Different numbers[/bold red] (by more than {tolerance:g}): {named}",
+            soft_wrap=not console.is_terminal,
+        )
         return 1
     largest = max(max(row.deviations.values()) for row in tried)
     console.print(
         f"[green]Same numbers in {len(tried)} configurations[/green]: the largest difference is {largest:.1e} "
         f"(tolerance: {tolerance:g}).",
-        soft_wrap=True,
+        soft_wrap=not console.is_terminal,
     )
     return 0

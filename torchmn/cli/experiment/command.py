@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from torchmn.cli.experiment.options import overrides, parallel_overrides
 from torchmn.cli.experiment.ranks import run_on_new_ranks, warn_unused_modes
+from torchmn.cli.help_layout import fitted
 from torchmn.cli.parser import Parser, is_rank_0
 from torchmn.errors import ExperimentError, TorchMNError
 
@@ -62,7 +63,7 @@ def run_command(
         return _on_this_rank(options, body)
     except ExperimentError as error:
         if is_rank_0():
-            print(error, file=sys.stderr)
+            print(fitted(str(error), sys.stderr), file=sys.stderr)
         return 2
 
 
@@ -127,7 +128,7 @@ def print_conversion(options: argparse.Namespace) -> None:
         if is_quiet(options):
             return
         for note in parsed.notes:
-            print(note, file=sys.stderr)
+            print(fitted(note, sys.stderr), file=sys.stderr)
         print(f"{file} is a neon experiment, converted to (see `torchmn convert {file}`):\n")
         print("".join(f"    {line}\n" for line in as_yaml(parsed.document.values).splitlines()), flush=True)
 
