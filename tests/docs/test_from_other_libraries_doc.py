@@ -35,6 +35,61 @@ def test_the_ddp_script_over_gloo_and_its_translation_have_equal_weights_after_f
     torch.testing.assert_close(translated, ddp, rtol=1e-5, atol=1e-7)
 
 
+CHECKPOINTS = """
+import io
+import torch, torchmn
+from torch.nn.functional import mse_loss
+from torch.nn.parallel import DistributedDataParallel
+
+torch.set_default_dtype(torch.float64)
+comm = torchmn.create_communicator()
+torchmn.init_process_group(comm)
+x = torch.randn(6, 5, generator=torch.Generator().manual_seed(comm.rank))
+
+
+class Training:
+    def __init__(self, is_ddp, saved=None):
+        torch.manual_seed(3)
+        self.plain = torch.nn.Sequential(torch.nn.Linear(5, 4), torch.nn.BatchNorm1d(4), torch.nn.Linear(4, 2))
+        self.model = DistributedDataParallel(self.plain) if is_ddp else self.plain
+        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.1, momentum=0.9, weight_decay=0.01)
+        if not is_ddp:
+            self.optimizer = torchmn.create_multi_node_optimizer(self.optimizer, comm, model=self.model)
+        self.scheduler = torch.optim.lr_scheduler.StepLR(self.optimizer, 3, 0.1)
+        if saved is not None:
+            for part, state in zip(self.parts(), torch.load(io.BytesIO(saved))):
+                part.load_state_dict(state)
+
+    def parts(self):
+        return self.plain, self.optimizer, self.scheduler
+
+    def saved(self):
+        file = io.BytesIO()
+        torch.save([part.state_dict() for part in self.parts()], file)
+        return comm.bcast_obj(file.getvalue())
+
+    def steps(self, count):
+        for _ in range(count):
+            self.optimizer.zero_grad()
+            mse_loss(self.model(x), x[:, :2]).backward()
+            self.optimizer.step()
+            self.scheduler.step()
+        return self
+
+
+for first, second in ((True, False), (False, True)):
+    straight = Training(first).steps(5)
+    resumed = Training(second, Training(first).steps(2).saved()).steps(3)
+    torch.testing.assert_close(list(resumed.plain.parameters()), list(straight.plain.parameters()), rtol=1e-12, atol=0)
+    assert resumed.scheduler.get_last_lr() == straight.scheduler.get_last_lr()
+"""
+
+
+def test_checkpoints_of_a_ddp_script_and_of_its_translation_resume_the_other_one():
+    job = run_job(CHECKPOINTS, 2, "gloo", timeout=150)
+    assert job.returncode == 0, job.output
+
+
 @pytest.mark.parametrize(("n", "transport"), [(1, "solo"), (2, "mpi")])
 def test_the_translated_scripts_run(n, transport, tmp_path):
     """In one job, because a start costs more than they do."""
