@@ -210,6 +210,8 @@ class Communicator:
             problem = f"expected key to be an int, got {key!r}"
         # Not in inference mode: the buffers of the new communicator may be used outside of it.
         with Agreement(self._agreements, SPLIT, problem), torch.inference_mode(False):
+            watch = self.group.watch
+            watch.pinned -= {comm for comm in tuple(watch.pinned) if _is_delivered(comm)}
             choices = self.buffers.allgather_plain((color, key))
             self.group.splits += 1
             name = f"{self.name}/{self.group.splits}.{color}"
@@ -704,3 +706,9 @@ def as_communicator(given: object, operation: str, advice: str = "") -> Communic
 def seconds_waited(comm: Communicator) -> float:
     """Returns how many seconds this rank has spent in communication so far, on all of its communicators."""
     return comm.group.watch.waited
+
+
+def _is_delivered(comm: Communicator) -> bool:
+    """Returns whether other ranks need nothing more from this communicator: it may be dropped."""
+    replies = comm.replies
+    return replies.handler is None and not replies.declined and not comm.transport.undelivered()

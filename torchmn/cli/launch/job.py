@@ -14,7 +14,7 @@ from pathlib import Path
 from torchmn.cli.launch import rank_process
 from torchmn.cli.launch.mpi_installation import MPIEXEC_VARIABLE, Installation, library_environment, usable
 from torchmn.communicators.launchers.addresses import LOOPBACK, loopback_interface
-from torchmn.communicators.launchers.environment import RUN_MARKER, STORE_VARIABLE, cleared
+from torchmn.communicators.launchers.environment import REPORTS_EXITS, RUN_MARKER, STORE_VARIABLE, cleared
 from torchmn.errors import LaunchError
 
 
@@ -97,6 +97,7 @@ def mpi_job(installation: Installation, size: int, command: Sequence[str], envir
     start = [str(installation.mpiexec), *options, "-n", str(size)]
     variables, reservation = torch_variables(size, environment)
     environment = {**environment, **library_environment(installation, environment), **settings, **variables}
+    environment[REPORTS_EXITS] = "1"
     return Job(size, installation.flavour.rank_variable, command, [(start, environment)], reservation)
 
 

@@ -7,7 +7,7 @@ import os
 import signal
 import subprocess
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -16,6 +16,7 @@ from torchmn.cli.launch.process_tree import adopt_orphans, kill_descendants, sen
 from torchmn.cli.launch.rank_output import Screen
 from torchmn.cli.launch.rank_pipes import RankPipes, rank_pipes
 from torchmn.cli.launch.rank_process import ONE_REQUEST, end_with_parent
+from torchmn.communicators.watchdog.observer_process import StoppedProcesses
 
 # Seconds. Their sum stays below 5 after a failure, and below 4 after a signal.
 FAILURE_SECONDS = 2.0  # a failure usually makes other ranks fail, whose errors may be more informative: print them
@@ -38,12 +39,15 @@ class Interrupted(BaseException):
 
 @dataclass(frozen=True)
 class Failure:
-    """The first rank that failed, and its exit status."""
+    """The first rank that failed, its exit status, and how it failed, if the status does not show it."""
 
     rank: int
     status: int
+    how: str | None = None
 
     def __str__(self) -> str:
+        if self.how is not None:
+            return f"rank {self.rank} {self.how}"
         names = {128 + number: number.name for number in signal.Signals}
         how = f"was ended by {names[self.status]}" if self.status in names else "failed"
         return f"rank {self.rank} {how} (exit status {self.status})"
@@ -80,6 +84,7 @@ class Supervisor:
         self.succeeded = 0  # number of ranks
         self.failure: Failure | None = None
         self.ending: int | None = None  # the signal sent to every rank
+        self.stopped = StoppedProcesses(_timeout())
 
     def run(self) -> int:
         """Starts the job, and returns its exit status when all of its processes have ended."""
@@ -127,11 +132,11 @@ class Supervisor:
 
     def _watch(self) -> None:
         """Waits until a rank has failed, or all have ended."""
-        self._wait(math.inf, lambda: bool(self.failure or self._lost()) or self._all_ended() or self._all_succeeded())
+        self._wait(math.inf, lambda: bool(self._failed()) or self._all_ended() or self._all_succeeded())
         if self._all_succeeded():
             self._wait(LAUNCHER_SECONDS, self._all_ended)
         self._handle_events(drain=True)
-        self.failure = self.failure or self._lost()
+        self.failure = self._failed()
 
     def _wait(self, seconds: float, over: Callable[[], bool]) -> None:
         deadline = time.monotonic() + seconds
@@ -156,6 +161,13 @@ class Supervisor:
 
     def _all_ended(self) -> bool:
         return all(process.poll() is not None for process in self.processes)
+
+    def _failed(self) -> Failure | None:
+        if self.failure is None:
+            self.failure = self._lost()
+        if self.failure is None and (rank := self.stopped.find(self.running)) is not None:
+            self.failure = Failure(rank, 128 + signal.SIGSTOP, self.stopped.text)
+        return self.failure
 
     def _lost(self) -> Failure | None:
         """Returns a rank whose wrapper was killed before it could report its end, if there is one process per rank."""
@@ -192,6 +204,14 @@ class Supervisor:
         # No rank reported a failure: MPI_Abort killed the wrappers too, or no rank was started.
         statuses = (process.poll() or 0 for process in self.processes)
         return shell_status(next((status for status in statuses if status), 0))
+
+
+def _timeout(environ: Mapping[str, str] = os.environ) -> float:
+    """Returns the seconds that a wait of a rank may last; the rank reports values that are wrong."""
+    try:
+        return float(environ.get("TORCHMN_TIMEOUT") or 300)
+    except ValueError:
+        return math.inf
 
 
 def shell_status(status: int) -> int:

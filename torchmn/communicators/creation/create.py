@@ -17,6 +17,7 @@ from torchmn.communicators.transports.group import Group, Settings, seconds_of
 from torchmn.communicators.transports.mpi_library import load, small_unused_buffers
 from torchmn.communicators.transports.solo import SoloTransport
 from torchmn.communicators.watchdog import process_hooks
+from torchmn.communicators.watchdog.observer import Observer
 from torchmn.communicators.watchdog.report import ranks_text
 from torchmn.communicators.watchdog.waits import Watch
 from torchmn.context import here, process
@@ -160,7 +161,8 @@ def _thread_communicator(world: Communicator, settings: Settings, options: dict[
 
 
 def _solo(settings: Settings, launch: environment.Launch) -> Communicator:
-    size = max(launch.size or _load_mpi(settings, launch).COMM_WORLD.size, launch.min_size)
+    with process_hooks.time_limit(settings.timeout):
+        size = max(launch.size or _load_mpi(launch).COMM_WORLD.size, launch.min_size)
     if size > 1:
         raise ArgumentError(
             f"create_communicator: 'solo', but according to {launch.title} this is rank {launch.rank} of {size}, and "
@@ -169,9 +171,9 @@ def _solo(settings: Settings, launch: environment.Launch) -> Communicator:
     return Communicator(SoloTransport.of_world(settings))
 
 
-def _load_mpi(settings: Settings, launch: environment.Launch) -> Any:
+def _load_mpi(launch: environment.Launch) -> Any:
     try:
-        with small_unused_buffers(launch.name), process_hooks.time_limit(settings.timeout):
+        with small_unused_buffers(launch.name):
             return load(launch.rank)
     except (ImportError, RuntimeError) as error:
         raise LaunchError(
@@ -181,11 +183,13 @@ def _load_mpi(settings: Settings, launch: environment.Launch) -> Any:
 
 
 def _mpi(settings: Settings, mpi_comm: Any, launch: environment.Launch) -> Communicator:
-    MPI = _load_mpi(settings, launch)  # noqa: N806  (a module)
-    from torchmn.communicators.transports.mpi import MPITransport, allgather_plain, end_job
+    is_first = mpi_comm is None and process.worlds == 0
+    observer = Observer(launch, settings.timeout) if is_first and (launch.size or 1) > 1 else None
+    with observer.first_contact() if observer else process_hooks.time_limit(settings.timeout):
+        MPI = _load_mpi(launch)  # noqa: N806  (a module)
+        from torchmn.communicators.transports.mpi import MPITransport, allgather_plain, end_job
 
-    _check_world(MPI, launch, given=mpi_comm is not None)
-    with process_hooks.time_limit(settings.timeout):
+        _check_world(MPI, launch, given=mpi_comm is not None)
         point_to_point = (mpi_comm or MPI.COMM_WORLD).Dup()
         fastpath = _fastpath()
         switches = settings.switches() | {"TORCHMN_FASTPATH": fastpath is not None}
@@ -198,7 +202,7 @@ def _mpi(settings: Settings, mpi_comm: Any, launch: environment.Launch) -> Commu
         transport = make(group, point_to_point)
         transport.outside = mpi_comm or MPI.COMM_WORLD
         world = Communicator(transport)
-        process_hooks.start_watchdog(world, end_job)
+        process_hooks.start_watchdog(world, end_job, observer=observer)
     return world
 
 
@@ -270,7 +274,8 @@ def _process_group(backend: str, settings: Settings, launch: environment.Launch,
         )
     end_job = process_group.end_nothing
     if launch.transport == "mpi" and (mpi_comm is not None or "MASTER_ADDR" not in os.environ):
-        mpi = _load_mpi(settings, launch)
+        with process_hooks.time_limit(settings.timeout):
+            mpi = _load_mpi(launch)
         _check_world(mpi, launch, given=mpi_comm is not None)
         from torchmn.communicators.transports.mpi import end_job
 

@@ -76,11 +76,10 @@ class HostRing:
         requests += [self._ring.Isend([memory(piece), datatype], right) for piece in _pieces(outgoing)]
         MPI.Request.Waitall(requests)
 
-    def close(self) -> None:
-        """Frees the communicators of MPI. All ranks must call."""
-        for comm in (self._on_host, self._ring):
-            if comm != MPI.COMM_NULL:
-                comm.Free()
+    @property
+    def comms(self) -> list[MPI.Comm]:
+        """The communicators of MPI, in the order in which all ranks free them."""
+        return [comm for comm in (self._on_host, self._ring) if comm != MPI.COMM_NULL]
 
 
 def _pieces(block: Tensor) -> Sequence[Tensor]:

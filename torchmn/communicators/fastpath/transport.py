@@ -18,7 +18,7 @@ from torchmn.communicators.fastpath.slots import SLOT_BYTES, STEP_BYTES, Slots
 from torchmn.communicators.messages import reductions, staging
 from torchmn.communicators.messages.wire import Header, Message
 from torchmn.communicators.transports.group import Group
-from torchmn.communicators.transports.mpi import MPITransport
+from torchmn.communicators.transports.mpi import DroppedTransports, MPITransport
 from torchmn.communicators.transports.transport import Pending
 
 _MIN_SLOT_BYTES = 64 << 10  # smaller messages are one MPI message
@@ -35,8 +35,8 @@ class HostTransport(MPITransport):
     - Several hosts reduce large tensors in a ring.
     """
 
-    def __init__(self, group: Group, point_to_point: MPI.Comm, slots: Slots):
-        super().__init__(group, point_to_point)
+    def __init__(self, group: Group, point_to_point: MPI.Comm, slots: Slots, dropped: DroppedTransports | None = None):
+        super().__init__(group, point_to_point, dropped)
         self._slots = slots
         self._filled: list[_FilledSlot] = []
         self._filling = Lock()  # several threads may send at once
@@ -53,7 +53,7 @@ class HostTransport(MPITransport):
         return HostTransport(group, point_to_point, Slots(point_to_point, group.hosts))
 
     def like(self, group: Group, point_to_point: MPI.Comm) -> HostTransport:
-        return HostTransport(group, point_to_point, self._slots)
+        return HostTransport(group, point_to_point, self._slots, self.dropped)
 
     # -- messages in slots -------------------------------------------------------------------------------------
 
@@ -143,12 +143,8 @@ class HostTransport(MPITransport):
             return
         if self._ring is None:
             self._ring = HostRing(self.collective, self.group.hosts)
+            self.comms += self._ring.comms
         self._ring.reduce_(source, out, datatype, op)
-
-    def close(self) -> None:
-        if self._ring is not None and not MPI.Is_finalized():
-            self._ring.close()
-        super().close()
 
 
 @dataclass

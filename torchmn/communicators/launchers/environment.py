@@ -75,6 +75,8 @@ class Launch:
 # `torchmn run` sets these for gloo ranks, besides the variables of torchrun: a marker, and the file of the store.
 RUN_MARKER = "TORCHMN_RUN"
 STORE_VARIABLE = "TORCHMN_STORE"
+# It sets this one for ranks of MPI: it reports those that fail.
+REPORTS_EXITS = "TORCHMN_RUN_REPORTS_EXITS"
 
 
 def _torch_row(name: str, title: str, marker: str | None = None, alone: LauncherTransport | None = None) -> Launcher:
@@ -172,7 +174,7 @@ SLURM_PMIX = "slurm.pmix."
 # Prefixes of variables that launchers set besides those of the table. Settings of users (*_MCA_*) are kept.
 LAUNCHER_PREFIXES = (
     *("PMI_", "PMIX_", "PRTE_", "HYDI_", "MPI_LOCAL", "OMPI_COMM_WORLD_", "OMPI_WORLD_", "MV2_COMM_WORLD_"),
-    *("MVP_COMM_WORLD_", "PALS_", "JSM_NAMESPACE_", "ALPS_APP_", "TORCHELASTIC_", STORE_VARIABLE),
+    *("MVP_COMM_WORLD_", "PALS_", "JSM_NAMESPACE_", "ALPS_APP_", "TORCHELASTIC_", STORE_VARIABLE, REPORTS_EXITS),
 )
 
 

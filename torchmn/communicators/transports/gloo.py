@@ -71,15 +71,16 @@ def allgather_by_store(store: dist.Store, key: str, value: Any, rank: int, size:
     store.set(keys[rank], json.dumps(value))
     try:
         store.wait(keys)
-    except RuntimeError as error:
+    except RuntimeError:
         missing = [peer for peer in range(size) if not store.check([keys[peer]])]
         if not missing:
             raise
+        absent = ranks_text(missing)
         raise LaunchError(
             f"rank {rank} of {size}: {size - len(missing)} of {size} ranks came before the timeout (TORCHMN_TIMEOUT), "
-            f"rank {ranks_text(missing)} did not. Look at its output, and check that every rank calls "
+            f"rank {absent} did not. Look at the output of rank {absent}, and check that every rank calls "
             "create_communicator, and that WORLD_SIZE is the number of ranks that were started"
-        ) from error
+        ) from None
     return [json.loads(store.get(each)) for each in keys]
 
 

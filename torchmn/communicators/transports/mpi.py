@@ -8,13 +8,15 @@ replies to the header at once with an empty "ready" message.
 
 from __future__ import annotations
 
+import weakref
 from array import array
+from collections import Counter, deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import count
 from threading import Lock
 from time import perf_counter
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from mpi4py import MPI
@@ -29,6 +31,7 @@ from torchmn.communicators.transports.transport import Carrier, Exchange, PeerBu
 INLINE_BYTES = 68 << 10  # 64 KB and its header
 _COPIED_BYTES = 512 << 10  # up to this size a copy is cheaper than a "ready" message
 _COPY_BYTES_PER_SECOND = 10e9  # bounds the wait for a "ready" message to about the time of the copy
+_MIN_HELD = 16  # sends that are kept before the first test whether they are complete
 _OPERATIONS = {"sum": MPI.SUM, "max": MPI.MAX, "min": MPI.MIN, "prod": MPI.PROD}
 _DATATYPES = {
     torch.float32: MPI.FLOAT,
@@ -62,6 +65,48 @@ def allgather_plain(comm: MPI.Comm, value: Any) -> list[Any]:
     comm.Allgatherv([data, MPI.BYTE], [whole, list(counts), MPI.BYTE])
     starts = [sum(counts[:rank]) for rank in range(comm.size)]
     return [plain_values.decode(bytes(whole[start : start + n])) for start, n in zip(starts, counts, strict=True)]
+
+
+class _Dropped(NamedTuple):
+    """What a transport that was dropped without `close` leaves behind."""
+
+    name: str
+    world_ranks: tuple[int, ...]
+    comms: list[MPI.Comm]
+    held: list[_PendingSend]  # MPI may still read their buffers
+
+
+class DroppedTransports:
+    """MPI's communicators of transports that this rank has dropped, until every rank of them has.
+
+    MPI has about 2,000 communicators at a time. To free one is a collective operation, and Python collects garbage at
+    another moment on each rank: so ranks free them together in their next `split`.
+    """
+
+    def __init__(self) -> None:
+        self._new: deque[_Dropped] = deque()  # a collection of garbage, in any thread, may append at any time
+        self._waiting: dict[str, _Dropped] = {}
+
+    def watch(self, transport: MPITransport) -> weakref.finalize:
+        """Returns the finalizer that records the communicators of `transport` when it is dropped."""
+        group = transport.group
+        left = _Dropped(group.name, group.world_ranks, transport.comms, transport.held)
+        finalizer = weakref.finalize(transport, self._new.append, left)
+        finalizer.atexit = False
+        return finalizer
+
+    def free(self, comm: MPI.Comm, group: Group) -> None:
+        """Frees what all of its ranks have dropped. All ranks of `group`, which are those of `comm`, must call."""
+        while self._new:
+            dropped = self._new.popleft()
+            self._waiting[dropped.name] = dropped
+        members = set(group.world_ranks)
+        mine = sorted(name for name, dropped in self._waiting.items() if members.issuperset(dropped.world_ranks))
+        count = Counter(name for names in allgather_plain(comm, mine) for name in names)
+        for name in mine:  # in the same order on all ranks
+            if count[name] == len(self._waiting[name].world_ranks):
+                for each in self._waiting.pop(name).comms:
+                    each.Free()
 
 
 @dataclass
@@ -114,24 +159,30 @@ class MPITransport:
 
     Attributes:
         p2p, collective: two communicators of MPI, so that messages of users and of collective operations do not match.
+        comms: all communicators of MPI that end with this transport.
+        held: sends whose buffers must live until they are complete, and some that are complete.
         outside: MPI's communicator of the same ranks for the user's own calls of MPI; None for a subgroup until
             `for_users` creates it.
     """
 
-    def __init__(self, group: Group, point_to_point: MPI.Comm):
+    def __init__(self, group: Group, point_to_point: MPI.Comm, dropped: DroppedTransports | None = None):
         self.group = group
         self.p2p = point_to_point
         self.collective = point_to_point.Dup()
+        self.comms = [self.p2p, self.collective]
         self.outside: MPI.Comm | None = None
         # A third of the tags each for users' messages, payloads that follow a header, and "ready" messages.
         self._third = ((MPI.COMM_WORLD.Get_attr(MPI.TAG_UB) or 32767) + 1) // 3
         self.traits = Traits("mpi", tag_limit=self._third, reads_gpu_memory=reads_gpu_memory())
         self.carrier: Carrier | None = None
         # Several threads may send and receive at once: `count` gives no number twice, and one at a time shortens
-        # `_held`.
+        # `held`.
         self._numbers = [count(1) for _ in range(group.size)]
-        self._held: list[_PendingSend] = []
+        self.held: list[_PendingSend] = []
+        self._most_held = _MIN_HELD
         self._releasing = Lock()
+        self.dropped = dropped or DroppedTransports()
+        self._finalizer = self.dropped.watch(self)
         self._receive_buffers: list[_ReceiveBuffer] = []
         self._empty = [bytearray(1), 0, MPI.BYTE]
         self._compared = array("q", (0, 0))
@@ -188,17 +239,19 @@ class MPITransport:
 
     def hold(self, send: _PendingSend) -> None:
         """Keeps the buffers of a send until it is complete, and releases those of complete ones."""
-        if self._held:
+        if len(self.held) >= self._most_held:
             self._release_complete()
+            # So that a send tests two others on average, however many are held.
+            self._most_held = max(_MIN_HELD, 2 * len(self.held))
         if not send.is_complete():
-            self._held.append(send)
+            self.held.append(send)
 
     def _release_complete(self) -> None:
         if self._releasing.acquire(blocking=False):  # else another thread does it: only one may test a request
             try:
-                held = self._held[:]
+                held = self.held[:]
                 # In place: other threads append to this list meanwhile.
-                self._held[: len(held)] = [send for send in held if not send.is_complete()]
+                self.held[: len(held)] = [send for send in held if not send.is_complete()]
             finally:
                 self._releasing.release()
 
@@ -235,13 +288,13 @@ class MPITransport:
         return self.p2p.Iprobe(source, tag)
 
     def undelivered(self) -> list[int]:
-        return [send.dest for send in self._held]
+        self._release_complete()
+        return [send.dest for send in self.held]
 
     def flush(self) -> Iterator[Pending]:
         with self._releasing:
-            while self._held:
-                yield self._held[0]
-                self._held.pop(0)
+            yield from self.held
+            self.held.clear()
 
     # -- collective operations ---------------------------------------------------------------------------------
 
@@ -281,6 +334,7 @@ class MPITransport:
         self.collective.Allreduce(given, [memory(out), datatype], op)
 
     def subgroup(self, members_of: Mapping[int, list[int]], color: int | None, name: str) -> MPITransport | None:
+        self.dropped.free(self.collective, self.group)
         if color is None:
             self.collective.Split(MPI.UNDEFINED, 0)
             return None
@@ -291,7 +345,7 @@ class MPITransport:
 
     def like(self, group: Group, point_to_point: MPI.Comm) -> MPITransport:
         """Returns a transport of this kind for another group of ranks of the same job."""
-        return MPITransport(group, point_to_point)
+        return MPITransport(group, point_to_point, self.dropped)
 
     def for_users(self) -> MPI.Comm:
         """Returns MPI's communicator of these ranks for the user's own calls; all must call it, the first time."""
@@ -300,9 +354,10 @@ class MPITransport:
         return self.outside
 
     def close(self) -> None:
+        self._finalizer.detach()
         if not MPI.Is_finalized():
-            self.p2p.Free()
-            self.collective.Free()
+            for comm in self.comms:
+                comm.Free()
 
 
 def _becomes_ready(ready: MPI.Request, nbytes: int) -> bool:

@@ -17,6 +17,7 @@ from typing import Any
 
 from torchmn.communicators.watchdog import report
 from torchmn.communicators.watchdog.control_channel import ControlClient
+from torchmn.communicators.watchdog.observer import Observer
 from torchmn.communicators.watchdog.program_end import ProgramEnd
 from torchmn.communicators.watchdog.waits import RankState, Wait, Watch
 
@@ -40,6 +41,7 @@ class Monitor:
         exit_status: the status that this rank's script passed to sys.exit.
         leaving: whether this rank's script has ended.
         ending: whether the watchdog is ending this process.
+        observer: of this rank; None if its launcher reports ranks that fail.
         departures: the messages of ranks that have left or were lost, by rank, in the order of their arrival.
     """
 
@@ -59,6 +61,7 @@ class Monitor:
         self.exit_status = 0
         self.leaving = False
         self.ending = False
+        self.observer: Observer | None = None
         self.departures: dict[int, dict[str, Any]] = {}
         self._hosts = hosts
         self._channel = channel
@@ -135,6 +138,7 @@ class Monitor:
     def end_job(self, status: int) -> None:
         """Ends every rank now; does not return."""
         self.ending = True
+        self.announce_end()
         self._send(kind="end", status=status)
         sys.stdout.flush()
         sys.stderr.flush()
@@ -143,6 +147,11 @@ class Monitor:
         threading.Timer(2.0, os._exit, (status,)).start()
         self._end_transport(status)
         os._exit(status)
+
+    def announce_end(self) -> None:
+        """Announces to the observer of this host that this rank has reported why it ends."""
+        if self.observer is not None:
+            self.observer.announce_end()
 
     def _send(self, **message: Any) -> bool:
         return self._channel is not None and self._channel.send({"rank": self.watch.rank, **message})
@@ -185,6 +194,7 @@ class Monitor:
             self._claims.setdefault(message["what"], rank)
         elif kind == "end" and rank != self.watch.rank:
             self.ending = True
+            self.announce_end()
             # The sender also ends the job by its transport; this is for transports that cannot.
             threading.Timer(1.0, os._exit, (message["status"],)).start()
         elif kind == "ask":

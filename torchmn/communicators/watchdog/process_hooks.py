@@ -23,6 +23,7 @@ from typing import Any, NoReturn, Protocol
 from torchmn.communicators.launchers.addresses import LOOPBACK, of_this_host
 from torchmn.communicators.watchdog.control_channel import CONNECT_SECONDS, CUT_OFF, ControlClient, ControlServer
 from torchmn.communicators.watchdog.monitor import Monitor
+from torchmn.communicators.watchdog.observer import Observer
 from torchmn.communicators.watchdog.report import departure_text, ranks_text
 from torchmn.context import here
 from torchmn.errors import DOCUMENTATION, PeerError, TorchMNError
@@ -62,21 +63,31 @@ def time_limit(seconds: float) -> Iterator[None]:
         faulthandler.cancel_dump_traceback_later()
 
 
-def start_watchdog(world: World, end_transport: Callable[[int], None], rendezvous: str | None = None) -> None:
+def start_watchdog(
+    world: World,
+    end_transport: Callable[[int], None],
+    rendezvous: str | None = None,
+    observer: Observer | None = None,
+) -> None:
     """Starts the watchdog of `world`, whose ranks are processes, and ends the job when one of them raises.
 
     Args:
         world: the communicator of all ranks. All of them must call.
         end_transport: ends all processes with an exit status, if the transport can.
         rendezvous: address at which the ranks have found each other, which may be rank 0's.
+        observer: of this rank, if its launcher may end the job without naming the rank that failed.
     """
     if world.size == 1:
         atexit.register(_finalize, world, os.getpid())
         return
-    channel, complete = _open_channel(world, rendezvous)
+    ends_jobs = os.environ.get("TORCHMN_ABORT", "1") != "0"
+    if observer is not None and ends_jobs:
+        observer.report_exits(world.rank, world.hosts, world.buffers.allgather_plain(os.getpid()))
+    channel, complete = _open_channel(world, rendezvous)  # also a barrier: the observers are ready
     monitor = Monitor(world.group.watch, world.hosts, channel, end_transport, world.group.settings.timeout)
     monitor.serves_others = complete and world.rank == 0
-    if os.environ.get("TORCHMN_ABORT", "1") != "0":
+    monitor.observer = observer
+    if ends_jobs:
         _end_job_on_exception(monitor)
         _report_threads(monitor)
         _record_exit_status(monitor)
@@ -237,6 +248,7 @@ def _report_early_exit(monitor: Monitor) -> None:
                 "comm.finalize() on every rank first.\n"
             )
             sys.stderr.flush()
+            monitor.announce_end()
             status = status or 1
         python_exit(status)
 

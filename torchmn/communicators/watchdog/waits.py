@@ -142,6 +142,7 @@ class Watch:
         waited: seconds in waits that have ended.
         communicators: those of this rank.
         pinned: communicators that have sent something: kept alive until it is delivered, even if the user drops them.
+            Those with nothing left to deliver are removed by the next `split`.
         main_thread: ident of the thread that runs the user's script on this rank.
         claiming: lock for the attributes below, and for the owners of groups.
         claimed: groups that have or had an owner, by name.
