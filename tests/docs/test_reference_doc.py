@@ -16,7 +16,7 @@ from tests.docs.pages import (
 )
 
 PAGE = page("reference.md")
-SET_BY_TORCHMN = {"TORCHMN_RUN", "TORCHMN_STORE", "TORCHMN_TESTING_RANK"}  # for its ranks
+SET_BY_TORCHMN = {"TORCHMN_RUN", "TORCHMN_RUN_REPORTS_EXITS", "TORCHMN_STORE", "TORCHMN_TESTING_RANK"}  # for its ranks
 
 
 def test_every_program_runs_as_printed(tmp_path) -> None:

@@ -53,7 +53,7 @@ class RunDirectory:
     @property
     def has_run(self) -> bool:
         """Whether the directory has checkpoints or a report; a run that ended before its first checkpoint has none."""
-        return self.has_checkpoints or self.report.exists()
+        return self.has_checkpoints or self.report.is_file()
 
     @property
     def has_log(self) -> bool:
