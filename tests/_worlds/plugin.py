@@ -101,6 +101,9 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
 
 
 def run_here(body, world: World, arguments: dict) -> None:
+    # The first step of an optimizer imports it, 800 modules: not while other threads wait for this rank.
+    import torch._dynamo
+
     import torchmn
 
     if world.transport == "solo":
