@@ -5,6 +5,7 @@ Two processes may share a session (`pytest -n 2 --dist loadscope`, of pytest-xdi
 
 from __future__ import annotations
 
+import importlib
 import os
 
 import pytest
@@ -102,8 +103,7 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
 
 def run_here(body, world: World, arguments: dict) -> None:
     # The first step of an optimizer imports it, 800 modules: not while other threads wait for this rank.
-    import torch._dynamo
-
+    importlib.import_module("torch._dynamo")
     import torchmn
 
     if world.transport == "solo":
