@@ -141,7 +141,7 @@ def test_ranks_that_are_missing_at_the_start_are_named(transport: str) -> None:
 import os
 rank = next(os.environ[name] for name in ("PMI_RANK", "OMPI_COMM_WORLD_RANK", "RANK") if name in os.environ)
 if rank == "1":
-    while "PMI_RANK" in os.environ: pass
+    while "RANK" not in os.environ: pass
     os._exit(0)
 import torchmn
 torchmn.create_communicator()
@@ -154,6 +154,31 @@ torchmn.create_communicator()
     assert "rank 1 did not" in result.output
     assert "every rank calls create_communicator" in result.output
     assert "most recent call first" not in result.output  # the stack of a rank that was ended
+
+
+def test_a_rank_that_ends_before_all_have_met_is_named_and_ends_the_job_at_once() -> None:
+    """MPICH's mpiexec does not end the others, which MPI_Init would block until the timeout."""
+    script = """
+import os, sys
+if os.environ["PMI_RANK"] == "1":
+    while not os.path.exists(sys.argv[1]): pass
+    os._exit(7)
+import torchmn
+from torchmn.communicators.watchdog.observer import Observer
+meet = Observer.first_contact
+def first_contact(self):
+    open(sys.argv[1], "w").close()
+    return meet(self)
+Observer.first_contact = first_contact
+torchmn.create_communicator()
+"""
+    with tempfile.TemporaryDirectory() as directory:
+        options = {"TORCHMN_TIMEOUT": "600", "TORCHMN_TEST_WARM_START": "0"}
+        result = run_job(script, 2, "mpi", args=[f"{directory}/waits"], env=options)
+    assert not result.timed_out, result.output
+    assert result.returncode != 0
+    named = r"torchmn: rank 1 of 2 (\(process \d+ on \S+\) ended with status 7|has ended) before all ranks had met"
+    assert re.search(named, result.output), result.output
 
 
 THREAD = """
@@ -231,6 +256,19 @@ def test_a_rank_asleep_in_user_code_is_shown_with_its_line() -> None:
     result = job(body, TORCHMN_TIMEOUT="2")
     assert "the others wait for rank 1" in result.output
     assert re.search(r"1 +\S+ +user code +\S*script\.py:\d+ in nap", result.output)
+
+
+def test_a_stopped_rank_is_named() -> None:
+    body = "if comm.rank == 1: os.kill(os.getpid(), signal.SIGSTOP)\ncomm.allreduce(x)"
+    result = job(body, TORCHMN_TIMEOUT="2")
+    assert "rank 1 does not answer: it is stopped (SIGSTOP)" in result.output
+
+
+def test_an_exception_in_an_exit_handler_names_the_rank() -> None:
+    body = "import atexit\ndef fail():\n    raise RuntimeError('the reason')\nif comm.rank == 1: atexit.register(fail)"
+    result = job(body)
+    assert result.output.count("torchmn: rank 1 of 3 raised in an exit handler:") == 1
+    assert "RuntimeError: the reason" in result.output
 
 
 def test_ranks_that_call_different_collectives_get_an_error_that_names_both() -> None:

@@ -16,7 +16,7 @@ from torchmn.cli.launch.process_tree import adopt_orphans, kill_descendants, sen
 from torchmn.cli.launch.rank_output import Screen
 from torchmn.cli.launch.rank_pipes import RankPipes, rank_pipes
 from torchmn.cli.launch.rank_process import ONE_REQUEST, end_with_parent
-from torchmn.communicators.watchdog.observer_process import StoppedProcesses
+from torchmn.communicators.watchdog.observer_process import StoppedProcesses, is_stopped
 
 # Seconds. Their sum stays below 5 after a failure, and below 4 after a signal.
 FAILURE_SECONDS = 2.0  # a failure usually makes other ranks fail, whose errors may be more informative: print them
@@ -104,7 +104,8 @@ class Supervisor:
             self._watch()
             if self.failure:
                 if self.failure.status != self.reported_status:
-                    text = f"torchmn: {self.failure}{'; ending the others' if self.running else ''}"
+                    stopped = "".join(f"; rank {rank} is stopped (SIGSTOP)" for rank in self._stopped_ranks())
+                    text = f"torchmn: {self.failure}{stopped}{'; ending the others' if self.running else ''}"
                     self.screen.lines(self.screen.err, [text.encode()])
                 self._wait(FAILURE_SECONDS, self._all_ended)
                 self._end(signal.SIGTERM, TERMINATION_SECONDS)
@@ -168,6 +169,10 @@ class Supervisor:
         if self.failure is None and (rank := self.stopped.find(self.running)) is not None:
             self.failure = Failure(rank, 128 + signal.SIGSTOP, self.stopped.text)
         return self.failure
+
+    def _stopped_ranks(self) -> list[int]:
+        failed = self.failure.rank if self.failure else None
+        return [rank for rank, pid in self.running.items() if rank != failed and is_stopped(pid)]
 
     def _lost(self) -> Failure | None:
         """Returns a rank whose wrapper was killed before it could report its end, if there is one process per rank."""

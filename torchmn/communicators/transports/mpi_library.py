@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Iterator, MutableMapping
 from contextlib import contextmanager, suppress
-from pathlib import Path
 from typing import Any
 
 from torchmn.communicators.launchers import pmi
+from torchmn.communicators.watchdog.observer_process import shared_memory_files
 from torchmn.errors import LaunchError
 
 # Each of these switches on the GPU support of an MPI library, which then reads GPU memory directly.
 _GPU_SWITCHES = ("TORCHMN_GPU_AWARE_MPI", "MPICH_GPU_SUPPORT_ENABLED", "MV2_USE_CUDA", "I_MPI_OFFLOAD")
-_MPICH_FILE = re.compile(r"(/dev/shm/mpich_(?:shm|vci)_[0-9a-f]+_\d+)$", re.MULTILINE)
 
 
 def reads_gpu_memory(environ: os._Environ[str] | dict[str, str] = os.environ) -> bool:
@@ -78,12 +76,11 @@ def load(rank: int) -> Any:
     return MPI
 
 
-def _unlink_shared_memory(maps: Path = Path("/proc/self/maps")) -> None:
+def _unlink_shared_memory() -> None:
     """Removes the names of MPICH's shared memory, which every rank of this host has mapped when MPI_Init returns.
 
     A job that is aborted or killed would leave the file, of about 2 MB. MPI_Finalize ignores that it is missing.
     """
-    with suppress(OSError):  # systems without /proc
-        for path in set(_MPICH_FILE.findall(maps.read_text(errors="replace"))):
-            with suppress(OSError):  # another rank was first
-                os.unlink(path)
+    for path in shared_memory_files("self"):
+        with suppress(OSError):  # another rank was first
+            os.unlink(path)

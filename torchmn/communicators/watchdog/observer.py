@@ -30,7 +30,8 @@ class Observer:
         self._seconds = seconds
         self._name: str | None = None
         self._process: subprocess.Popen[bytes] | None = None
-        arguments = [_job(launch), *map(str, (launch.rank, os.getpid(), launch.size, seconds))]
+        variable = next(row.rank for row in LAUNCHERS if row.name == launch.name)
+        arguments = [_job(variable), *map(str, (launch.rank, os.getpid(), launch.size, seconds, variable))]
         with suppress(OSError):  # no further process at the moment: the launcher reports what it can
             self._process = subprocess.Popen(
                 [sys.executable, "-I", "-S", observer_process.__file__, *arguments],
@@ -82,9 +83,13 @@ class Observer:
             process.wait()  # what it does further is done by a fork
 
 
-def _job(launch: Launch, environ: Mapping[str, str] = os.environ) -> str:
-    """Returns a name that the ranks of this job on this host have in common: the process that started them all."""
-    variable = next(row.rank for row in LAUNCHERS if row.name == launch.name)
+def _job(variable: str, environ: Mapping[str, str] = os.environ) -> str:
+    """Returns a name that the ranks of this job on this host have in common: the process that started them all.
+
+    Args:
+        variable: the environment variable of the rank.
+        environ: the environment variables.
+    """
     pid = os.getppid()
     with suppress(OSError, ValueError):  # another user's process, such as Slurm's, is not one of the rank
         while f"\0{variable}=".encode() in b"\0" + Path(f"/proc/{pid}/environ").read_bytes():

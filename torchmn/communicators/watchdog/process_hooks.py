@@ -90,6 +90,7 @@ def start_watchdog(
     if ends_jobs:
         _end_job_on_exception(monitor)
         _report_threads(monitor)
+        _report_exit_handlers(monitor)
         _record_exit_status(monitor)
         _report_early_exit(monitor)
         if not faulthandler.is_enabled():
@@ -217,6 +218,18 @@ def _report_threads(monitor: Monitor) -> None:
             sys.stderr.write(f"\n{raised}; the job continues:\n{text}")
 
     threading.excepthook = hook
+
+
+def _report_exit_handlers(monitor: Monitor) -> None:
+    """Adds the rank to Python's traceback of an exception in an exit handler, which does not end the job."""
+    previous = sys.unraisablehook
+
+    def hook(args: sys.UnraisableHookArgs) -> None:
+        if "atexit" in (args.err_msg or "") and monitor.process == os.getpid():
+            sys.stderr.write(f"torchmn: rank {monitor.watch.rank} of {monitor.size} raised in an exit handler:\n")
+        previous(args)
+
+    sys.unraisablehook = hook
 
 
 def _record_exit_status(monitor: Monitor) -> None:

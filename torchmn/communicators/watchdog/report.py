@@ -91,6 +91,12 @@ def _missing(states: Sequence[RankState]) -> list[str]:
     if not missing:
         return []
     lines = [f"the others wait for rank{'s' * (len(missing) > 1)} {ranks_text(missing)}"]
+    silent = [state.rank for state in states if state.rank in missing and not (state.left or state.where)]
+    if silent:
+        lines.append(
+            f"rank {ranks_text(silent)} does not answer: it is stopped (SIGSTOP), cut off from rank 0, or in native "
+            "code that blocks Python."
+        )
     gone = [state for state in states if state.left and state.rank in missing]
     if any(state.lost for state in gone):
         lines.append(
