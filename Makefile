@@ -17,7 +17,7 @@ TORCH_CPU_INDEX := https://download.pytorch.org/whl/cpu
 # PyPI's torch for Linux brings gigabytes of CUDA; without an NVIDIA driver the CPU build is enough.
 define CPU_BUILD
 cpu_build=; \
-if ! command -v nvidia-smi >/dev/null 2>&1 && $(BIN)/python -c \
+if ! command -v nvidia-smi >/dev/null 2>&1 && $(PYTHON) -c \
     'from urllib.request import urlopen; urlopen("$(TORCH_CPU_INDEX)/torch/", timeout=5)' 2>/dev/null; \
 then cpu_build="--extra-index-url $(TORCH_CPU_INDEX)"; fi
 endef
@@ -58,7 +58,7 @@ test-busy: $(INSTALLED) $(OPENMPI) ## tests that start processes, TIMES=10 times
 test-slurm: $(INSTALLED) $(OPENMPI) ## jobs on a real Slurm that is started here: root on Debian, which gets its packages (SLURM_TESTS="-k signal" for a part)
 	$(BIN)/python tools/slurm.py $(BIN)/python -m pytest -n 0 -v tests/slurm $(SLURM_TESTS)
 
-test-oldest: .venv-oldest/.installed ## the test suite with Python 3.10, torch 2.6 and the oldest packages (PYTHON_OLDEST=path; downloads gigabytes)
+test-oldest: .venv-oldest/.installed ## the test suite with Python 3.10, torch 2.6 and the oldest packages (PYTHON_OLDEST=path of Python 3.10)
 	.venv-oldest/bin/python -m pytest $(PYTEST_ARGS)
 
 check: $(INSTALLED) ## lint, format, types (also of a user's program, by mypy), direction of imports, docstrings of public names
@@ -117,7 +117,7 @@ $(INSTALLED): pyproject.toml constraints.txt
 # Only its own versions: `constraints.txt` pins newer ones. Linters are not run with it.
 .venv-oldest/.installed: pyproject.toml constraints-oldest.txt
 	$(PYTHON_OLDEST) -m venv --clear .venv-oldest
-	.venv-oldest/bin/python -m pip install -c constraints-oldest.txt -e '.[mpich,plot]' \
+	@$(CPU_BUILD); set -x; .venv-oldest/bin/python -m pip install $$cpu_build -c constraints-oldest.txt -e '.[mpich,plot]' \
 	    hypothesis psutil pytest pytest-timeout pytest-xdist torchmetrics
 	@touch $@
 

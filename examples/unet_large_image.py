@@ -32,7 +32,7 @@ def block(before: int, after: int) -> nn.Module:
 
 
 class UNet(nn.Module):
-    """Two levels down, two up, with skips; nothing in it knows of ranks."""
+    """Two levels down, two up, with skip connections, written for one process."""
 
     def __init__(self, width: int = 8):
         super().__init__()

@@ -123,7 +123,7 @@ def train(comm: torchmn.Communicator, options: argparse.Namespace) -> None:
                 optimizer.step()
                 total += loss.item() * len(numbers)
                 log.step()
-            # Rank 1 knows; rank 0 prints.
+            # Rank 1 has the values; rank 0 prints.
             known = comm.bcast_obj((total / len(training), accuracy_of(model, test)), root=1)
             log.epoch(epoch=epoch, loss=known[0], **{"test accuracy": known[1]})
 

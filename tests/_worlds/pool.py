@@ -183,21 +183,21 @@ class Pool:
         return outcomes
 
     def _account(self, outcomes: dict[int, Outcome], timeout: float) -> str:
-        """Each rank's own story, the failed ranks first."""
+        """Returns the report of each rank, the failed ranks first."""
         stacks = self._stacks(self.hanging)
-        stories = {"failed": [], "died": [], "waiting": [], "passed": [], "skipped": []}
+        reports = {"failed": [], "died": [], "waiting": [], "passed": [], "skipped": []}
         for rank in range(self.world.size):
             name = f"rank {rank} of {self.world.size} ({self.world.transport})"
             if rank in outcomes:
                 outcome = outcomes[rank]
-                stories[outcome.status].append(f"{name} {outcome.status}\n{outcome.text}".rstrip())
+                reports[outcome.status].append(f"{name} {outcome.status}\n{outcome.text}".rstrip())
             elif rank in self.hanging:
-                stories["waiting"].append(f"{name} did not answer; its stack:\n{stacks[rank]}".rstrip())
+                reports["waiting"].append(f"{name} did not answer; its stack:\n{stacks[rank]}".rstrip())
             else:
-                stories["died"].append(f"{name} ended in the middle of the test")
-        if not stories["failed"] and not stories["died"]:
-            stories["waiting"].insert(0, f"the test took longer than {timeout:g} s")
-        return "\n\n".join(story for of_rank in stories.values() for story in of_rank)
+                reports["died"].append(f"{name} ended in the middle of the test")
+        if not reports["failed"] and not reports["died"]:
+            reports["waiting"].insert(0, f"the test took longer than {timeout:g} s")
+        return "\n\n".join(report for of_rank in reports.values() for report in of_rank)
 
     def _stacks(self, ranks: list[int]) -> dict[int, str]:
         """Where in the code each of `ranks` is now, all its threads."""

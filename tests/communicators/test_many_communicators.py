@@ -48,7 +48,7 @@ def test_a_communicator_that_one_rank_still_has_works_on(comm) -> None:
         comm.split(0, -comm.rank)
     assert [each.size for each in mine] == [2] * len(mine)
     if mine:
-        mine[0].send(torch.ones(3), 1)  # nobody has it on rank 1 any more
+        mine[0].send(torch.ones(3), 1)  # rank 1 has dropped its communicator
     assert comm.allreduce(torch.ones(1)).item() == 2
 
 

@@ -273,7 +273,7 @@ def test_without_gradients_only_values_are_sent(comm, mode, who):
             phi = F.send(x * 2, comm, 1)
         assert phi.requires_grad == (who == "receiver")
         if phi.requires_grad:
-            phi.backward()  # the receiver lets it know that there will be nothing
+            phi.backward()  # the receiver has declined the edge
         assert x.grad is None or not x.grad.any()
     else:
         with mode() if who != "sender" else nullcontext():

@@ -252,7 +252,7 @@ def test_a_chain_of_four_makes_one_exchange(wants):
             net = nn.Sequential(*(nn.Sequential(conv(2, 2), nn.ReLU()) for _ in range(length)))
             model = parallelize(net, grid, "halopar", input_shape=IMAGE[1:], output="tile")
             x = torch.rand(2, 2, *((12, 11)[grid.place["height"]], 10)).requires_grad_(wants)
-            model(x)  # the first forward of a shape looks at it without values
+            model(x)  # the first forward of a shape is preceded by a dry run
             outputs = []
             forward = exchanges(grid.tiles, lambda: outputs.append(model(x)))  # noqa: B023
             backward = exchanges(grid.tiles, lambda: outputs[0].sum().backward())  # noqa: B023

@@ -70,7 +70,7 @@ def test_a_rank_that_leaves_is_missed_on_the_other_host_though_names_lead_nowher
     result = job(LEAVES, transport)
     assert "rank 2 left" in result.output
     assert "has waited for" not in result.output
-    assert "can not reach" not in result.output
+    assert "cannot reach" not in result.output
     assert result.returncode != 0
 
 
@@ -78,4 +78,4 @@ def test_containers_of_one_name_share_neither_memory_nor_loopback_and_work_never
     result = job(LEAVES, "mpi", called="box")
     assert f"places {ONE_HOST}" in result.output
     assert "rank 2 left" in result.output
-    assert "can not reach" not in result.output
+    assert "cannot reach" not in result.output

@@ -5,7 +5,6 @@ library, and nothing imports it. `names` is the table of all public names of Cha
 """
 
 from torchmn.chainermn import arrays, attributes, calls, mpi_communicators
-from torchmn.chainermn.data_size_error import DataSizeError
-from torchmn.chainermn.names import NAMES
+from torchmn.chainermn.names import NAMES, DataSizeError
 
 __all__ = ["NAMES", "DataSizeError", "arrays", "attributes", "calls", "mpi_communicators"]

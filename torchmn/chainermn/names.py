@@ -115,6 +115,10 @@ NAMES: tuple[OtherName, ...] = (
 )
 
 
+class DataSizeError(RuntimeError):
+    """For scripts that catch it. Not raised, as in ChainerMN's last versions: objects of any size can be sent."""
+
+
 def value(here: str) -> Any:
     """Returns the object that `OtherName.here` names; of a class, its attribute."""
     module, *names = ("torchmn", *here.split("."))
@@ -124,6 +128,7 @@ def value(here: str) -> Any:
     return found
 
 
+module_names["DataSizeError"] = module_names["datasets.DataSizeError"] = lambda: DataSizeError
 module_names.update({name: partial(import_module, f"torchmn.{name}") for name in _MODULES})
 for _entry in NAMES:
     _module, _, _name = _entry.name.rpartition(".")
