@@ -163,6 +163,24 @@ def test_arrays_of_npz_with_another_size_than_their_file_are_an_error(header, tm
     problem(datasets.npz, npz_with(tmp_path / "x.npz", header, bytes(32)))
 
 
+def test_a_header_of_npz_that_python_cannot_parse_is_not_a_lack_of_memory(tmp_path):
+    text = b"-" * 9000 + b"1"
+    header = b"\x93NUMPY\x01\x00" + struct.pack("<H", len(text)) + text
+    assert "memory" not in problem(datasets.npz, npz_with(tmp_path / "x.npz", header))
+
+
+def test_arrays_that_unpack_to_far_more_than_their_file_are_an_error(tmp_path, monkeypatch):
+    monkeypatch.setattr("torchmn.datasets.formats.files.MOST_UNPACKED", 1 << 20)
+    np.savez_compressed(tmp_path / "zeros.npz", x=np.zeros((4, 1 << 18), np.float32), y=np.zeros(4, int))
+    assert "64 times their size in the file" in problem(datasets.npz, tmp_path / "zeros.npz")
+    np.savez(tmp_path / "zeros.npz", x=np.zeros((4, 1 << 18), np.float32), y=np.zeros(4, int))
+    assert len(datasets.npz(tmp_path / "zeros.npz")) == 4
+    images, labels = struct.pack(">4B3I", 0, 0, 8, 3, 1400, 28, 28), struct.pack(">4BI", 0, 0, 8, 1, 1400)
+    (tmp_path / "t10k-images-idx3-ubyte.gz").write_bytes(gzip.compress(images + bytes(1400 * 784)))
+    (tmp_path / "t10k-labels-idx1-ubyte").write_bytes(labels + bytes(1400))
+    assert "got at most 1048576" in problem(lambda path: datasets.mnist("test", path.parent), tmp_path / "t10k")
+
+
 def test_an_npz_file_of_methods_that_numpy_does_not_use_is_an_error(tmp_path):
     for method in (zipfile.ZIP_LZMA, zipfile.ZIP_BZIP2):
         assert "method" in problem(datasets.npz, npz_with(tmp_path / "x.npz", GOOD, bytes(32), method))

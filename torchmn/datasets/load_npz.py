@@ -12,7 +12,14 @@ import numpy as np
 
 from torchmn.context import process
 from torchmn.datasets.arrays import Arrays
-from torchmn.datasets.formats.files import DEFLATE_RATIO, check_fits, expanded, open_regular, reading
+from torchmn.datasets.formats.files import (
+    UNPACKED_PER_BYTE,
+    check_fits,
+    expanded,
+    most_unpacked,
+    open_regular,
+    reading,
+)
 from torchmn.errors import DatasetError
 
 MOST_SHOWN = 200
@@ -55,8 +62,19 @@ def npz(path: str | os.PathLike[str], split: str = "train") -> Arrays | None:
             raise DatasetError(f"{path}: expected arrays x_train and y_train, got: {found[:MOST_SHOWN]}.")
         if pair[1] not in present:
             raise DatasetError(f"{path}: it has {pair[0]}, but no {pair[1]}.")
-        check_fits(path, sum(archive.getinfo(f"{name}.npy").file_size for name in pair))
+        _check_size(path, [archive.getinfo(f"{name}.npy") for name in pair])
         return checked(path, split, *(array_of(archive, name) for name in pair))
+
+
+def _check_size(path: Path, members: list[zipfile.ZipInfo]) -> None:
+    """Raises a DatasetError for arrays that unpack to more than the memory, or to far more than their file."""
+    size, packed = sum(member.file_size for member in members), sum(member.compress_size for member in members)
+    check_fits(path, size)
+    if size > packed and size > most_unpacked(packed):
+        raise DatasetError(
+            f"{path}: expected arrays that unpack to at most {most_unpacked(packed)} bytes, {UNPACKED_PER_BYTE} times "
+            f"their size in the file, got {size}. Write it with numpy.savez instead of savez_compressed."
+        )
 
 
 def checked(path: Path, split: str, inputs: np.ndarray, targets: np.ndarray) -> Arrays:
@@ -96,8 +114,6 @@ def array_of(archive: zipfile.ZipFile, name: str) -> np.ndarray:
     member = archive.getinfo(f"{name}.npy")
     if member.compress_type not in METHODS:
         raise ValueError(f"{name} is compressed by method {member.compress_type}, which NumPy does not use")
-    if member.file_size > member.compress_size * DEFLATE_RATIO:
-        raise ValueError(f"{name} has {member.compress_size} bytes, too few for the announced {member.file_size}")
     with archive.open(member) as content:
         header = io.BytesIO(content.read(_MAX_HEADER))
         shape, is_fortran, dtype = _described(header)
@@ -123,4 +139,7 @@ def _described(header: io.BytesIO) -> tuple[tuple[int, ...], bool, np.dtype]:
         raise ValueError(f"expected version 1.0 or 2.0 of the .npy format, got {version[0]}.{version[1]}")
     read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
     with process.numpy_files:  # NumPy parses headers with `ast`, which is not thread-safe in Python 3.11
-        return read(header)
+        try:
+            return read(header)
+        except MemoryError:  # raised by Python's parser for many levels; a header has at most 10,000 characters
+            raise ValueError("its header has too many levels") from None

@@ -35,6 +35,6 @@ def sparsenet(root: str | os.PathLike[str], *, whitened: bool = True) -> Arrays:
     if not (np.abs(images[0]) <= np.finfo(np.float32).max).all():
         raise DatasetError(f"sparsenet: expected finite values of float32 in {path}.")
     count, across = images[0].shape[2], SIDE // PATCH
-    patches = images[0].astype(np.float32).reshape(across, PATCH, across, PATCH, count).transpose(4, 0, 2, 1, 3)
-    patches = np.ascontiguousarray(patches).reshape(-1, 1, PATCH, PATCH)
+    patches = images[0].reshape(across, PATCH, across, PATCH, count).transpose(4, 0, 2, 1, 3)
+    patches = np.ascontiguousarray(patches, np.float32).reshape(-1, 1, PATCH, PATCH)
     return Arrays("sparsenet train", patches, patches)

@@ -12,8 +12,9 @@ from typing import BinaryIO
 
 from torchmn.errors import DatasetError, TorchMNError
 
-DEFLATE_RATIO = 1040
-"""No deflated content is larger than its file by this factor: a run of 258 bytes takes at least two bits."""
+UNPACKED_PER_BYTE = 64
+MOST_UNPACKED = 1 << 26
+"""Bytes that a small file may unpack to; a larger file, to `UNPACKED_PER_BYTE` times its size."""
 _SHOWN = 200  # characters of the message of another library
 
 
@@ -81,6 +82,11 @@ def check_fits(path: Path, size: int) -> None:
         raise DatasetError(
             f"{path}: its content takes {size} bytes of memory, and this machine has {memory}. Pass a smaller file."
         )
+
+
+def most_unpacked(size: int) -> int:
+    """Returns how many bytes a file of `size` bytes may unpack to: deflated zeros have 1,000 times their size."""
+    return max(MOST_UNPACKED, size * UNPACKED_PER_BYTE)
 
 
 def entries_of(folder: Path) -> list[Path]:

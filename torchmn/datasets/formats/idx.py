@@ -20,7 +20,7 @@ from typing import BinaryIO, cast
 
 import numpy as np
 
-from torchmn.datasets.formats.files import DEFLATE_RATIO, check_fits, open_regular, reading, size_of
+from torchmn.datasets.formats.files import check_fits, most_unpacked, open_regular, reading, size_of
 from torchmn.errors import DatasetError
 
 UNSIGNED_BYTE = 8
@@ -93,7 +93,7 @@ def read_idx(path: Path, dims: int) -> np.ndarray:
     with unpacked(path) as (content, size):
         shape = shape_in(path, content.read(header_size(dims)), dims)
         expected = math.prod(shape)
-        most = path.stat().st_size * DEFLATE_RATIO if size is None else size - header_size(dims)
+        most = most_unpacked(path.stat().st_size) if size is None else size - header_size(dims)
         if expected > most or (size is not None and expected < most):
             raise _wrong_size(path, shape, f"{'at most ' if size is None else ''}{most}", expected > most)
         check_fits(path, expected)

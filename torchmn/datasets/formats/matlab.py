@@ -21,7 +21,7 @@ HEADER = 128
 MATRIX, COMPRESSED = 14, 15
 # Numeric types by their codes in the format.
 NUMBERS = {1: "i1", 2: "u1", 3: "i2", 4: "u2", 5: "i4", 6: "u4", 7: "f4", 9: "f8", 12: "i8", 13: "u8"}
-MAX_BYTES = 1 << 27
+MAX_BYTES = 1 << 26
 """Of a file, and of its arrays when they are decompressed; the photographs of sparsenet have 21 million."""
 MAX_ARRAYS = 1000
 MAX_DIMS = 32
