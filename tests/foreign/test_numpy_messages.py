@@ -66,6 +66,7 @@ def test_messages_arrive_as_arrays(comm):
 def test_the_root_keeps_its_array_and_in_place_changes_it(comm):
     x = np.arange(3.0)
     assert (comm.bcast(x) is x) == (comm.rank == 0)
+    assert (comm.bcast(root=1, data=x) is x) == (comm.bcast(root=1, x=x) is x) == (comm.rank == 1)
     columns = np.arange(6.0).reshape(3, 2).T
     assert comm.allreduce(columns, in_place=True) is columns
     np.testing.assert_array_equal(columns, 2 * np.arange(6.0).reshape(3, 2).T)

@@ -68,7 +68,7 @@ def _of_communicator(operation: str) -> Callable[[tuple[Any, ...], dict[str, Any
         comm = args[0]
         if comm.noting.active:  # called by a function of torchmn.functions, which is to convert its arguments
             return None
-        given = args[1] if len(args) > 1 else next(iter(kwargs.values()))
+        given: Any = args[1] if len(args) > 1 else kwargs.get("x")
 
         def finish(result: Any) -> Any:
             if operation == "bcast" and comm.rank == kwargs.get("root", args[2] if len(args) > 2 else 0):
