@@ -130,7 +130,7 @@ _MODULES = {
 
 
 def __getattr__(name: str) -> Any:
-    if name in _SUBPACKAGES:
+    if name in (*_SUBPACKAGES, "testing"):
         return import_module(f"torchmn.{name}")
     if name not in _MODULES:
         from torchmn.other_spellings import module_name

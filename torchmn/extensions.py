@@ -10,7 +10,7 @@ from typing import Any
 
 from torchmn.communicators.communicator import Communicator
 from torchmn.errors import ArgumentError
-from torchmn.other_spellings import module_attribute
+from torchmn.other_spellings import module_attribute, other_spellings
 from torchmn.training import (
     AllreducePersistent,
     GenericMultiNodeEvaluator,
@@ -77,13 +77,13 @@ class MultiNodeEarlyStoppingTrigger(MultiNodeEarlyStopping):
         comm: communicator whose ranks call it.
         check_trigger: (number, "epoch" or "iteration"): checks once in so many calls.
         monitor: the metric to monitor, by its mean over ranks.
-        patience: number of successive checks without improvement after which to stop; also `patients`.
+        patience: number of successive checks without improvement after which to stop.
         mode: "min" or "max" is better; "auto" means "max" if `monitor` contains "accuracy", otherwise "min".
-        verbose: has no effect.
         max_trigger: (number, unit of `check_trigger`) of calls after which to stop in any case.
-        suffix: has no effect: the metric keeps its name.
+        patients: the same as `patience`.
     """
 
+    @other_spellings
     def __init__(
         self,
         comm: Communicator,
@@ -92,9 +92,7 @@ class MultiNodeEarlyStoppingTrigger(MultiNodeEarlyStopping):
         monitor: str = "main/loss",
         patience: int | None = None,
         mode: str = "auto",
-        verbose: bool = False,
         max_trigger: Trigger = (100, "epoch"),
-        suffix: str = "_aggregated",
         patients: int | None = None,
     ):
         if patience is not None and patients is not None:

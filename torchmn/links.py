@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -12,6 +13,7 @@ from torchmn.errors import ArgumentError
 from torchmn.graph import MultiNodeChainList
 from torchmn.nn import create_mnbn_model, create_multi_node_n_step_rnn
 from torchmn.nn.layers.batch_norm import MultiNodeBatchNorm
+from torchmn.other_spellings import other_spellings
 
 __all__ = ["MultiNodeBatchNormalization", "MultiNodeChainList", "create_mnbn_model", "create_multi_node_n_step_rnn"]
 
@@ -24,25 +26,26 @@ class MultiNodeBatchNormalization(MultiNodeBatchNorm):
         comm: the ranks over whose batches to normalise.
         decay: of the running statistics: 1 - momentum.
         eps: added to the variance.
-        dtype: of parameters and statistics, of torch.
+        dtype: of parameters and statistics, of torch or NumPy.
         use_gamma, use_beta: whether to have a scale (`weight`) and a shift (`bias`).
         initial_gamma, initial_beta: a number, or one per channel.
-        communication_backend: has no effect.
     """
 
+    @other_spellings
     def __init__(
         self,
         size: int,
         comm: Communicator,
         decay: float = 0.9,
         eps: float = 2e-5,
-        dtype: torch.dtype | None = None,
+        dtype: Any = None,
         use_gamma: bool = True,
         use_beta: bool = True,
         initial_gamma: Any = None,
         initial_beta: Any = None,
-        communication_backend: str = "auto",
     ):
+        if dtype is not None and not isinstance(dtype, torch.dtype):
+            dtype = torch.from_numpy(np.empty(0, dtype)).dtype
         super().__init__(size, comm, eps, 1 - decay, affine=use_gamma or use_beta, dtype=dtype)
         for name, used, initial in (("weight", use_gamma, initial_gamma), ("bias", use_beta, initial_beta)):
             parameter: nn.Parameter | None = getattr(self, name)

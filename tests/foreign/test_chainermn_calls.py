@@ -121,11 +121,16 @@ import torchmn
 for _ in range(2):
     comm = torchmn.create_communicator("naive", batched_copy=True)
     torchmn.scatter_dataset([1], comm, max_buf_len=5)
+    torchmn.extensions.MultiNodeEarlyStoppingTrigger(comm, verbose=True, suffix="_mean")
+    torchmn.links.MultiNodeBatchNormalization(2, comm, 0.9, 2e-5, None, True, True, None, None, "nccl")
 """
     job = run_job(script, 1, "solo")
     assert job.returncode == 0, job.output
     assert job.stderr.count("create_communicator: batched_copy is accepted") == 1, job.output
     assert job.stderr.count("scatter_dataset: max_buf_len is accepted") == 1
+    assert job.stderr.count("MultiNodeEarlyStoppingTrigger: verbose is accepted") == 1
+    assert job.stderr.count("MultiNodeEarlyStoppingTrigger: suffix is accepted") == 1
+    assert job.stderr.count("MultiNodeBatchNormalization: communication_backend is accepted") == 1
     assert "script" in job.stderr or ".py:4: UserWarning" in job.stderr
 
 

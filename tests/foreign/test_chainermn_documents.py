@@ -307,6 +307,8 @@ def test_multi_node_batch_normalization_with_chainermn_s_arguments(comm):
     torch.testing.assert_close(without.running_mean, x.mean((0, 2, 3)))
     without.start_finetuning()
     assert without.num_batches_tracked.item() == 0
+    half = chainermn.links.MultiNodeBatchNormalization(3, comm, dtype=np.float16)
+    assert half.weight.dtype == half.running_mean.dtype == torch.float16
     with pytest.raises(chainermn.ArgumentError, match=r"expected an input of shape \(batch, channel"):
         layer(torch.ones(3, dtype=torch.float64))
 
@@ -334,3 +336,4 @@ def test_extensions_with_chainermn_s_arguments(comm):
 def test_a_checkpointer_with_chainermn_s_arguments(comm, tmp_path, monkeypatch):
     checkpointer = chainermn.create_multi_node_checkpointer(name="example", comm=comm, cp_interval=3, path=tmp_path)
     assert checkpointer.keep == 3
+    assert chainermn.create_multi_node_checkpointer("example", comm, 4, 5, tmp_path).keep == 4

@@ -85,9 +85,11 @@ def test_the_page_shows_the_table():
     assert markdown("ChainerMN", NAMES) in page("from-chainermn.md")
 
 
-@pytest.mark.parametrize("name", ["links", "extensions", "optimizers", "global_except_hook"])
+@pytest.mark.parametrize(
+    "name", ["links", "extensions", "optimizers", "global_except_hook", "communicators", "testing"]
+)
 def test_modules_can_be_imported_by_their_names(name):
-    code = f"import torchmn.{name}; from torchmn import {name}; import torchmn as chainermn; chainermn.{name}"
+    code = f"import torchmn as chainermn; chainermn.{name}; import torchmn.{name}; from torchmn import {name}"
     assert subprocess.run([sys.executable, "-c", code], timeout=100).returncode == 0
 
 

@@ -132,7 +132,9 @@ _SPELLINGS = {
     "create_multi_node_evaluator": Spelling(_COMMUNICATOR),
     "create_multi_node_checkpointer": Spelling(
         {"cp_interval": "keep"},
-        {"gc_interval": -1},
+        {"gc_interval": 3},
+        positions=("keep", "path"),
+        first=2,
         defaults={"path": "result"},
     ),
     "create_multi_node_iterator": Spelling({"actual_iterator": "dataloader", **_COMMUNICATOR}),
@@ -141,6 +143,8 @@ _SPELLINGS = {
     "create_multi_node_n_step_rnn": Spelling({"actual_link": "rnn", **_COMMUNICATOR}),
     "scatter_dataset": Spelling(ignored={"max_buf_len": -1}),
     "scatter_index": Spelling({"n_total_samples": "n"}),
+    "MultiNodeBatchNormalization.__init__": Spelling(ignored={"communication_backend": 10}),
+    "MultiNodeEarlyStoppingTrigger.__init__": Spelling(ignored={"verbose": -1, "suffix": -1}),
     "MultiNodeChainList.add_link": Spelling({"link": "module"}),
     "send": Spelling(_COMMUNICATOR),
     "recv": Spelling(_COMMUNICATOR, {"device": -1}),
@@ -151,7 +155,9 @@ _SPELLINGS = {
     "Communicator.bcast": Spelling({"data": "x"}, {"max_buf_len": 2}),
     **{f"Communicator.{name}": Spelling({"data": "x"}) for name in ("send", "gather", "allgather", "allreduce")},
 }
-calls.update({name: functools.partial(spelling.respell, name) for name, spelling in _SPELLINGS.items()})
+calls.update(
+    {name: functools.partial(spelling.respell, name.removesuffix(".__init__")) for name, spelling in _SPELLINGS.items()}
+)
 calls["Communicator.recv_obj"] = _recv_obj
 for _name, _example in (("save", "save(step, model=model, optimizer=optimizer)"),
                         ("maybe_load", "maybe_load(model=model, optimizer=optimizer)")):  # fmt: skip

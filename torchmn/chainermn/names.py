@@ -63,7 +63,11 @@ NAMES: tuple[OtherName, ...] = (
     ),
     # -- links
     OtherName("links.MultiNodeChainList", "links.MultiNodeChainList"),
-    OtherName("links.MultiNodeBatchNormalization", "links.MultiNodeBatchNormalization"),
+    OtherName(
+        "links.MultiNodeBatchNormalization",
+        "links.MultiNodeBatchNormalization",
+        "`communication_backend` has no effect",
+    ),
     OtherName("links.create_mnbn_model", "links.create_mnbn_model", "`communication_backend` has no effect"),
     OtherName(
         "links.create_multi_node_n_step_rnn",
@@ -106,7 +110,7 @@ NAMES: tuple[OtherName, ...] = (
     OtherName(
         "extensions.MultiNodeEarlyStoppingTrigger",
         "extensions.MultiNodeEarlyStoppingTrigger",
-        "call it with the observation after each epoch",
+        "call it with the observation after each epoch; `verbose` and `suffix` have no effect",
     ),
     OtherName("extensions.multi_node_snapshot", note="torchmn.create_multi_node_checkpointer"),
     # -- the rest
