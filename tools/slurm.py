@@ -112,7 +112,8 @@ def install() -> None:
         raise NoSlurm("Slurm is not installed, and there is no apt-get")
     for words in (["update"], ["install", "--yes", "--no-install-recommends", *PACKAGES]):
         quiet = os.environ | {"DEBIAN_FRONTEND": "noninteractive"}
-        done = subprocess.run(["apt-get", "--quiet", *words], env=quiet, capture_output=True, text=True)
+        command = ["apt-get", "--quiet", "--option=DPkg::Lock::Timeout=300", *words]
+        done = subprocess.run(command, env=quiet, capture_output=True, text=True)
         if done.returncode:
             raise NoSlurm(f"apt-get {words[0]} failed: {(done.stderr or done.stdout).strip().splitlines()[-1]}")
 

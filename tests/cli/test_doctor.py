@@ -238,6 +238,18 @@ def test_a_host_with_other_versions_fails(fake_ssh):
     assert finding.level == "FAIL" and "127.0.0.8: python 3.11.7, torch 1.0" in finding.found
 
 
+def test_a_host_without_the_working_directory_is_named(fake_ssh, tmp_path, monkeypatch):
+    directory = tmp_path / "only here"
+    directory.mkdir()
+    monkeypatch.chdir(directory)
+    assert hosts.working_directory(["127.0.0.2"]).level == "ok"
+    directory.rename(tmp_path / "moved")  # the fake host has the disks of this one
+    monkeypatch.setattr(hosts.os, "getcwd", lambda: str(directory))
+    finding = hosts.working_directory(["127.0.0.2", "127.0.0.3"])
+    assert finding.level == "FAIL" and f"127.0.0.2 has no directory {directory}" in finding.found
+    assert "mpiexec -wdir DIR" in finding.advice
+
+
 CHECK_HOSTS = """
 import sys
 from torchmn.cli.checks import hosts, software
@@ -256,7 +268,14 @@ def test_ranks_reach_each_other_across_hosts(fake_ssh, clean):
     assert list(levels) == headings("Across hosts")[: len(levels)], result.stdout + result.stderr
     assert levels.pop("one rank per host") == "warn"  # both are this machine
     assert levels.pop("speed across hosts") in ("ok", "warn")
-    sound = ["names of hosts", "ssh", "same software", "ranks across hosts", "the watchdog across hosts"]
+    sound = [
+        "names of hosts",
+        "ssh",
+        "same software",
+        "working directory",
+        "ranks across hosts",
+        "the watchdog across hosts",
+    ]
     assert levels == dict.fromkeys(sound, "ok")
 
 

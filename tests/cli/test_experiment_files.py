@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ import yaml
 from tests._worlds.launch import ROOT
 from tests.cli.commands import main, starters, torchmn
 from tests.cli.experiments import written
+from torchmn.cli.commands.new import BATCH_SCRIPTS
 from torchmn.experiment import load
 
 OLD = ROOT / "tests" / "experiment" / "neon_files" / "public-cnn.yaml"
@@ -28,6 +30,20 @@ def test_new_writes_a_file_that_loads_and_never_overwrites_another(name, tmp_pat
     assert ended.value.code == 2 and "already exists" in capsys.readouterr().err
 
 
+def test_new_slurm_writes_two_batch_scripts_and_never_overwrites_one(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    assert main(["new", "slurm"]) == 0
+    assert "sbatch slurm-mpi.sbatch mnist-cnn.yaml" in capsys.readouterr().out
+    for name in BATCH_SCRIPTS:
+        text = Path(name).read_text()
+        assert "#SBATCH --requeue" in text and "--resume=auto" in text
+        subprocess.run(["bash", "-n", name], check=True)
+    Path(BATCH_SCRIPTS[0]).unlink()
+    with pytest.raises(SystemExit):
+        main(["new", "slurm"])
+    assert f"{BATCH_SCRIPTS[1]} already exists" in capsys.readouterr().err and not Path(BATCH_SCRIPTS[0]).exists()
+
+
 def test_new_offers_the_nearest_name_and_lists_them(capsys):
     with pytest.raises(SystemExit):
         main(["new", "mnist-cn"])
@@ -36,7 +52,7 @@ def test_new_offers_the_nearest_name_and_lists_them(capsys):
         main(["new", "--help"])
     shown = capsys.readouterr().out
     assert "mnist-cnn" in starters()
-    assert [name for name in starters() if name not in shown] == []
+    assert [name for name in [*starters(), "slurm"] if name not in shown] == []
 
 
 def test_schema_prints_json(capsys):

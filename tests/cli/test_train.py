@@ -22,9 +22,12 @@ from PIL import Image
 from tests._worlds.launch import ROOT, clean_environment
 from tests.cli.commands import PATIENCE, Command, main, started, torchmn
 from tests.cli.experiments import TEXT, losses, written
+from tests.communicators.test_launchers import HYDRA, OPEN_MPI, SRUN, TORCHRUN
+from tests.communicators.test_pmi import PMI2, PMIX
 from torchmn.cli.commands.train import command_parser as train_parser
 from torchmn.cli.experiment.command import check
 from torchmn.cli.experiment.options import command_line
+from torchmn.cli.experiment.ranks import launcher_prefix
 
 
 @pytest.fixture(autouse=True)
@@ -64,6 +67,45 @@ def test_the_command_to_resume_repeats_all_options():
     command = shlex.split(command_line("train", train_parser().parse(arguments)))
     assert command[:2] == ["torchmn", "train"]
     assert vars(train_parser().parse(command[2:])) == vars(train_parser().parse(arguments))
+
+
+@pytest.mark.parametrize(
+    ("environ", "prefix"),
+    [
+        (HYDRA, "mpiexec -n 4 "),
+        (OPEN_MPI, "mpirun -n 6 "),
+        (PMI2, "srun --mpi=pmi2 -n 8 "),
+        (PMIX, "srun --mpi=pmix -n 8 "),
+        ({**SRUN, **HYDRA}, "mpiexec -n 4 "),
+        ({**TORCHRUN, "GROUP_WORLD_SIZE": "1", "LOCAL_WORLD_SIZE": "8"}, "torchrun --nproc-per-node 8 --no-python "),
+        (
+            {**TORCHRUN, **SRUN, "GROUP_WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "4", "MASTER_ADDR": "node1"},
+            "torchrun --nnodes 2 --nproc-per-node 4 --node-rank NODE --master-addr node1 --master-port 29500 "
+            "--no-python ",
+        ),
+        ({}, ""),
+    ],
+)
+def test_the_command_to_resume_names_the_launcher_that_was_used(environ, prefix, monkeypatch):
+    for name in set(os.environ) - set(clean_environment()):
+        monkeypatch.delenv(name)
+    for name, value in environ.items():
+        monkeypatch.setenv(name, value)
+    assert launcher_prefix(train_parser().parse(["shapes.yaml"])) == prefix
+
+
+def test_resume_auto_begins_a_run_and_continues_it_later(tmp_path, capsys):
+    flags = ["--out", str(tmp_path / "run"), "--resume=auto"]
+    file = written(tmp_path)
+    assert main(["train", file, "--epochs", "1", *flags]) == 0
+    assert "resumed" not in capsys.readouterr().out
+    assert main(["train", file, *flags]) == 0
+    assert "resumed after step 4" in capsys.readouterr().out
+    assert losses(tmp_path / "run") == pytest.approx(trained(tmp_path, name="whole"), rel=1e-9)
+    assert main(["train", file, *flags]) == 0  # has ended: nothing is left to do
+    with pytest.raises(SystemExit):
+        main(["train", file, "--resume=auto"])
+    assert "--resume=auto needs --out DIR" in capsys.readouterr().err
 
 
 def test_ranks_that_are_started_give_the_numbers_of_one(tmp_path):

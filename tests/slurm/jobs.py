@@ -7,7 +7,7 @@ import re
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -87,14 +87,14 @@ def srun(kind: str, *command: str, nodes: int = 2, **more: str) -> Result:
     return run("srun", f"--mpi={kind}", "-N", str(nodes), "-n", "2", *command, **more)
 
 
-def sbatch(directory: Path, script: Path | str, *options: str, **more: str) -> Job:
+def sbatch(directory: Path, script: Path | str, *options: str, arguments: Sequence[str] = (), **more: str) -> Job:
     """Submits a batch script, which is a file or the lines after `#!/bin/sh`, to run in `directory`."""
     if isinstance(script, str):
         path = directory / "job.sh"
         path.write_text(f"#!/bin/sh\n{script}\n")
     else:
         path = script
-    result = run("sbatch", "--parsable", "--output=job-%j.out", *options, str(path), cwd=directory, **more)
+    result = run("sbatch", "--parsable", "--output=job-%j.out", *options, str(path), *arguments, cwd=directory, **more)
     assert result.status == 0, result.output
     number = result.output.strip().splitlines()[-1]
     return Job(number, directory / f"job-{number}.out")

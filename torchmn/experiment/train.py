@@ -5,8 +5,9 @@ from __future__ import annotations
 import shlex
 from collections.abc import Callable
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 from rich.console import Console
@@ -40,7 +41,7 @@ class Request:
         file: path of the experiment file.
         data: directory of the data set.
         out: directory of the run; by default a new one under runs/.
-        resume: whether to continue from the newest checkpoint.
+        resume: whether to continue from the newest checkpoint; "auto": if `out` has a run.
         stop: called after each step on every rank; True on one of them stops training on all.
         console: where to print; by default standard output.
         profile: whether to print how each rank spent its time.
@@ -50,7 +51,7 @@ class Request:
     file: str
     data: str | None = None
     out: str | None = None
-    resume: bool = False
+    resume: bool | Literal["auto"] = False
     stop: Callable[[], bool] = lambda: False
     console: Console | None = None
     profile: bool = False
@@ -72,6 +73,9 @@ def train(experiment: Experiment, comm: Communicator, request: Request) -> Outco
     Raises:
         ExperimentError: on every rank, if the experiment, its data or the directory of the run is not usable.
     """
+    if request.resume == "auto":
+        resume = on_rank_0(comm, "output directory", lambda: choose_directory(request.out, request.file).has_begun)
+        request = replace(request, resume=resume)
     session = checked_session(experiment, comm, request.data, loads_weights=not request.resume)
     with ExitStack() as locks:
         directory, note = on_rank_0(comm, "output directory", lambda: _prepare(experiment, request, locks))
@@ -180,7 +184,7 @@ def _checkpointer(session: Session, directory: RunDirectory) -> MultiNodeCheckpo
 
 def _prepare(experiment: Experiment, request: Request, locks: ExitStack) -> tuple[RunDirectory, str]:
     """Chooses the directory of the run and locks it until `locks` is closed; also returns what to print about it."""
-    directory = choose_directory(request.out, request.file, request.resume)
+    directory = choose_directory(request.out, request.file, bool(request.resume))
     try:
         locks.enter_context(directory.lock())
     except ExperimentError:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shlex
 import socket
 import subprocess
@@ -18,6 +19,7 @@ from torchmn.communicators.launchers.environment import cleared
 from torchmn.communicators.watchdog.control_channel import CUT_OFF
 
 SSH = ("ssh", "-o", "BatchMode=yes", "-o", "ConnectTimeout=10")
+WORKING_DIRECTORY_OPTIONS = "MPICH `mpiexec -wdir DIR`, Open MPI `mpirun --wdir DIR`, Slurm `srun --chdir=DIR`"
 VERSIONS_QUERY = (
     "import json, sys; from importlib.metadata import version; "
     "print(json.dumps([sys.version.split()[0], *(version(name) for name in ('torch', 'mpi4py', 'torchmn'))]))"
@@ -26,7 +28,7 @@ VERSIONS_QUERY = (
 
 def across(hosts: Sequence[str], installation: Installation | None) -> Iterator[Finding]:
     """Runs the checks of these hosts, up to the first that fails."""
-    for check in (names, ssh, same_software):
+    for check in (names, ssh, same_software, working_directory):
         finding = check(hosts)
         yield finding
         if finding.level == "FAIL":
@@ -89,6 +91,16 @@ def same_software(hosts: Sequence[str]) -> Finding:
         )
         return fail(check, table, advice)
     return ok(check, f"{sys.executable} with the same versions on every host")
+
+
+def working_directory(hosts: Sequence[str]) -> Finding:
+    """Checks that every host has this working directory, in which launchers start the ranks."""
+    check, here = "working directory", os.getcwd()
+    for host in hosts:
+        if on_host(host, f"cd {shlex.quote(here)}")[0]:
+            advice = f"start the job in a directory that all hosts have, or pass one: {WORKING_DIRECTORY_OPTIONS}"
+            return fail(check, f"{host} has no directory {here}", advice)
+    return ok(check, f"{here} on every host")
 
 
 def on_host(host: str, command: str) -> tuple[int, str, str]:

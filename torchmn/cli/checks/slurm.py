@@ -15,6 +15,7 @@ from torchmn.communicators.launchers import pmi
 from torchmn.communicators.launchers.environment import cleared, detect
 
 MPIEXEC = "start the ranks with mpiexec instead of srun, inside of sbatch or salloc"
+CHDIR_FAILED = "couldn't chdir to"
 STEPS = ("SLURM_STEP_", "SLURM_PROCID", "SLURM_LOCALID", "SLURM_NODEID", "SLURM_MPI_TYPE")
 
 
@@ -101,4 +102,9 @@ def ranks_under_srun(kind: str, environ: Mapping[str, str]) -> Finding:
     environment = {name: value for name, value in cleared(environ).items() if not name.startswith(STEPS)}
     command = ["srun", f"--mpi={kind}", "--overlap", "-N", str(nodes), "-n", str(size), sys.executable, PROBE, "mpi"]
     advice = f"compare the MPI library ({LIBRARY_VARIABLE}) and Slurm's plugin, or {MPIEXEC}"
-    return rank_finding(check, run_probe(command, environment), size, advice)
+    result = run_probe(command, environment)
+    elsewhere = [line for line in result.warnings.splitlines() if CHDIR_FAILED in line]
+    if elsewhere:  # Slurm starts the rank nevertheless, in /tmp
+        advice = "submit the job in a directory that all nodes have, or pass one: `srun --chdir=DIR`"
+        return fail(check, elsewhere[0].removeprefix("slurmstepd-"), advice)
+    return rank_finding(check, result, size, advice)

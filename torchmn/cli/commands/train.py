@@ -26,8 +26,8 @@ The same file runs on one rank and on many without changes. Under mpiexec, srun 
 -n starts ranks on this machine. If neither the file nor a flag selects a mode, ranks divide the samples (--datapar).
 
 The directory --out receives log.jsonl, checkpoints, the resolved experiment and report.html; the default is a new
-directory under runs/. Ctrl-C or SIGTERM saves a checkpoint; --resume continues exactly from there, at any number of
-ranks.
+directory under runs/. Ctrl-C, SIGTERM or SIGUSR1 saves a checkpoint; --resume continues exactly from there, at any
+number of ranks. The exit status is then 130, 143 or 138.
 
 --dry-run runs one step, prints the shapes of all layers and the memory of each rank, and writes nothing.
 --quiet prints errors only. --json prints one line of JSON at the end: the directory of the run, whether it finished,
@@ -51,6 +51,8 @@ def main(arguments: Sequence[str]) -> int:
 def _check(parser: Parser, options: argparse.Namespace) -> None:
     if options.dry_run and options.resume:
         parser.error("--dry-run does not resume: it runs the first step. Omit one of them.")
+    if options.resume == "auto" and options.out is None:
+        parser.error("--resume=auto needs --out DIR, the directory of the run to begin or to continue.")
 
 
 def command_parser() -> Parser:
@@ -58,7 +60,8 @@ def command_parser() -> Parser:
     parser = Parser("torchmn train", "Trains the experiment in FILE.", EXPLANATION)
     parser.usage = (
         f"torchmn train FILE [-n N] [{'|'.join(mode.flag for mode in BASIC_MODES.values())}] [--grid HxW]\n"
-        "                     [--data DIR] [--out DIR] [--resume] [--sample 10%%] [--set KEY=VALUE ...] [--dry-run]"
+        "                     [--data DIR] [--out DIR] [--resume|--resume=auto] [--sample 10%%] [--set KEY=VALUE ...]\n"
+        "                     [--dry-run]"
     )
     add_file(parser)
     add_ranks(parser)
@@ -67,6 +70,13 @@ def command_parser() -> Parser:
     parser.add_argument("--epochs", metavar="E", help="number of epochs, instead of the one in FILE")
     parser.add_argument("-o", "--out", metavar="DIR", help="directory for log, checkpoints and report")
     parser.add_argument("--resume", action="store_true", help="continue from the newest checkpoint")
+    parser.add_argument(
+        "--resume=auto",  # argparse compares whole words before it splits them at "="
+        action="store_const",
+        const="auto",
+        dest="resume",
+        help="continue if --out has a run, else begin: for jobs that are requeued",
+    )
     parser.add_argument("--dry-run", action="store_true", help="run one step, and print shapes and memory")
     parser.add_argument("--quiet", action="store_true", help="print errors only")
     parser.add_argument("--json", action="store_true", help="print one line of JSON at the end, and errors")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from collections.abc import Callable, Sequence
 from math import prod
@@ -12,11 +13,22 @@ from torchmn.cli.launch.memory import check_memory
 from torchmn.cli.launch.supervisor import CLEANUP_SECONDS, supervise
 from torchmn.cli.parser import Parser
 from torchmn.cli.start import START
+from torchmn.communicators.launchers import pmi
 from torchmn.communicators.launchers.environment import Launch, detect
 from torchmn.modes import BASIC_MODES
 
 CHECKPOINT_SECONDS = 60.0
 """Time for ranks to save a checkpoint after Ctrl-C."""
+
+COMMANDS = {
+    "openmpi": "mpirun",
+    "mpirun_rsh": "mpirun_rsh",
+    "jsm": "jsrun",
+    "alps": "aprun",
+    "pmix": "prterun",
+    "flux": "flux run",
+}
+"""The commands of launchers that are neither srun, torchrun nor called mpiexec; each takes -n."""
 
 
 def run_on_new_ranks(
@@ -78,6 +90,17 @@ def launcher_prefix(options: argparse.Namespace) -> str:
     launch = detect()
     if not is_rank(launch) or options.n is not None:
         return ""
-    size = launch.size or "N"
-    prefixes = {"slurm": f"srun -n {size} ", "torchrun": f"torchrun --nproc-per-node {size} --no-python "}
-    return prefixes.get(launch.name, f"mpiexec -n {size} ")
+    if launch.name == "torchrun":
+        return f"torchrun {_places()} --no-python "
+    kind = pmi.offered()
+    command = f"srun --mpi={kind}" if kind else COMMANDS.get(launch.name, "mpiexec")
+    return f"{command} -n {launch.size or 'N'} "
+
+
+def _places() -> str:
+    """Returns the options of torchrun that start as many ranks on each host; NODE stands for the host's number."""
+    nodes, ranks = (os.environ.get(name) or "N" for name in ("GROUP_WORLD_SIZE", "LOCAL_WORLD_SIZE"))
+    if nodes == "1":
+        return f"--nproc-per-node {ranks}"
+    first, port = (os.environ.get(name) for name in ("MASTER_ADDR", "MASTER_PORT"))
+    return f"--nnodes {nodes} --nproc-per-node {ranks} --node-rank NODE --master-addr {first} --master-port {port}"

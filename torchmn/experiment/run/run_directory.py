@@ -56,6 +56,11 @@ class RunDirectory:
         return self.has_checkpoints or self.report.is_file()
 
     @property
+    def has_begun(self) -> bool:
+        """Whether a run has recorded its experiment here, with or without a checkpoint."""
+        return self.experiment.is_file()
+
+    @property
     def has_log(self) -> bool:
         """Whether a run has logged its first step."""
         return self.log.is_file() and self.log.stat().st_size > 0
@@ -91,7 +96,7 @@ class RunDirectory:
 
     def check_resumable(self, experiment: Experiment) -> None:
         """Raises an ExperimentError if there is no run, or one of an experiment that differs beyond MAY_CHANGE."""
-        if not (self.path / EXPERIMENT).is_file():
+        if not self.has_begun:
             raise ExperimentError(f"--resume: there is no run in {self.path}. Omit --resume to begin one.")
         before = self._recorded("--resume").values
         now = plain(experiment)
@@ -175,7 +180,7 @@ def _replace(path: Path, text: str) -> None:
     temporary.replace(path)
 
 
-def choose_directory(out: str | None, file: str, resume: bool) -> RunDirectory:
+def choose_directory(out: str | None, file: str, resume: bool = False) -> RunDirectory:
     """Returns the directory for a run of `file`.
 
     Args:
