@@ -57,7 +57,7 @@ def test_samplers_and_torchmetrics_use_the_group(comm):
 
 
 @ranks(3, on="mpi", timeout=60)
-def test_beside_the_group_metrics_of_torchmn_count_every_sample_once(comm):
+def test_metrics_count_every_sample_once_in_the_presence_of_a_default_group(comm):
     torch.manual_seed(0)
     scores, labels = torch.rand(SAMPLES, CLASSES).softmax(1), torch.arange(SAMPLES) % CLASSES
     own = slice(comm.rank, None, comm.size)  # of uneven lengths

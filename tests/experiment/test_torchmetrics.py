@@ -61,7 +61,7 @@ def test_values_are_those_of_torchmetrics_and_of_our_metrics():
     assert values["MulticlassAccuracy average micro"] == pytest.approx(values["accuracy"], rel=1e-6)
 
 
-def test_scores_between_0_and_1_are_scores_nevertheless():
+def test_scores_between_0_and_1_are_not_taken_for_probabilities():
     metric = experiment(TEXT).metrics_by_split()[""][4].build("identity")
     scores, labels = torch.rand(31, 3), torch.arange(31) % 3
     expected = classification.MulticlassAUROC(3)(scores.softmax(1), labels)

@@ -39,7 +39,7 @@ def test_results_that_the_loss_does_not_use_get_zeros(comm):
 
 
 @ranks(2, on="threads")
-def test_one_tensor_with_a_part_per_rank_does_as_well(comm):
+def test_one_tensor_with_a_row_per_rank_is_accepted(comm):
     x = leaf(2, 3, seed=comm.rank)
     (torch.stack(F.alltoall(comm, x)) * (comm.rank + 1)).sum().backward()
     assert torch.equal(x.grad, torch.tensor([[1.0] * 3, [2.0] * 3], dtype=torch.float64))

@@ -32,7 +32,7 @@ def test_values_gradients_and_their_gradients_equal_those_of_one_rank(comm, op):
 
 
 @ranks(2, on="threads")
-def test_one_tensor_with_a_part_per_rank_does_as_well(comm):
+def test_one_tensor_with_a_row_per_rank_is_accepted(comm):
     x = leaf(2, 3, seed=comm.rank)
     (F.reduce_scatter(comm, x) * (comm.rank + 1)).sum().backward()
     assert torch.equal(x.grad, torch.tensor([[1.0] * 3, [2.0] * 3], dtype=torch.float64))

@@ -36,7 +36,7 @@ def test_values_gradients_and_their_gradients_equal_those_of_one_rank(comm):
 
 
 @ranks(2)
-def test_one_tensor_with_a_part_per_rank_does_as_well(comm):
+def test_one_tensor_with_a_row_per_rank_is_accepted(comm):
     x = leaf(2, 3, seed=4)
     mine = F.scatter(comm, x if comm.rank == 1 else None, root=1)
     assert torch.equal(mine, x[comm.rank])

@@ -53,7 +53,7 @@ def test_a_rank_that_leaves_while_others_wait_ends_the_job(leave: str, transport
 
 
 @pytest.mark.parametrize("transport", ["mpi", "gloo"])
-def test_rank_0_that_leaves_is_missed_at_once_though_all_speak_through_its_process(transport: str) -> None:
+def test_rank_0_that_leaves_is_reported_at_once_although_it_serves_the_control_channel(transport: str) -> None:
     body = "if comm.rank == 0: sys.exit(5)\ncomm.recv(0, tag=5)"
     result = job(body, transport=transport, TORCHMN_TIMEOUT="60")
     assert "rank 0 left with status 5" in result.output

@@ -66,7 +66,7 @@ def test_ranks_of_two_hosts_compute_as_one_and_an_exception_ends_them_all(transp
 
 
 @pytest.mark.parametrize("transport", ["mpi", "gloo"])
-def test_a_rank_that_leaves_is_missed_on_the_other_host_though_names_lead_nowhere(transport: str) -> None:
+def test_a_rank_that_leaves_is_reported_on_the_other_host_if_host_names_do_not_resolve(transport: str) -> None:
     result = job(LEAVES, transport)
     assert "rank 2 left" in result.output
     assert "has waited for" not in result.output
@@ -74,7 +74,7 @@ def test_a_rank_that_leaves_is_missed_on_the_other_host_though_names_lead_nowher
     assert result.returncode != 0
 
 
-def test_containers_of_one_name_share_neither_memory_nor_loopback_and_work_nevertheless() -> None:
+def test_containers_with_one_host_name_work_without_shared_memory_and_loopback() -> None:
     result = job(LEAVES, "mpi", called="box")
     assert f"places {ONE_HOST}" in result.output
     assert "rank 2 left" in result.output

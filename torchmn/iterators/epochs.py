@@ -1,4 +1,4 @@
-"""`EpochIterator`, the base class of iterators: a `for` loop is over one epoch, and `next` continues for ever."""
+"""`EpochIterator`, the base class of iterators: a `for` loop is over one epoch, and `next` continues indefinitely."""
 
 from __future__ import annotations
 

@@ -112,10 +112,11 @@ class DelayedReducer(ImmediateReducer):
         self._pending: BackgroundReducer | None = None
 
     def check_supported(self, what: str) -> None:
-        if what in _NOT_SUPPORTED_WITH_DELAY:
-            raise ArgumentError(f"double_buffering: {_NOT_SUPPORTED_WITH_DELAY[what]}")
+        problem = _NOT_SUPPORTED_WITH_DELAY.get(what)
         if self._pending is not None and what in ("state_dict", "load_state_dict"):
-            raise ArgumentError(f"double_buffering: the last gradients were not applied: call flush() before {what}()")
+            problem = f"the last gradients were not applied: call flush() before {what}()"
+        if problem is not None:
+            raise ArgumentError(f"double_buffering: {problem}")
 
     def reduce(self, grads: list[Gradient], agreement: StepAgreement) -> list[Gradient] | None:
         means = self.flush()

@@ -1,6 +1,6 @@
 """The hooks of pytest that run a test with `@ranks` on its ranks.
 
-Loaded by every pytest where TorchMN is installed: torch is not imported before a test needs it.
+Every pytest where TorchMN is installed loads this file. It does not import torch before a test needs it.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+import torchmn
 from torchmn.testing.worlds import MARK, TestedRanks, worlds_of
 
 _INSIDE = "TORCHMN_TESTING_RANK"
@@ -57,15 +58,11 @@ def _parameters(item: pytest.Function, fixtures: list[str]) -> list[str]:
 
 
 def _run_on_threads(test: Any, tested: TestedRanks, arguments: dict[str, Any]) -> None:
-    from torchmn import run_threads
-
-    run_threads(lambda comm: test(comm=comm, **arguments), tested.size, timeout=tested.timeout)
+    torchmn.run_threads(lambda comm: test(comm=comm, **arguments), tested.size, timeout=tested.timeout)
 
 
 def _run_on_this_rank(test: Any, arguments: dict[str, Any]) -> None:
-    from torchmn import create_communicator
-
-    with create_communicator() as comm:
+    with torchmn.create_communicator() as comm:
         test(comm=comm, **arguments)
 
 

@@ -84,7 +84,7 @@ def test_the_sender_may_change_or_drop_its_tensor_at_once(comm):
 
 
 @ranks(2)
-def test_what_was_received_belongs_to_the_receiver(comm):
+def test_received_values_do_not_share_memory_with_those_sent(comm):
     x = bits((100,), torch.uint8, 1)
     if comm.rank == 0:
         comm.send(x, 1)

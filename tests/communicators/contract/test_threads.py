@@ -113,7 +113,7 @@ COLLECTIVES: dict[str, Callable[[Communicator], Any]] = {
 @ranks(2, on="threads")
 @pytest.mark.parametrize("name", COLLECTIVES)
 @pytest.mark.parametrize("checks", [True, False])
-def test_every_collective_operation_asks_whose_it_is(comm, name, checks):
+def test_every_collective_operation_checks_its_owner(comm, name, checks):
     comm.barrier()
     comm.settings.checks = checks
     with pytest.raises((ThreadError, PeerError)):  # whichever rank is faster

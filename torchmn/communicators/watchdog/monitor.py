@@ -284,7 +284,7 @@ class Monitor:
 
 
 class ProgramEnd:
-    """Measures the time since the script of a rank ended, for the watchdog: Python may wait for threads for ever.
+    """Measures the time since the script of a rank ended, for the watchdog: Python may wait for threads indefinitely.
 
     Attributes:
         waits_for_ranks: whether the process waits for other ranks to end, which may take any time.

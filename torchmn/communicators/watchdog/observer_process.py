@@ -68,7 +68,7 @@ def main() -> None:
             _print(f"{ended_text(ended, size, processes)} before all ranks had met in create_communicator")
         else:
             _print(missing_text(rank, size, seconds, ranks_that_came(job), processes))
-    if ended and rank not in ended:  # MPI would wait for that rank for ever
+    if ended and rank not in ended:  # MPI would wait for that rank indefinitely
         with suppress(OSError):
             os.kill(process, signal.SIGTERM)
     while claim.getsockname() and len(ranks_that_came(job)) > 1 and not select.select([0], [], [], 0.2)[0]:

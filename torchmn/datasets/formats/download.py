@@ -98,8 +98,8 @@ def _fetch_from(url: str, target: Path, sha256: str, max_bytes: int, max_seconds
 def _received(url: str, max_seconds: float) -> Iterator[tuple[int, bytes]]:
     """Yields the announced size, 0 if there is none, and each part of a file that another thread downloads.
 
-    A server that sends a byte from time to time can keep any call of urllib busy for ever, so this thread waits for the
-    other one only. That one ends with the connection, or with the process.
+    A server that sends a byte from time to time can keep any call of urllib busy indefinitely, so this thread waits for
+    the other one only. That one ends with the connection, or with the process.
     """
     parts: queue.SimpleQueue[tuple[int, bytes] | Exception | None] = queue.SimpleQueue()
     stopped = threading.Event()
