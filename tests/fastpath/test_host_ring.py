@@ -27,7 +27,8 @@ def test_every_rank_gets_the_sum_and_the_maximum(comm, in_place: bool) -> None:
                     ring.reduce_(source, out, datatype, op)
                     assert torch.equal(out, torch.arange(length, dtype=dtype) * factor)
                     assert in_place or torch.equal(source, x)
-        ring.close()
+        for mpi_comm in ring.comms:
+            mpi_comm.Free()
 
 
 @ranks(3, 4, on="mpi")
@@ -38,7 +39,8 @@ def test_sums_have_the_same_bits_on_all_ranks(comm) -> None:
         out = torch.empty_like(x)
         ring.reduce_(x, out, MPI.FLOAT, MPI.SUM)
         assert all(torch.equal(out, other) for other in comm.allgather(out))
-        ring.close()
+        for mpi_comm in ring.comms:
+            mpi_comm.Free()
 
 
 def test_small_tensors_and_one_host_are_left_to_mpi() -> None:
