@@ -97,15 +97,15 @@ comm.barrier()
     assert result.status == 0, result.err
 
 
-def connected(secrets: list[bytes]) -> list[object]:
-    """What each rank gets that connects with its own secret: a group, or an error."""
+def connected(secrets: list[bytes | None], seconds: float = 300) -> list[object]:
+    """What each rank gets that connects with its own secret, or proves nothing: a group, or an error."""
     store = dist.HashStore()
     results: list[object] = [None] * len(secrets)
 
     def connect(rank: int) -> None:
         rendezvous = gloo.Rendezvous(store, "127.0.0.1", secrets[rank])
         try:
-            results[rank] = gloo.connect(rendezvous, "world", rank, len(secrets), timedelta(seconds=300))
+            results[rank] = gloo.connect(rendezvous, "world", rank, len(secrets), timedelta(seconds=seconds))
         except LaunchError as error:
             results[rank] = error
 
@@ -124,6 +124,11 @@ def test_a_process_without_the_secret_is_not_accepted_as_a_rank() -> None:
     assert "as rank 2 does not have the secret" in str(results[0])
     assert "as rank 2 does not have the secret" in str(results[1])
     assert all(isinstance(group, dist.ProcessGroupGloo) for group in connected([b"the job's"] * 3))
+
+
+def test_a_process_that_sends_no_proof_is_refused_within_the_timeout() -> None:
+    result, _ = connected([b"the job's", None], seconds=3)
+    assert isinstance(result, LaunchError) and "as rank 1 does not have the secret" in str(result)
 
 
 @ranks(3)

@@ -8,6 +8,7 @@ import os
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
+from time import monotonic
 from typing import Any
 
 import torch.distributed as dist
@@ -120,18 +121,20 @@ def connect(rendezvous: Rendezvous, name: str, rank: int, size: int, timeout: ti
     Raises:
         LaunchError: a process without the secret of this job has connected as one of its ranks.
     """
+    deadline = monotonic() + timeout.total_seconds()
     store = dist.PrefixStore(f"{name}/gloo", rendezvous.store)
     if rendezvous.address is None:
         group = dist.ProcessGroupGloo(store, rank, size, timeout)
     else:
         group = dist.ProcessGroupGloo(store, rank, size, gloo_options(timeout, rendezvous.address))
     if rendezvous.secret is not None:
-        _authenticate(group, rendezvous.secret, name, rank, size)
+        left = timedelta(seconds=max(1.0, deadline - monotonic()))
+        _authenticate(group, rendezvous.secret, name, rank, size, left)
     return group
 
 
-def _authenticate(group: Any, secret: bytes, name: str, rank: int, size: int) -> None:
-    """Makes each two ranks prove to each other that they have the secret.
+def _authenticate(group: Any, secret: bytes, name: str, rank: int, size: int, timeout: timedelta) -> None:
+    """Makes each two ranks prove to each other within `timeout` that they have the secret.
 
     gloo listens on a port to which every user of the host can connect, and accepts the first process that sends an
     easily guessed number as the rank that it waits for.
@@ -143,13 +146,18 @@ def _authenticate(group: Any, secret: bytes, name: str, rank: int, size: int) ->
     others = [peer for peer in range(size) if peer != rank]
     received = {peer: wire.empty_bytes(_PROOF_BYTES) for peer in others}
     sent = {peer: wire.from_bytes(proof(rank, peer)) for peer in others}
-    works = [group.recv([received[peer]], peer, _PROOF) for peer in others]
-    works += [group.send([sent[peer]], peer, _PROOF) for peer in others]
-    for work in works:
-        work.wait()
+    works = [(peer, group.recv([received[peer]], peer, _PROOF)) for peer in others]
+    works += [(peer, group.send([sent[peer]], peer, _PROOF)) for peer in others]
+    silent: dict[int, str] = {}
+    for peer, work in works:
+        try:
+            work.wait(timedelta(seconds=0.001) if silent else timeout)
+        except RuntimeError as error:
+            silent.setdefault(peer, str(error).partition("\n")[0])
     for peer in others:
-        if not hmac.compare_digest(wire.to_bytes(received[peer]), proof(peer, rank)):
+        if peer in silent or not hmac.compare_digest(wire.to_bytes(received[peer]), proof(peer, rank)):
+            how = f" ({silent[peer]})" if peer in silent else ""
             raise LaunchError(
                 f"rank {rank} of {size}: {name}: the process that connected as rank {peer} does not have the secret "
-                f"of this job. Another user of this host interferes: see {DOCUMENTATION}/security.html"
+                f"of this job{how}. Another user of this host interferes: see {DOCUMENTATION}/security.html"
             )

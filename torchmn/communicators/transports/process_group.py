@@ -376,7 +376,7 @@ def create(
             f"rank {rank} of {size}: another process has created {name!r} as this rank of the job already. A program "
             "that a rank starts is no rank: start it with its own `torchmn run` or another launcher"
         )
-    with time_limit(settings.timeout + _CONNECT_SECONDS):
+    with time_limit(2 * settings.timeout + _CONNECT_SECONDS):  # that of the store, and that of gloo
         machines = gloo.allgather_by_store(store, "machine", Machine.here(), rank, size)
         hosts = names_of_hosts([Machine(*machine) for machine in machines])
         group = Group.of_world(name, hosts, Watch(rank, hosts[rank]), settings)
