@@ -13,7 +13,6 @@ from tests._worlds import ranks
 from torchmn import Communicator
 from torchmn.bounded_cache import BoundedCache, cached_tensors
 from torchmn.communicators import arguments
-from torchmn.communicators.messages import wire
 
 SHAPES = tuple(((64 + n, 32, 3, 3), torch.float32) for n in range(161))
 STEPS = 4_000
@@ -91,15 +90,6 @@ def test_tensors_are_cached_up_to_a_number_of_bytes() -> None:
         assert zeros(length).shape == (length,)
         assert zeros.cache.total <= 100_000
     assert calls == [5, *range(1_000, 2_000)]
-
-
-def test_layouts_of_messages_of_many_tensors_are_not_cached() -> None:
-    for length in range(3):
-        specs = tuple(wire.TensorSpec(torch.float32, (length, n)) for n in range(100))
-        before = wire._layout_of_few.cache_info().currsize, wire._read_few.cache_info().currsize
-        layout = wire.Layout.of(specs)
-        assert wire.Layout.read(layout.encoded).specs == specs
-        assert (wire._layout_of_few.cache_info().currsize, wire._read_few.cache_info().currsize) == before
 
 
 @ranks(2, on=("threads", "gloo"))

@@ -56,3 +56,12 @@ def test_a_tensor_and_its_bytes_are_the_same_memory(dtype: torch.dtype) -> None:
     wire.as_bytes(x)[0] = 1
     assert wire.as_bytes(x).data_ptr() == x.data_ptr()
     assert wire.as_bytes(x).numel() == x.nbytes
+
+
+def test_layouts_of_messages_of_many_tensors_are_not_cached() -> None:
+    for length in range(3):
+        specs = tuple(TensorSpec(torch.float32, (length, n)) for n in range(100))
+        before = wire._layout_of_few.cache_info().currsize, wire._read_few.cache_info().currsize
+        layout = Layout.of(specs)
+        assert Layout.read(layout.encoded).specs == specs
+        assert (wire._layout_of_few.cache_info().currsize, wire._read_few.cache_info().currsize) == before

@@ -15,11 +15,11 @@ import torchmn
 from torchmn.optim.fused import update
 from torchmn.parallel import GUARDS
 
-OPTIMIZERS: dict[str, Callable[[list[nn.Parameter]], Optimizer]] = {
-    "sgd": lambda ps: SGD(ps, lr=0.1),
-    "momentum": lambda ps: SGD(ps, lr=0.1, momentum=0.9, nesterov=True, weight_decay=0.1),
-    "adam": lambda ps: Adam(ps, lr=0.1),
-    "adamw": lambda ps: AdamW(ps, lr=0.1, amsgrad=True),
+OPTIMIZERS: dict[str, Callable[..., Optimizer]] = {
+    "sgd": lambda ps, **options: SGD(ps, lr=0.1, **options),
+    "momentum": lambda ps, **options: SGD(ps, lr=0.1, momentum=0.9, nesterov=True, weight_decay=0.1, **options),
+    "adam": lambda ps, **options: Adam(ps, lr=0.1, **options),
+    "adamw": lambda ps, **options: AdamW(ps, lr=0.1, amsgrad=True, **options),
 }
 
 
@@ -145,3 +145,23 @@ def test_multi_node_optimizers_update_this_way(fused_calls: list[str]) -> None:
     embedding(torch.tensor([1])).sum().backward()
     optimizer.step()
     assert fused_calls == ["_fused_adam"]
+
+
+@pytest.mark.parametrize("chosen", [None, True], ids=["chosen by us", "chosen by the user"])
+@pytest.mark.parametrize("with_closure", [False, True])
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_every_tensor_that_a_fused_step_writes_has_a_new_version(
+    name: str, with_closure: bool, chosen: bool | None
+) -> None:
+    learns, rests = nn.Parameter(torch.ones(5)), nn.Parameter(torch.ones(5))
+    optimizer = OPTIMIZERS[name]([learns, rests], fused=chosen)
+    closure = (lambda: torch.zeros(())) if with_closure else None
+    for _ in range(2):
+        learns.grad = torch.ones(5)
+        written = [learns, *(x for x in optimizer.state[learns].values() if isinstance(x, torch.Tensor))]
+        before = [(x, x._version, x.clone()) for x in written]
+        resting = rests._version
+        update(optimizer, closure)
+        assert all(x._version > version for x, version, values in before if not torch.equal(x, values))
+        assert not torch.equal(learns, before[0][2])
+        assert rests._version == resting

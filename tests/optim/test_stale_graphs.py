@@ -14,7 +14,6 @@ from torch.optim import SGD, Adam, AdamW, Optimizer
 from tests._worlds import ranks
 from tests.optim.problem import make_model
 from torchmn.optim import create_multi_node_optimizer
-from torchmn.optim.fused import update
 
 OPTIMIZERS: dict[str, Callable[..., Optimizer]] = {
     "sgd": lambda ps, **options: SGD(ps, lr=0.05, momentum=0.9, **options),
@@ -40,23 +39,3 @@ def test_chainers_order_of_an_adversarial_update_raises(comm: Any, name: str, op
     steps_generator.zero_grad()
     with pytest.raises(RuntimeError, match=STALE):
         F.softplus(-judged).mean().backward()
-
-
-@pytest.mark.parametrize("chosen", [None, True], ids=["chosen by us", "chosen by the user"])
-@pytest.mark.parametrize("with_closure", [False, True])
-@pytest.mark.parametrize("name", OPTIMIZERS)
-def test_every_tensor_that_a_fused_step_writes_has_a_new_version(
-    name: str, with_closure: bool, chosen: bool | None
-) -> None:
-    learns, rests = nn.Parameter(torch.ones(5)), nn.Parameter(torch.ones(5))
-    optimizer = OPTIMIZERS[name]([learns, rests], fused=chosen)
-    closure = (lambda: torch.zeros(())) if with_closure else None
-    for _ in range(2):
-        learns.grad = torch.ones(5)
-        written = [learns, *(x for x in optimizer.state[learns].values() if isinstance(x, torch.Tensor))]
-        before = [(x, x._version, x.clone()) for x in written]
-        resting = rests._version
-        update(optimizer, closure)
-        assert all(x._version > version for x, version, values in before if not torch.equal(x, values))
-        assert not torch.equal(learns, before[0][2])
-        assert rests._version == resting
