@@ -387,6 +387,25 @@ def test_the_data_set_may_be_in_the_model_or_the_data_layer():
     assert "expected dataset to be that of the experiment, MNIST, got CIFAR10" in refusal(found)
 
 
+def test_a_cross_entropy_of_values_that_are_not_probabilities_is_an_error():
+    found = experiment(layer("FCLayer", nout=20))
+    last = found["model"]["layers"][-2]
+    for activation in ("Logistic", "Softmax"):
+        last["activation"] = Node(activation)
+        converted(found)
+    last["activation"] = Node("Tanh")
+    assert "CrossEntropy: expected the activation of FCLayer before it to be Logistic or Softmax, got Tanh" in refusal(
+        found
+    )
+    del last["activation"]
+    assert "got none: neon takes logarithms of its outputs" in refusal(found)
+    found["model"]["layers"].insert(-1, Node("ActivationLayer", activation=Node("Logistic")))
+    converted(found)
+    found["model"]["layers"][-1]["cost"] = Node("SumSquaredDiffs")
+    del found["model"]["layers"][-2]
+    converted(found)
+
+
 def test_inference_sets_are_the_splits_of_the_metrics():
     assert converted(experiment(inference_sets="[test]"))[0]["metrics"] == {"test": ["misclassified_percentage"]}
     several = experiment(

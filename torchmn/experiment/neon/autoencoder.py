@@ -9,7 +9,7 @@ from torchmn.experiment.file.tagged_value import TaggedValue, as_float, at, plai
 from torchmn.experiment.neon.layers import ConvertedLayers, convert_layers, rule_of
 from torchmn.experiment.neon.terms.rules import beside
 from torchmn.experiment.neon.terms.shapes import Shape
-from torchmn.experiment.neon.terms.values import COSTS, check_olayer, one_of
+from torchmn.experiment.neon.terms.values import COSTS, check_cost, one_of
 
 STACK = ("LocalFilteringLayer", "L2PoolingLayer", "LCNLayer")
 CLASSIFIERS = ("Layer", "LayerWithNoBias", "FCLayer")
@@ -135,7 +135,7 @@ def _cost(model: TaggedValue, layers: TaggedValue, classifier: TaggedValue) -> T
     if found is not None and one_of(COSTS, found, "the cost") != "cross_entropy":
         raise ExperimentError(f"{found.where}: {model.kind} is supported with the cost CrossEntropy, got {found.kind}")
     if found is not None:
-        check_olayer(found, classifier)
+        check_cost(found, classifier)
     first = model.get("pretrain_cost")
     if first is not None and (one_of(COSTS, first, "the cost") != "sum_squared" or first.number("scale", 1.0) != 1):
         raise ExperimentError(f"{first.where}: {model.kind} is supported with the pretrain_cost SumSquaredDiffs only")

@@ -11,7 +11,7 @@ from typing import Any
 from torchmn.errors import ExperimentError
 from torchmn.experiment.file.tagged_value import TaggedValue, at
 from torchmn.experiment.neon.layers import ConvertedLayers, convert_layers, cost_target
-from torchmn.experiment.neon.terms.values import check_olayer, cost_of
+from torchmn.experiment.neon.terms.values import check_cost, cost_of
 
 PATHS = ("layers", "classlayers", "stylelayers")
 
@@ -92,7 +92,7 @@ def _cost(path: list[TaggedValue], batch_size: TaggedValue | None, options: dict
     found = path[-1].get("cost")
     if found is None:
         raise ExperimentError(f"{path[-1].where}: CostLayer needs the key 'cost'")
-    check_olayer(found, path[-2])
+    check_cost(found, path[-2])
     cost = cost_of(found, batch_size)
     named = cost.value if isinstance(cost.value, dict) else {"name": cost}
     if found.name != "CrossEntropy":

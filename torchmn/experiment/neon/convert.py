@@ -23,7 +23,7 @@ from torchmn.experiment.neon.metrics import default_metrics, metrics_of, predict
 from torchmn.experiment.neon.modes import batch_size_of, mode_of
 from torchmn.experiment.neon.optimizer import momentum_of_model, optimizer_of, rule_of_model, unused_rule
 from torchmn.experiment.neon.terms.shapes import sample_shape
-from torchmn.experiment.neon.terms.values import check_olayer, cost_of, one_of
+from torchmn.experiment.neon.terms.values import check_cost, cost_of, one_of
 
 UNSUPPORTED_MODELS = {
     "RNN": "it keeps its state from batch to batch. Here a sample is a sequence: in TorchMN's format, `dataset: {name: "
@@ -186,7 +186,7 @@ def _cost(model: TaggedValue, converted: ConvertedLayers) -> TaggedValue:
         return converted.cost
     if found is None:
         raise ExperimentError(f"{model.where}: expected a CostLayer or the key 'cost', got neither")
-    check_olayer(found, converted.last)
+    check_cost(found, converted.last)
     return cost_of(found, converted.batch_size)
 
 

@@ -23,7 +23,7 @@ from torchmn.experiment.neon.layers.images import (
 from torchmn.experiment.neon.layers.weights import weights_of
 from torchmn.experiment.neon.terms import shapes
 from torchmn.experiment.neon.terms.shapes import Shape, check_inputs, positive_integer
-from torchmn.experiment.neon.terms.values import activation, check_olayer, cost_of, one_of
+from torchmn.experiment.neon.terms.values import activation, check_cost, cost_of, one_of
 
 
 def convert_layers(layers: TaggedValue, converted: ConvertedLayers, inner: bool = False) -> ConvertedLayers:
@@ -60,7 +60,7 @@ def _cost(layer: TaggedValue, converted: ConvertedLayers) -> None:
     if found is None:
         raise ExperimentError(f"{layer.where}: CostLayer needs the key 'cost'")
     check_inputs(layer, converted.shape)
-    check_olayer(found, converted.last)
+    check_cost(found, converted.last)
     converted.cost, converted.target = cost_of(found, converted.batch_size), cost_target(layer)
 
 

@@ -30,6 +30,8 @@ INITIALIZERS: dict[str, tuple[str, dict[str, str]]] = {
     "OrthoNormalizedValGen": ("orthonormal", {}),
     "IdentityValGen": ("identity", {}),
 }
+WITH_ACTIVATION = ("FCLayer", "Layer", "LayerWithNoBias", "AELayer", "ConvLayer", "ActivationLayer")
+"""Layers whose `activation` is applied to their outputs."""
 # neon's default values.
 DEFAULTS = {"uniform": {"low": 0.0, "high": 1.0}, "gaussian": {"std": 1.0}}
 DEFAULT_INITIALIZER = {"name": "gaussian", "std": 0.01}
@@ -61,20 +63,33 @@ def cost_of(tagged: TaggedValue, batch_size: TaggedValue | None) -> TaggedValue:
     return at(tagged.where, options if len(options) > 1 else name)
 
 
-def check_olayer(cost: TaggedValue, last: TaggedValue | None) -> None:
-    """Raises an ExperimentError if `olayer` of a cost is not the layer before it.
+def check_cost(cost: TaggedValue, last: TaggedValue | None) -> None:
+    """Compares a cost with the layer before it.
 
     Args:
         cost: neon's cost.
         last: neon's layer before it; None if unknown.
+
+    Raises:
+        ExperimentError: if `olayer` is another layer, or its outputs are not probabilities and the cost is
+            CrossEntropy, of which neon takes logarithms.
     """
-    found = cost.get("olayer")
-    if found is None or last is None or same_object(found, last) or plain(found) == last.plain("name"):
+    if last is None:
         return
-    raise ExperimentError(
-        f"{found.where}: {cost.kind}: expected olayer to be the layer before the cost, {last.kind} "
-        f"{last.plain('name', '')}, got {found.kind or str(plain(found))[:60]}"
-    )
+    found = cost.get("olayer")
+    if found is not None and not same_object(found, last) and plain(found) != last.plain("name"):
+        raise ExperimentError(
+            f"{found.where}: {cost.kind}: expected olayer to be the layer before the cost, {last.kind} "
+            f"{last.plain('name', '')}, got {found.kind or str(plain(found))[:60]}"
+        )
+    if cost.name == "CrossEntropy" and last.name in WITH_ACTIVATION:
+        applied = last.get("activation")
+        if applied is None or applied.name in ("Linear", "RectLin", "RectLeaky", "Tanh"):
+            raise ExperimentError(
+                f"{(applied or last).where}: {cost.kind}: expected the activation of {last.kind} before it to be "
+                f"Logistic or Softmax, got {applied.kind if applied is not None else 'none'}: neon takes logarithms of "
+                "its outputs"
+            )
 
 
 def activation(tagged: TaggedValue) -> TaggedValue | None:
