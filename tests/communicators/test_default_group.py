@@ -14,6 +14,7 @@ from torchmetrics.classification import MulticlassAccuracy, MulticlassAUROC, Mul
 
 import torchmn
 from tests._worlds import ranks
+from tests._worlds.jobs import run_job
 from torchmn.training import torchmetrics_sync
 from torchmn.training.named_torchmetrics import NamedMetric
 
@@ -101,3 +102,20 @@ def test_ranks_that_are_threads_are_refused():
             torchmn.init_process_group(comm)
 
     torchmn.run_threads(work, 2)
+
+
+LEFT_OPEN = """
+import atexit
+import torch.distributed as dist
+import torchmn
+
+comm = torchmn.create_communicator()
+atexit.register(lambda: print("open at exit:", dist.is_initialized()))  # runs after handlers that are registered later
+torchmn.init_process_group(comm)
+dist.barrier()
+"""
+
+
+def test_a_group_that_a_program_leaves_open_is_destroyed_before_the_interpreter_shuts_down():
+    job = run_job(LEFT_OPEN, 2, "mpi")
+    assert job.returncode == 0 and job.output.count("open at exit: False") == 2, job.output

@@ -28,6 +28,8 @@ page.onload = () => {{
       parseFloat(getComputedStyle(e).fontSize)),
     shrunk: [...inside.querySelectorAll("svg.tiles")]
       .filter(e => e.getBoundingClientRect().width + 1 < e.width.baseVal.value).length,
+    cut: [...inside.querySelectorAll("svg.tiles, .slices")]
+      .filter(e => e.getBoundingClientRect().right > e.closest("section").getBoundingClientRect().right).length,
     pictures: [...inside.images].every(i => i.naturalWidth === 12),
     page: getComputedStyle(inside.body).backgroundColor, ink: getComputedStyle(inside.body).color,
   }});
@@ -65,7 +67,7 @@ def test_a_browser_shows_every_section_without_warnings(width, dark, halopar_run
     seen = json.loads(html.unescape(re.search(r'<pre id="seen">(.*?)</pre>', result.stdout, re.S)[1]))
     assert seen["sections"] == SECTIONS
     assert seen["wide"] <= width and seen["charts"] == 7 and seen["pictures"]
-    assert min(seen["texts"]) >= 11 and seen["shrunk"] == 0
+    assert min(seen["texts"]) >= 11 and seen["shrunk"] == seen["cut"] == 0
     page, ink = (sum(map(int, re.findall(r"\d+", seen[name])[:3])) for name in ("page", "ink"))
     assert (page < ink) == dark
 

@@ -5,6 +5,7 @@ TorchMN does not need it. DDP, `DistributedSampler`, torchmetrics and other libr
 
 from __future__ import annotations
 
+import atexit
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -29,7 +30,7 @@ def init_process_group(comm: Communicator, backend: str | None = None, timeout: 
         sampler = torch.utils.data.DistributedSampler(data)
 
     No environment variable is needed: ranks agree on an address by `comm`. If a default group of these ranks exists,
-    nothing is done. End it with `torch.distributed.destroy_process_group()`.
+    nothing is done. It ends with `torch.distributed.destroy_process_group()`; a gloo group also at exit.
 
     Args:
         comm: communicator whose ranks are processes.
@@ -54,6 +55,18 @@ def init_process_group(comm: Communicator, backend: str | None = None, timeout: 
     options: dict[str, Any] = {} if timeout is None else {"timeout": timeout}
     with _loopback(one_network):
         dist.init_process_group(backend, store=store, rank=comm.rank, world_size=comm.size, **options)
+    if backend == "gloo":
+        atexit.register(_destroy_at_exit)
+
+
+def _destroy_at_exit() -> None:
+    """Ends a default group that the program has left open.
+
+    gloo's threads may otherwise release tensors while the interpreter shuts down, which aborts the process. nccl groups
+    are left to torch: ending one may wait for the other ranks.
+    """
+    if dist.is_initialized() and dist.get_backend() == "gloo":
+        dist.destroy_process_group()
 
 
 def _problem(comm: Communicator, exists: bool) -> str | None:
