@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections import OrderedDict
 from math import prod
 
@@ -183,6 +184,13 @@ def test_what_is_no_state_dict_is_refused_by_name(tmp_path):
     ):
         for text in on_ranks(2, lambda comm, path=path: load_weights(nn.Linear(2, 1), path, comm)):
             assert words in text and "load_weights" in text and path.name in text
+
+
+@pytest.mark.parametrize("name", ["weights.pt", "weights.safetensors"])
+def test_a_pipe_is_not_waited_for(name, tmp_path):
+    os.mkfifo(tmp_path / name)
+    with pytest.raises(torchmn.ArgumentError, match="expected a regular file"):
+        load_weights(nn.Linear(2, 2), tmp_path / name)
 
 
 def test_ranks_whose_files_differ_are_told_apart(tmp_path):

@@ -201,6 +201,8 @@ class _Prefixed:
 @contextmanager
 def _opened(path: Path) -> Iterator[_File]:
     """Context with an open file of weights; raises an ArgumentError if it is none."""
+    if os.path.exists(path) and not os.path.isfile(path):  # would be waited for
+        raise ArgumentError(f"{_OPERATION}: {path}: expected a regular file, not a directory, a pipe or a device")
     if path.suffix == ".safetensors":
         try:
             file = safe_open(path, framework="pt")
