@@ -17,6 +17,15 @@ from torchmn.other_spellings import other_spellings
 
 __all__ = ["MultiNodeBatchNormalization", "MultiNodeChainList", "create_mnbn_model", "create_multi_node_n_step_rnn"]
 
+_NAMES = {
+    "gamma": "weight",
+    "beta": "bias",
+    "avg_mean": "running_mean",
+    "avg_var": "running_var",
+    "N": "num_batches_tracked",
+}
+"""ChainerMN's names of parameters and statistics, and torch's."""
+
 
 class MultiNodeBatchNormalization(MultiNodeBatchNorm):
     """Batch normalisation over the batches of all ranks, with ChainerMN's arguments, of inputs with any number of dims.
@@ -54,6 +63,9 @@ class MultiNodeBatchNormalization(MultiNodeBatchNorm):
             elif initial is not None and parameter is not None:
                 with torch.no_grad():
                     parameter.copy_(torch.as_tensor(initial))
+
+    def __getattr__(self, name: str) -> Any:
+        return super().__getattr__(_NAMES.get(name, name))
 
     def forward(self, input: Tensor, finetune: bool = False) -> Tensor:  # noqa: A002  (torch's name)
         """Normalises `input`; with `finetune`, the running statistics become the mean of all batches so far."""

@@ -299,7 +299,8 @@ def test_multi_node_batch_normalization_with_chainermn_s_arguments(comm):
         whole.weight.fill_(2)
         whole.bias.copy_(torch.arange(3.0))
     torch.testing.assert_close(layer(own), whole(x)[4 * comm.rank : 4 * comm.rank + 4])
-    torch.testing.assert_close(layer.running_var, whole.running_var)
+    torch.testing.assert_close(layer.avg_var, whole.running_var)
+    assert layer.gamma is layer.weight and layer.beta is layer.bias and layer.avg_mean is layer.running_mean
     assert layer(own.flatten(2)[:, :, 0]).shape == (4, 3)
     without = chainermn.links.MultiNodeBatchNormalization(3, comm, use_gamma=False)
     assert without.weight is None and without.bias is not None

@@ -49,6 +49,8 @@ NAMES: tuple[OtherName, ...] = (
     OtherName("CommunicatorBase.mpi_comm", "Communicator.mpi_comm", "over MPI"),
     OtherName("CommunicatorBase.set_config", "Communicator.set_config", "`batched_copy` has no effect"),
     OtherName("CommunicatorBase.get_config", "Communicator.get_config"),
+    OtherName("CommunicatorBase.batched_copy", "Communicator.batched_copy", "True"),
+    OtherName("CommunicatorBase.allreduce_grad_dtype", "Communicator.allreduce_grad_dtype"),
     OtherName("CommunicatorBase.within_config_scope", "Communicator.within_config_scope", "False"),
     OtherName(
         "CommunicatorBase.config_scope", note="pass settings to create_communicator(grad_dtype=..., timeout=...)"
@@ -76,6 +78,11 @@ NAMES: tuple[OtherName, ...] = (
     ),
     # -- optimizers
     OtherName("optimizers.create_multi_node_optimizer", "optimizers.create_multi_node_optimizer"),
+    OtherName("MultiNodeOptimizer.actual_optimizer", "MultiNodeOptimizer.actual_optimizer"),
+    OtherName("MultiNodeOptimizer.communicator", note="its attribute `comm`"),
+    OtherName("MultiNodeOptimizer.target_params", note="`param_groups`, as of torch's optimizers"),
+    OtherName("MultiNodeOptimizer.zero_fill", note="it is an argument of create_multi_node_optimizer only"),
+    OtherName("MultiNodeOptimizer.wait", note="flush(), which runs a step with the last gradients"),
     OtherName(
         "MultiNodeOptimizer.setup",
         note="give the parameters to torch's optimizer, torch.optim.SGD(model.parameters(), lr=0.1)",
