@@ -251,6 +251,12 @@ def test_the_json_schema_has_every_name_and_no_dangling_reference():
     assert set(schema["required"]) == {"dataset", "model", "optimizer", "epochs", "batch_size"}
 
 
+def test_a_missing_file_is_reported_with_the_working_directory(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ExperimentError, match=re.escape(f"digit.yaml: there is no such file in {tmp_path}. ")):
+        load("digit.yaml")
+
+
 def test_a_missing_or_unreadable_file_is_reported_in_one_line(tmp_path):
     (tmp_path / "digits.yaml").write_text(BASE)
     with pytest.raises(ExperimentError, match=r"there is no such file. Did you mean 'digits.yaml'\?"):

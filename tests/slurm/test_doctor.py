@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 import sys
+from pathlib import Path
 
 import pytest
 
-from tests.slurm.jobs import OPENMPI, Result, run, srun
+from tests.slurm.jobs import OPENMPI, Result, run, sbatch, srun
 
 DOCTOR = (sys.executable, "-m", "torchmn.cli.main", "doctor", "--json")
 
@@ -42,3 +43,18 @@ def test_in_a_step_one_rank_reports_whether_its_type_fits(kind: str, level: str)
     assert step["level"] == level and f"rank 0 of 2, started by `srun --mpi={kind}`" in step["found"]
     assert (result.status == 0) == (level == "ok")
     assert ("use `srun --mpi=pmi2`" in step["advice"]) == (level == "FAIL")
+
+
+def test_in_a_batch_script_it_reads_the_allocation_and_starts_ranks(tmp_path: Path) -> None:
+    job = sbatch(tmp_path, " ".join(DOCTOR), "-N", "2", "-n", "2")
+    job.wait(job.ended, "end of the job")
+    found = findings(Result(0, job.text()))
+    assert "2 tasks with 1 CPUs each on 2 nodes (node[1-2])" in found["slurm allocation"]["found"]
+    assert found["srun --mpi=pmi2"]["level"] == "ok"
+
+
+def test_a_working_directory_that_nodes_do_not_have_is_named() -> None:
+    result = run("salloc", "-N", "2", "-n", "2", *DOCTOR, SLURM_REMOTE_CWD="/no/such/directory")  # of each srun
+    finding = findings(result)["srun --mpi=pmi2"]
+    assert finding["level"] == "FAIL" and "/no/such/directory" in finding["found"] and "node" in finding["found"]
+    assert "srun --chdir=DIR" in finding["advice"]

@@ -107,6 +107,14 @@ def _paths(value: object) -> Iterator[KeyPath]:
             yield from ((key, *rest) for rest in _paths(item))
 
 
+def _working_directory(path: Path) -> str:
+    """Returns where a relative path was looked for: launchers may start ranks of other hosts in another directory."""
+    try:
+        return "" if path.is_absolute() else f" in {Path.cwd()}"
+    except OSError:
+        return ", and the working directory does not exist"
+
+
 def read_text(path: Path) -> str:
     """Returns the text of a file; raises an ExperimentError if it cannot be read or is too large."""
     try:
@@ -115,7 +123,7 @@ def read_text(path: Path) -> str:
     except FileNotFoundError:
         siblings = [p.name for p in path.parent.glob("*.y*ml")] if path.parent.is_dir() else []
         hint = nearest(path.name, siblings) if siblings else "`torchmn new mnist-cnn` writes an example."
-        raise ExperimentError(f"{path}: there is no such file. {hint}") from None
+        raise ExperimentError(f"{path}: there is no such file{_working_directory(path)}. {hint}") from None
     except UnicodeDecodeError as error:
         raise ExperimentError(
             f"{path}: expected a text file in UTF-8, got byte {error.object[error.start]:#x}"
