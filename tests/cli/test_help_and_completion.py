@@ -193,6 +193,9 @@ def test_evaluate_and_predict_need_only_the_directory_of_the_run(tmp_path, monke
     assert printed(capsys, "train", file, "--out", run, "--epochs", "1")[0] == 0
     expected = printed(capsys, "evaluate", file, "--checkpoint", run, "--json")
     assert expected[0] == 0 and printed(capsys, "evaluate", run, "--json") == expected
+    long = "metrics=[accuracy, {torchmetrics: classification.MulticlassF1Score, average: macro}]"
+    lines = printed(capsys, "evaluate", run, "--set", long)[1].splitlines()
+    assert len(lines) == 4 and len({line.rindex(" ") for line in lines[1:]}) == 1, "values are below one another"
     status, _, _ = printed(capsys, "predict", f"{run}/checkpoints")
     assert status == 0 and (tmp_path / "run" / "predictions-test.npz").is_file()
     status, _, message = printed(capsys, "evaluate", file)

@@ -56,7 +56,8 @@ def _evaluate(options: argparse.Namespace, experiment: Experiment, comm: Communi
             print(json.dumps({"split": options.split, "step": step, **numbers}))
         else:
             print(f"{session.splits[options.split].name}, after step {step}")
+            width = max(20, *map(len, values))
             for name, value in values.items():
                 measure = session.measures.get(name)
-                print(f"  {name:20} {value:{'.2%' if measure is not None and measure.percent else '.6g'}}")
+                print(f"  {name:{width}} {value:{'.2%' if measure is not None and measure.percent else '.6g'}}")
     return 0
