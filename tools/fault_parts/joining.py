@@ -96,8 +96,7 @@ def run(number: int) -> Result:
             command = [sys.executable, "-m", "torchmn.cli.main", "run", "-n", "2", "--transport", transport, "job.py"]
             process = subprocess.Popen(
                 [*command, name, held],
-                env=clean_environment()
-                | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "TORCHMN_TIMEOUT": "30", LABEL: label},
+                env=clean_environment() | ENVIRONMENT | {LABEL: label},
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,

@@ -5,9 +5,11 @@ from __future__ import annotations
 import hmac
 import json
 import os
+import sys
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
+from threading import Timer
 from time import monotonic
 from typing import Any
 
@@ -22,6 +24,7 @@ from torchmn.errors import DOCUMENTATION, LaunchError
 
 _PROOF = 4  # gloo's tag of the messages by which ranks prove their identity
 _PROOF_BYTES = 32
+_LONGER = 3.0  # seconds that gloo may need to end a wait after its time
 
 
 @dataclass(frozen=True)
@@ -143,21 +146,34 @@ def _authenticate(group: Any, secret: bytes, name: str, rank: int, size: int, ti
     def proof(source: int, dest: int) -> bytes:
         return hmac.digest(secret, f"{name}: rank {source} to rank {dest}".encode(), "sha256")
 
+    def refusal(peer: str, how: str) -> str:
+        return (
+            f"rank {rank} of {size}: {name}: the process that connected as {peer} does not have the secret of this job"
+            f"{how}. Another user of this host interferes: see {DOCUMENTATION}/security.html"
+        )
+
     others = [peer for peer in range(size) if peer != rank]
     received = {peer: wire.empty_bytes(_PROOF_BYTES) for peer in others}
     sent = {peer: wire.from_bytes(proof(rank, peer)) for peer in others}
     works = [(peer, group.recv([received[peer]], peer, _PROOF)) for peer in others]
     works += [(peer, group.send([sent[peer]], peer, _PROOF)) for peer in others]
     silent: dict[int, str] = {}
+    limit = Timer(timeout.total_seconds() + _LONGER, _end, (refusal("another rank", " and sends no proof"),))
+    limit.daemon = True
+    limit.start()
     for peer, work in works:
         try:
             work.wait(timedelta(seconds=0.001) if silent else timeout)
         except RuntimeError as error:
             silent.setdefault(peer, str(error).partition("\n")[0])
+    limit.cancel()
     for peer in others:
         if peer in silent or not hmac.compare_digest(wire.to_bytes(received[peer]), proof(peer, rank)):
-            how = f" ({silent[peer]})" if peer in silent else ""
-            raise LaunchError(
-                f"rank {rank} of {size}: {name}: the process that connected as rank {peer} does not have the secret "
-                f"of this job{how}. Another user of this host interferes: see {DOCUMENTATION}/security.html"
-            )
+            raise LaunchError(refusal(f"rank {peer}", f" ({silent[peer]})" if peer in silent else ""))
+
+
+def _end(reason: str) -> None:
+    """Ends this process: what a process without the secret sends may block gloo for ever."""
+    sys.stderr.write(f"torchmn: {reason}\n")
+    sys.stderr.flush()
+    os._exit(1)
