@@ -33,6 +33,11 @@ def test_without_a_launcher_auto_is_a_world_of_one() -> None:
         assert comm.device.type == ("cuda" if torch.cuda.is_available() else "cpu")
 
 
+def test_a_new_communicator_is_logged_at_level_info(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level("INFO", "torchmn"), torchmn.create_communicator("solo") as comm:
+        assert f"{comm.name}: 1 ranks on 1 hosts, over solo" in caplog.text
+
+
 def test_an_unknown_name_is_refused_with_the_nearest_one() -> None:
     with pytest.raises(torchmn.ArgumentError, match=r"unknown communicator 'pure_ncll'. Did you mean 'pure_nccl'\?"):
         torchmn.create_communicator("pure_ncll")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Sequence
 from dataclasses import replace
@@ -38,6 +39,7 @@ NAMES = {
     **dict.fromkeys(("pure_nccl", "hierarchical", "two_dimensional", "single_node", "non_cuda_aware"), "nccl"),
 }
 _KEYWORDS = ("mpi_comm", "device", "grad_dtype", "timeout")
+_logger = logging.getLogger("torchmn.communicators")
 
 
 @torch.inference_mode(False)  # its buffers may be used outside of that mode
@@ -52,8 +54,7 @@ def create_communicator(name: str = "auto", mpi_comm: Any = None, **options: Any
             ChainerMN's names, `naive` and `flat` mean auto, the others nccl. Under an MPI launcher, ranks of nccl and
             gloo agree on an address over MPI, unless MASTER_ADDR is set.
         mpi_comm: an mpi4py communicator to use instead of MPI.COMM_WORLD; `auto` then means mpi.
-        **options: `device`: where this rank computes; by default its GPU (by `intra_rank`) if there is one, else the
-            CPU.
+        **options: `device`: where this rank computes; by default its GPU (by `intra_rank`), or the CPU if it has none.
             `grad_dtype`: torch.float16 or torch.bfloat16 to send gradients compressed; they are summed in float32.
             `timeout`: the longest wait in seconds, or `math.inf`; by default `TORCHMN_TIMEOUT` or 300.
 
@@ -90,7 +91,14 @@ def create_communicator(name: str = "auto", mpi_comm: Any = None, **options: Any
         else:
             comm = _process_group(transport, settings, launch, mpi_comm)
     _set_device(comm, options.get("device"))
+    _log_creation(comm)
     return comm
+
+
+def _log_creation(comm: Communicator) -> None:
+    if comm.rank == 0:
+        over = comm.traits.name
+        _logger.info("torchmn: %s: %d ranks on %d hosts, over %s", comm.name, comm.size, comm.inter_size, over)
 
 
 class UnknownKeyword(ArgumentError, TypeError):

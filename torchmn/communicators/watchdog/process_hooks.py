@@ -123,7 +123,7 @@ def _open_channel(world: World, rendezvous: str | None) -> tuple[ControlClient |
         _logger.warning(
             f"torchmn: the watchdog of rank{'s' * (len(cut_off) > 1)} {ranks_text(cut_off)} {CUT_OFF} "
             f"({failures[cut_off[0]]}). The job continues; but if it gets stuck, the table will lack ranks, and a rank "
-            "that leaves is missed only after the timeout. See 'the watchdog across hosts' in "
+            "that leaves is reported only after the timeout. See 'the watchdog across hosts' in "
             f"{DOCUMENTATION}/troubleshooting.html"
         )
     return channel, not cut_off

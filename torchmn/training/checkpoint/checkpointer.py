@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import secrets
 from collections.abc import Mapping
@@ -19,6 +20,8 @@ from torchmn.training.checkpoint.directory import CheckpointDirectory, Checkpoin
 from torchmn.training.checkpoint.load import load_newest
 from torchmn.training.checkpoint.manifest import CheckpointError, SavedRankState, SaveId, name_problem
 from torchmn.training.checkpoint.state_copy import StateCopy
+
+_logger = logging.getLogger("torchmn.checkpoint")
 
 
 class Copied(NamedTuple):
@@ -223,6 +226,8 @@ class MultiNodeCheckpointer:
         if loaded is None:
             return None
         self.extra = loaded.extra
+        if self._store.comm.rank == 0:
+            _logger.info("torchmn: checkpoint %r of step %d was loaded", self._store.directory.name, loaded.step)
         return loaded.step
 
     def _agree(self, operation: str, problem: str | None, step: Any, objects: Mapping[str, Any]) -> None:
