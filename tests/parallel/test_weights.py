@@ -193,6 +193,17 @@ def test_a_pipe_is_not_waited_for(name, tmp_path):
         load_weights(nn.Linear(2, 2), tmp_path / name)
 
 
+@pytest.mark.parametrize("kind", FORMATS)
+def test_weights_in_a_folder_whose_name_is_not_utf_8_are_loaded(kind, tmp_path):
+    folder, saved, model = tmp_path / os.fsdecode(b"caf\xe9"), nn.Linear(2, 2), nn.Linear(2, 2)
+    folder.mkdir()
+    file = write(saved.state_dict(), tmp_path, kind)
+    load_weights(model, file.rename(folder / file.name))
+    assert torch.equal(model.weight, saved.weight)
+    with pytest.raises(torchmn.ArgumentError, match="No such file"):
+        load_weights(model, folder / f"missing{file.suffix}")
+
+
 def test_ranks_whose_files_differ_are_told_apart(tmp_path):
     paths = []
     for rank in range(3):

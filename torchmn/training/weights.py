@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -205,7 +206,8 @@ def _opened(path: Path) -> Iterator[_File]:
         raise ArgumentError(f"{_OPERATION}: {path}: expected a regular file, not a directory, a pipe or a device")
     if path.suffix == ".safetensors":
         try:
-            file = safe_open(path, framework="pt")
+            with _named_in_utf8(path) as name:
+                file = safe_open(name, framework="pt")
         except (OSError, SafetensorError) as error:
             raise ArgumentError(f"{_OPERATION}: {path} cannot be read as safetensors: {error}") from error
         with file as opened:
@@ -214,9 +216,22 @@ def _opened(path: Path) -> Iterator[_File]:
         yield _StateDict(_state_dict_in(path))
 
 
+@contextmanager
+def _named_in_utf8(path: Path) -> Iterator[Path]:
+    """Context with a path of the same file in UTF-8, the only names that torch and safetensors open."""
+    if os.fsencode(path).decode(errors="replace") == str(path):
+        yield path
+        return
+    with TemporaryDirectory(prefix="torchmn-") as folder:
+        link = Path(folder) / "weights"
+        link.symlink_to(os.path.abspath(path))
+        yield link
+
+
 def _state_dict_in(path: Path) -> Mapping[str, Any]:
     try:
-        loaded = _load(path)
+        with _named_in_utf8(path) as name:
+            loaded = _load(name)
     except OSError as error:
         raise ArgumentError(f"{_OPERATION}: {path}: {error.strerror or error}") from error
     except Exception as error:  # torch.load raises errors of many types for files of other formats
