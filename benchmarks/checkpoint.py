@@ -40,6 +40,8 @@ import torchmn
 
 MEGABYTES = {f"{count * 4} MB": (count, 1 << 20) for count in (1, 10, 100)}
 TENSORS = {f"{count:,} tensors": (count, 256) for count in (100, 1000, 10_000)}
+LONGEST = 20
+"""Seconds after which no further turn of an operation begins."""
 
 
 class Contender(NamedTuple):
@@ -130,9 +132,15 @@ def contenders(model: nn.Module, comm: torchmn.Communicator, directory: Path) ->
 
 
 def take_turns(contenders: Mapping[str, Contender], options: argparse.Namespace) -> dict[str, list[float]]:
-    """Seconds of each contender in each turn; the first turn, which creates files and buffers, does not count."""
+    """Seconds of each contender in each turn; the first turn, which creates files and buffers, does not count.
+
+    On a slow disk there are fewer turns.
+    """
     times: dict[str, list[float]] = {name: [] for name in contenders}
+    began = time.monotonic()
     for turn in range(options.rounds + 1):
+        if turn > 1 and time.monotonic() - began > LONGEST:
+            break
         for name in random.Random(turn).sample(list(contenders), len(contenders)):
             if options.ours_only and turn > 1 and name != "TorchMN":
                 continue

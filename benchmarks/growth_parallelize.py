@@ -6,10 +6,12 @@ Convolutions of one channel, 3x3, each with a ReLU, on an image of 16x16: nearly
   tile alone   the same layers on each rank's half as a separate image, without exchange
   whole image  the same layers on the whole image, on each rank
 
+ResNet-50 has 1/16 of its width, and an image of 64x64; in training its 53 norms have statistics of both ranks.
+
 A new shape: 10 convolutions of four channels on images of 64x64. Values are those of the first forward of an image that
 is four rows higher than the last one, or of a batch with one image more.
   later        a later forward of the same shape
-Counts are those of a forward of rank 0, after the first one.
+Counts are those of a forward of rank 0, after the first one; agreements are comparisons of arguments between ranks.
 """
 
 from __future__ import annotations
@@ -17,14 +19,17 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Callable
+from copy import deepcopy
 from types import FrameType
 
 import torch
+from resnet import ResNet50
 from results import Results, Work, arguments
 from timing import WORLD, Times, take_turns, two_ranks
 from torch import Tensor, nn
 
 import torchmn
+from torchmn.communicators.agreement import Agreement
 
 STEPS = {10: 20, 100: 4, 500: 1}  # forwards per turn
 
@@ -49,19 +54,37 @@ def forward(model: nn.Module, x: Tensor) -> Callable[[], None]:
     return run
 
 
-def python_calls(run: Callable[[], object]) -> int:
-    calls = 0
+def calls_of(run: Callable[[], object]) -> tuple[int, int]:
+    """Returns the numbers of Python calls and of agreements."""
+    calls = agreements = 0
 
     def count(frame: FrameType, event: str, argument: object) -> None:
-        nonlocal calls
+        nonlocal calls, agreements
         calls += event == "call"
+        agreements += event == "call" and frame.f_code is Agreement._fingerprint.__code__  # of each comparison
 
     sys.setprofile(count)
     try:
         run()
     finally:
         sys.setprofile(None)
-    return calls
+    return calls, agreements
+
+
+def compare(model: nn.Module, comm: torchmn.Communicator, image: Tensor, layers: int) -> tuple[dict, dict[str, int]]:
+    """Returns the contenders for a model, and counts of a forward."""
+    parallel, operations = cut(model, comm, tuple(image.shape[1:]))
+    run, half = forward(parallel, image), image.shape[2] // 2
+    contenders = {
+        "TorchMN": run,
+        "tile alone": forward(deepcopy(model), image[:, :, :half]),
+        "whole image": forward(deepcopy(model), image),
+    }
+    run()
+    before = operations()
+    calls, agreements = calls_of(run)
+    made = {"collective operations": operations() - before, "agreements": agreements}
+    return contenders, {"Python calls per convolution": round(calls / layers), **made}
 
 
 def new_shapes(comm: torchmn.Communicator, grows: int, rounds: int) -> Times:
@@ -87,25 +110,20 @@ def new_shapes(comm: torchmn.Communicator, grows: int, rounds: int) -> Times:
 
 def main() -> None:
     options = arguments(__doc__, rounds=9).parse_args()
+    torch.manual_seed(0)
     comm = two_ranks()
     results = Results("forward")
     image = torch.rand(1, 1, 16, 16, generator=torch.Generator().manual_seed(0))
     for count, steps in STEPS.items():
-        model, operations = cut(convolutions(count), comm, (1, 16, 16))
-        run, plain = forward(model, image), convolutions(count)
-        contenders = {
-            "TorchMN": run,
-            "tile alone": forward(plain, image[:, :, :8]),
-            "whole image": forward(plain, image),
-        }
+        contenders, counts = compare(convolutions(count), comm, image, count)
         case = f"{count} convolutions"
         results.add(case, take_turns(contenders, options, steps), Work("convolutions", count))
-        before = operations()
-        calls = python_calls(run)
-        results.count(
-            case,
-            {"Python calls per convolution": round(calls / count), "collective operations": operations() - before},
-        )
+        results.count(case, counts)
+    image = torch.rand(2, 3, 64, 64, generator=torch.Generator().manual_seed(0))
+    for case, training in (("ResNet-50, evaluation", False), ("ResNet-50, training", True)):
+        contenders, counts = compare(ResNet50(width=4).train(training), comm, image, 53)
+        results.add(case, take_turns(contenders, options, 4))
+        results.count(case, counts)
     results.add("a new image size", new_shapes(comm, 2, options.rounds))
     results.add("a new batch size", new_shapes(comm, 0, options.rounds))
     if comm.rank == 0:

@@ -5,8 +5,8 @@
 
 Hosts are network namespaces of this machine; `tc tbf` limits their links. `limit` is the time of the bytes that any
 algorithm must send through a host's link in each direction, 2 (H - 1) / H times the buffer for H hosts, at the nominal
-rate; `raw mpi4py` is the algorithm that the MPI library chooses, and gloo torch.distributed. The last table counts the
-bytes that the first host has sent per all-reduce, in units of that minimum.
+rate; `raw mpi4py` is the algorithm that the MPI library chooses, and gloo torch.distributed. Counts are the bytes that
+the first host has sent per all-reduce, headers of TCP/IP and resent packets included, in percent of that minimum.
 """
 
 from __future__ import annotations
@@ -119,7 +119,7 @@ def main() -> None:
         seconds["limit"] = [minimum * 8 / (megabits * 1e6)] * len(seconds["TorchMN"])
         times.add(case, seconds)
         sent = {name: median(each["bytes"]) / minimum for name, each in measured.items() if each["bytes"]}
-        print(f"{case}: bytes sent by a host, in units of the minimum: {sent}", flush=True)
+        times.count(case, {f"{name}, % of the minimum": round(100 * share) for name, share in sent.items()})
     times.finish(options)
 
 

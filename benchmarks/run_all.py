@@ -96,8 +96,10 @@ SECTIONS = {
         "What does a cut image cost, with more and more layers, and with new shapes?",
         "mpiexec -n 2 python benchmarks/growth_parallelize.py",
         "The layers alone, on half of the image, take {10 convolutions|tile alone} times as long for 10 convolutions "
-        "and {500 convolutions|tile alone} times for 500. A later forward takes {a new image size|later} times as long "
-        "as the first one of a new image size, and {a new batch size|later} times as long as that of a new batch size.",
+        "and {500 convolutions|tile alone} times for 500, and those of a narrow ResNet-50 "
+        "{ResNet-50, evaluation|tile alone} times in evaluation and {ResNet-50, training|tile alone} in training. "
+        "A later forward takes {a new image size|later} times as long as the first one of a new image size, and "
+        "{a new batch size|later} times as long as that of a new batch size.",
     ),
     "tensor_parallel": Section(
         "How much faster is a wide MLP that is cut over two ranks?",

@@ -32,6 +32,7 @@ class ThreadState(threading.local):
         tape: messages of the part of a model that torch.utils.checkpoint computes twice (functions/recomputation.py).
         samples: those that the running forward of a parallel model computes (sharded/sharding.py).
         recorder: of the current dry run (sharded/parameter_use.py).
+        operations: of the running forward of a parallel model (communicators/repeated_operations.py).
         isolated: whether operations that communicate raise, because this rank runs a model that other ranks do not run.
     """
 
@@ -40,6 +41,7 @@ class ThreadState(threading.local):
     tape: Any = None
     samples: Any = None
     recorder: Any = None
+    operations: Any = None
     isolated: bool = False
 
     def __init__(self) -> None:

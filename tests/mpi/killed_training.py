@@ -78,7 +78,9 @@ def run(directory: Path, kills: int, ranks: int, transport: str, seed: int = 0) 
     for _ in range(kills):
         newest = newest_step(directory)
         output = job(directory, 0, generator.randrange(ranks), generator.uniform(0, LATEST))
-        assert "REACHED" not in output and "Error" not in output, output
+        # Over gloo the other ranks may find the connection closed before they are ended.
+        errors = set(re.findall(r"\w*Error\b", output)) - {"PeerError"}
+        assert "REACHED" not in output and not errors, output
         assert loaded[-1] == newest, output
     newest = newest_step(directory)
     resumed = re.search(r"REACHED (\d+) (.*)", job(directory, 0, -1, 0))

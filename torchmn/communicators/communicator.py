@@ -23,6 +23,7 @@ from torchmn.communicators.launchers.topology import Topology, groups
 from torchmn.communicators.messages import plain_values, reductions, wire
 from torchmn.communicators.messages.wire import ArrayTensor, Kind, Message
 from torchmn.communicators.objects import pack_each, try_pack, unpack
+from torchmn.communicators.repeated_operations import is_repeated
 from torchmn.communicators.replies import Replies
 from torchmn.communicators.transports.group import Settings
 from torchmn.communicators.transports.transport import Traits, Transport
@@ -654,6 +655,7 @@ class Communicator:
         incoming: Mapping[int, int],
         like: Tensor,
         same: Callable[[], dict[str, Any]],
+        key: bytes | None = None,
     ) -> StartedExchange:
         """Starts an exchange of byte buffers with other ranks, and returns it.
 
@@ -667,6 +669,7 @@ class Communicator:
             like: a tensor on the device of the buffers.
             same: returns values that must be equal on all ranks. Ranks compare them only if a message of another size
                 would crash the transport; otherwise the receiver detects it.
+            key: identifies these values. A parallel model compares them in its first forward only.
 
         Returns:
             The exchange, whose `received()` waits for the buffers.
@@ -674,7 +677,7 @@ class Communicator:
         if self.group.closed:
             self.group.check_open(operation)
         self.group.collectives += 1  # on all ranks: by this number the watchdog finds ranks that are behind
-        if not self.transport.traits.checks_sizes:
+        if not self.transport.traits.checks_sizes and (key is None or not is_repeated(self, key)):
             self.agree(operation, **same())
         self.group.watch.pinned.add(self)
         return StartedExchange(self.buffers, operation, outgoing, incoming, like)

@@ -5,7 +5,8 @@ The guards are in parallel/guards. A guard is a function that is called with a `
 `trace` is a subclass of `TraceGuard`.
 
 model    a model was made parallel, on all ranks; it was not called yet
-trace    a model runs on meta tensors, before the first forward with a new shape; guards must not communicate
+trace    a model runs on meta tensors, before the first forward with inputs of a new kind; guards must not
+         communicate
 samples  ranks along `data` have different samples, and a model was traced, or under datapar is about to run for the
          first time; guards must not communicate
 forward  a forward begins, on the ranks of `grid.tiles`; in training also on those of `grid.replicas`

@@ -12,6 +12,7 @@ from torchmn.communicators.communicator import Communicator
 from torchmn.communicators.messages import wire
 from torchmn.communicators.messages.digest import checksum_of, digest_of
 from torchmn.communicators.process_grid import ProcessGrid
+from torchmn.communicators.repeated_operations import RepeatedOperations
 from torchmn.errors import ParallelizeError
 from torchmn.geometry import owned
 from torchmn.sharded.redistribute import shard_of
@@ -23,9 +24,54 @@ from torchmn.trees import leaves, leaves_of, map_only
 _COMPARED_BYTES = 1 << 20
 _MOST_LAYOUTS = 64  # in the caches
 _MOST_SHAPES = 1024
+_MOST_TRACED = 1024  # kinds of inputs that need no dry run
+_LARGEST_GROWTH = 2
 
 Modules = Sequence[tuple[str, nn.Module]]
 Parameters = Sequence[tuple[str, nn.Parameter]]
+
+
+class InputKind(NamedTuple):
+    """What the path of a forward may depend on: `extents` are those of the images, `others` everything else."""
+
+    others: tuple
+    extents: tuple[int, ...]
+
+
+class TracedKinds:
+    """The kinds of inputs for which a dry run was made, and those that need none because of these.
+
+    A window fits into a larger image if it fits into a smaller one, and a halo that was found for an image serves one
+    of up to twice its size. So trainings on images of many sizes make few dry runs.
+    """
+
+    def __init__(self) -> None:
+        self._known: set[Any] = set()
+        self._extents: dict[Any, list[tuple[int, ...]]] = {}  # of dry runs
+
+    def __contains__(self, kind: Any) -> bool:
+        if kind in self._known:
+            return True
+        others, extents = kind
+        for traced in self._extents.get(others, ()):
+            if all(old <= new <= _LARGEST_GROWTH * old for old, new in zip(traced, extents, strict=True)):
+                self._remember(kind)
+                return True
+        return False
+
+    def add(self, kind: Any) -> None:
+        """Records a dry run."""
+        self._remember(kind)
+        self._extents.setdefault(kind[0], []).append(kind[1])
+
+    def clear(self) -> None:
+        self._known.clear()
+        self._extents.clear()
+
+    def _remember(self, kind: Any) -> None:
+        if len(self._known) >= _MOST_TRACED:
+            self.clear()  # shapes that never repeat must not fill the memory
+        self._known.add(kind)
 
 
 class ShardedArguments(NamedTuple):
@@ -37,6 +83,7 @@ class ShardedArguments(NamedTuple):
         plain_arguments: arguments that are not tensors, on which the path of a forward may depend.
         samples: which samples of the global batch these are.
         batch: how many of them this rank has.
+        operations: what ranks have compared in the last forward with such arguments.
     """
 
     args: tuple
@@ -45,11 +92,22 @@ class ShardedArguments(NamedTuple):
     plain_arguments: tuple
     samples: Samples
     batch: int
+    operations: RepeatedOperations
 
-    def kind(self) -> tuple:
-        """Returns the values on which the result of a dry run depends."""
-        shapes = [x.spec.shape if isinstance(x, ShardedTensor) else tuple(x.shape) for x in self.inputs]
-        return (*shapes, *self.options())
+    def kind(self) -> InputKind:
+        """Returns the values on which the result of a dry run depends.
+
+        The number of samples is none of them, but `squeeze` and broadcasting treat one sample differently.
+        """
+        shapes, extents = [], []
+        for x in self.inputs:
+            is_image = isinstance(x, ShardedTensor)
+            shape = x.spec.shape if is_image else tuple(x.shape)
+            if shape and shape[0] == self.batch > 1:
+                shape = (-1, *shape[1:])
+            shapes.append((*shape[:2], len(shape)) if is_image else shape)
+            extents += shape[2:] if is_image else ()
+        return InputKind((*shapes, *self.options()), tuple(extents))
 
     def options(self) -> list[bool | str | None]:
         """Returns the arguments that select a path of the forward."""
@@ -79,6 +137,7 @@ class Inputs:
         self.learned = learned
         self._checked: set[Any] = set()  # global shapes of which ranks were found to hold different tiles
         self._layouts: dict[Any, Sharding] = {}
+        self._operations: dict[Any, RepeatedOperations] = {}
 
     def shard(
         self, model: nn.Module, args: tuple, kwargs: dict[str, Any], modules: Modules, parameters: Parameters
@@ -100,20 +159,36 @@ class Inputs:
         plain_arguments = ()
         if len(inputs) < len(args) + len(kwargs):
             plain_arguments = plain_values(leaves((args, kwargs)))
-        tiles = self.grid.tiles
+        tiles, operations = self.grid.tiles, self._operations_of(model, inputs, plain_arguments)
+        operations.known = operations.number != 0
         if tiles.size > 1:
 
             def summaries() -> tuple:
                 return tuple([self._summary(x) for x in inputs])
 
-            compare_forwards(tiles, model, modules, inputs, summaries, plain_arguments, parameters)
-        samples, batch = self._samples(model, inputs)
+            number = operations.number
+            numbers = compare_forwards(
+                tiles, model, modules, inputs, summaries, plain_arguments, parameters, operations.number
+            )
+            operations.known = number != 0 and numbers.count(number) == len(numbers)
+        samples, batch = self._samples(model, inputs, operations)
         if only_tensors:
             inputs = args = tuple([self._shard(x, samples) for x in inputs])
         else:
             args, kwargs = map_only(Tensor, lambda x: self._shard(x, samples), (args, kwargs))
             inputs = leaves_of(Tensor, (args, kwargs))
-        return ShardedArguments(args, kwargs, inputs, plain_arguments, samples, batch)
+        return ShardedArguments(args, kwargs, inputs, plain_arguments, samples, batch, operations)
+
+    def _operations_of(self, model: nn.Module, inputs: Sequence[Tensor], plain: tuple) -> RepeatedOperations:
+        """Returns the operations of the last forward with such arguments; new ones if there was none."""
+        shapes = [(x.shape, x.requires_grad) for x in inputs]
+        key = (model.training, torch.is_grad_enabled(), torch.is_inference_mode_enabled(), *shapes, *plain)
+        found = self._operations.get(key)
+        if found is None:
+            if len(self._operations) >= _MOST_LAYOUTS:
+                self._operations.clear()  # shapes that never repeat must not fill the memory
+            found = self._operations[key] = RepeatedOperations(self.grid.tiles)
+        return found
 
     def compare_whole(
         self,
@@ -155,10 +230,10 @@ class Inputs:
             known = self._layouts[shape, samples] = image_layout(self.grid, shape, samples, self.learned)
         return known
 
-    def _samples(self, model: nn.Module, inputs: list[Tensor]) -> tuple[Samples, int]:
+    def _samples(self, model: nn.Module, inputs: list[Tensor], operations: RepeatedOperations) -> tuple[Samples, int]:
         """Returns the samples of the global batch that this rank's replica has, and how many.
 
-        In training, replicas exchange their batch sizes.
+        In training, replicas exchange their batch sizes, and whether they know their operations.
         """
         batch = 0
         for x in inputs:
@@ -167,8 +242,12 @@ class Inputs:
                 break
         replicas = self.grid.replicas
         if replicas.size == 1 or not model.training:
+            operations.known &= replicas.size == 1
             return Samples(0, batch, known=replicas.size == 1), batch
-        sizes = [int(n) for n in replicas.allgather(torch.tensor(batch))]
+        number = operations.outer_number if operations.known else 0
+        facts = [part.tolist() for part in replicas.allgather(torch.tensor([batch, number]))]
+        sizes, numbers = [size for size, _ in facts], {number for _, number in facts}
+        operations.known = len(numbers) == 1 and 0 not in numbers
         return Samples(sum(sizes[: replicas.rank]), sum(sizes)), batch
 
     def _shard(self, x: Tensor, samples: Samples) -> Tensor:
@@ -222,7 +301,8 @@ def compare_forwards(
     summaries: Callable[[], tuple],
     plain_arguments: tuple,
     parameters: Sequence[tuple[str, nn.Parameter]],
-) -> None:
+    operations: int = 0,
+) -> list[int]:
     """Compares the forward that each rank is about to compute.
 
     Args:
@@ -233,6 +313,10 @@ def compare_forwards(
         summaries: returns what must be equal on all ranks of each input.
         plain_arguments: arguments that are not tensors.
         parameters: of the model, with their names.
+        operations: number of the operations that this rank expects.
+
+    Returns:
+        The `operations` of all ranks.
 
     Raises:
         MismatchError: on every rank, if ranks would not compute the same forward and backward.
@@ -250,7 +334,7 @@ def compare_forwards(
         "other arguments": plain_arguments,
         "frozen parameters": lambda: tuple([name for name, p in parameters if not p.requires_grad]),
     }
-    comm.agree("forward of a parallel model", **same)
+    return comm.agree("forward of a parallel model", differ=operations, optional=True, **same)
 
 
 def _autocast(inputs: Sequence[Tensor]) -> torch.dtype | None:

@@ -1,6 +1,6 @@
 """Parallelism: how a model runs on a grid of ranks, and the forward of a parallel model.
 
-Forward cuts the inputs, traces the model on meta tensors once per input shape, computes, and gathers the outputs.
+Forward cuts the inputs, traces the model on meta tensors once per kind of inputs, computes, and gathers the outputs.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from torchmn.gradient_role import change_role, make_partial, role_of
 from torchmn.nn.layers.sliced_module import SlicedModule
 from torchmn.parallel.events import ForwardEvent, OutputEvent, SamplesEvent, TraceGuard, announce
 from torchmn.parallel.functional_call import ParameterSlots, check_registered, compare_replaced
-from torchmn.parallel.inputs import Inputs, ShardedArguments, as_meta
+from torchmn.parallel.inputs import Inputs, ShardedArguments, TracedKinds, as_meta
 from torchmn.parallel.passes import model_pass
 from torchmn.parallel.serial_semantics import SerialSemantics
 from torchmn.parallel.trace import dry_run, explain, run_with_batch
@@ -31,8 +31,6 @@ from torchmn.sharded.redistribute import whole
 from torchmn.sharded.sharding import Samples, computing_samples
 from torchmn.sharded.tensor import ShardedTensor, local
 from torchmn.trees import map_only
-
-_MOST_TRACED = 1024  # kinds of inputs that are remembered as traced
 
 
 @dataclass
@@ -58,7 +56,7 @@ class Parallelism:
     roles: dict[str, str] = field(default_factory=dict)
     learned: dict[str, Any] = field(default_factory=dict)
     guard_counts: Counter[str] = field(default_factory=Counter)
-    _traced: set[Any] = field(default_factory=set)  # kinds of inputs for which the model was traced
+    _traced: TracedKinds = field(default_factory=TracedKinds)
     _marked_model: Any = None  # weak reference to the model whose parameters have their roles
     _frozen: list[nn.Parameter] = field(default_factory=list)  # get their role when they require a gradient
     # Of the marked model:
@@ -81,7 +79,8 @@ class Parallelism:
         self._update_roles(model)
         sharded = self.inputs.shard(model, args, kwargs, self._named_modules, self._parameters)
         self._trace_once(model, sharded)
-        result = self._compute(model, sharded.args, sharded.kwargs, sharded.samples, sharded.batch)
+        with sharded.operations:
+            result = self._compute(model, sharded.args, sharded.kwargs, sharded.samples, sharded.batch)
         announce("output", OutputEvent(model, self, result))
         return result
 
@@ -108,9 +107,9 @@ class Parallelism:
     # -- before the first forward --------------------------------------------------------------------------------
 
     def _trace_once(self, model: nn.Module, sharded: ShardedArguments) -> None:
-        """Traces the model on meta tensors for every new kind of inputs; raises an error if it cannot be computed."""
+        """Traces the model on meta tensors for new kinds of inputs; raises an error if it cannot be computed."""
         if self.mode == "datapar" and self.grid.sizes["data"] > 1:
-            kind = (model.training, *[x.dim() for x in sharded.inputs], *sharded.options())
+            kind = (model.training, *[x.dim() for x in sharded.inputs], *sharded.options()), ()
             if kind not in self._traced:  # whatever the shapes: without tiles and slices nothing else depends on them
                 self._traced.add(kind)
                 args, kwargs = map_only(Tensor, as_meta, (sharded.args, sharded.kwargs))
@@ -124,7 +123,8 @@ class Parallelism:
             compare_replaced(self.grid.tiles, not_sliced)
 
     def _trace(self, model: nn.Module, sharded: ShardedArguments) -> None:
-        kind = (model.training, *sharded.kind())
+        others, extents = sharded.kind()
+        kind = (model.training, *others), extents
         if kind in self._traced:
             return
         args, kwargs = map_only(Tensor, as_meta, (sharded.args, sharded.kwargs))
@@ -133,8 +133,6 @@ class Parallelism:
             self.learn_roles(model, args, kwargs, sharded.samples, sharded.batch)
 
         self.grid.tiles.attempt("dry run of a parallel model", learn, raises=ParallelizeError)
-        if len(self._traced) >= _MOST_TRACED:
-            self._traced.clear()
         self._traced.add(kind)
 
     def learn_roles(self, model: nn.Module, args: tuple, kwargs: dict, samples: Samples, batch: int) -> None:

@@ -209,8 +209,9 @@ class Sharding:
         return any(cut is not None and cut.axis != "vector" for cut in cuts)
 
     def with_dims(self, shape: tuple[int, ...], cuts: tuple[AnyCut, ...]) -> Sharding:
-        """Returns the same sharding with other dims."""
-        return replace(self, shape=tuple(shape), cuts=tuple(cuts))
+        """Returns the same sharding with other dims: the same object, with its cached plans, if these are equal."""
+        shape, cuts = tuple(shape), tuple(cuts)
+        return self if (shape, cuts) == (self.shape, self.cuts) else replace(self, shape=shape, cuts=cuts)
 
     def __str__(self) -> str:
         dims = []

@@ -110,7 +110,7 @@ class HaloMessages:
             values = {"plan": f"{_fingerprint(plan):x}", "dtype": like.dtype, "batch and channels": leading}
             return values | {"with a gradient": wants_gradient}
 
-        self._exchange = comm.exchange(self._operation, messages, layout.incoming_sizes, like, same)
+        self._exchange = comm.exchange(self._operation, messages, layout.incoming_sizes, like, same, layout.header)
 
     def wait(self) -> dict[int, list[Tensor]]:
         """Waits for the messages; returns the blocks of the boxes by peer, each (*leading, *source shape)."""

@@ -18,7 +18,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from operator import ge, sub
+from math import prod
+from operator import ge, le, sub
 from typing import NamedTuple
 
 import torch
@@ -170,13 +171,22 @@ def _width(x: ShardedTensor, weight: Tensor, image: tuple[int, ...]) -> tuple[Ro
         return None, None  # in inference mode tensors have no versions, so a change of the tile could not be detected
     recorder = here.recorder
     if recorder is None:
-        return x.spec.learned.get(id(weight), {}).get(image), None
+        return _learned_width(x.spec.learned.get(id(weight), {}), image), None
     name = recorder.name_of(weight)
     if name is None:
         return None, None
     run = ConvolutionRun(name, image, (0,) * len(image))
     recorder.notes.append(run)
     return _widest(x.spec, len(image)), run
+
+
+def _learned_width(widths: Widths, image: tuple[int, ...]) -> Rows | None:
+    """Returns the width found for an image; if there was no dry run with it, that of the largest one that fits in."""
+    found = widths.get(image)
+    if found is None and widths:
+        smaller = [known for known in widths if all(map(le, known, image))]
+        found = widths[max(smaller, key=prod)] if smaller else None
+    return found
 
 
 def _widest(layout: Sharding, dims: int) -> Rows:

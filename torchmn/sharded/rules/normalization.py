@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from torchmn.communicators.communicator import Communicator
+from torchmn.communicators.repeated_operations import is_repeated
 from torchmn.functions.moments import Moments, local_moments, normalize_over_ranks, track_statistics, union
 from torchmn.sharded.memory_format import with_memory_format_of
 from torchmn.sharded.redistribute import gathered, replicated_operand, shard_like, whole
@@ -71,7 +72,10 @@ def batch_norm_over_ranks(
 @torch.no_grad()
 def _moments_of_all_ranks(x: Tensor, comm: Communicator) -> Moments:
     packed = local_moments(x if x.dtype == torch.float64 else x.float()).packed()
-    return union([Moments.unpacked(part.to(x.device)) for part in comm.allgather(packed)])
+    channels = x.shape[1]
+    with comm.agreed("batch_norm", compared=is_repeated(comm, ("batch_norm", channels)), channels=channels):
+        parts = comm.allgather(packed)
+    return union([Moments.unpacked(part.to(x.device)) for part in parts])
 
 
 def _wide(x: Tensor) -> Tensor:
