@@ -17,8 +17,6 @@ from tools import fuzz
 from tools.fuzzing.subject import Subject
 from torchmn.errors import DatasetError
 
-fuzz.PATIENCE = 5
-
 def refuse(path):
     raise DatasetError(f"{path}: damaged")
 
@@ -39,6 +37,7 @@ def wait(path):
     os.read(os.pipe()[0], 1)
 
 for read in (refuse, refuse_without_path, {}.pop, reserve, compute, lambda path: os._exit(7), wait):
+    fuzz.PATIENCE = 1 if read is wait else 600
     subject = Subject("planted", "file", lambda draw: b"x", read, (DatasetError,), "data sets", False)
     tally = fuzz.run(subject, 1)
     print(*tally.outcomes, *tally.findings, sep=" | ")
@@ -64,5 +63,5 @@ def test_other_errors_time_memory_crashes_and_hangs_are_findings():
     ]  # fmt: skip
     assert [line.partition(" | ")[2].partition(":")[0] for line in lines] == [
         "", "DatasetError without the path", "KeyError", "takes more than 512 MB", "takes more than 0 s",
-        "ends the process with status 7", "does not end in 5 s",
+        "ends the process with status 7", "does not end in 1 s",
     ]  # fmt: skip
