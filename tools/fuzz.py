@@ -40,7 +40,7 @@ from tools.fuzzing import checkpoints, data_files, documents
 from tools.fuzzing.subject import Subject, emptied
 
 SUBJECTS: tuple[Subject, ...] = (*data_files.SUBJECTS, *documents.SUBJECTS, *checkpoints.SUBJECTS)
-CASES = {"data sets": 10_000, "images": 1_500, "YAML": 5_000, "checkpoints": 2_000, "weights": 2_000}
+CASES = {"data sets": 10_000, "images": 1_500, "YAML": 10_000, "checkpoints": 2_000, "weights": 2_000}
 SECONDS, MEGABYTES = 2, 512
 PATIENCE = 60
 """Seconds for a case, also while it waits for a processor or for ever."""
