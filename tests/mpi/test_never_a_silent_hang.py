@@ -393,3 +393,27 @@ comm.barrier()
     files = re.findall(r"MAPPED (mpich_\w+)", result.stdout)
     assert files, result.output
     assert not any((Path("/dev/shm") / file).exists() for file in files)
+
+
+def test_a_rank_that_is_killed_while_ranks_map_their_memory_leaves_no_file() -> None:
+    script = """
+import os, signal, sys
+from torchmn.communicators.fastpath import shared_memory
+exchange = shared_memory.allgather_plain
+def killed(comm, path):
+    with open(sys.argv[1], "a") as file: file.write(path + chr(10))
+    comm.Barrier()
+    if comm.rank == 1: os.kill(os.getpid(), signal.SIGKILL)
+    return exchange(comm, path)
+shared_memory.allgather_plain = killed
+import torchmn
+torchmn.create_communicator()
+"""
+    with tempfile.NamedTemporaryFile("r") as created:
+        result = run_job(script, 2, args=[created.name], env={"TORCHMN_TEST_WARM_START": "0"})
+        files = created.read().split()
+    assert len(files) == 2, result.output
+    # An observer that starts late finds that the rank has ended, and not how.
+    assert re.search(r"torchmn: rank 1 of 2 (\(process \d+ on \S+\) was ended by SIGKILL|has ended)", result.output)
+    assert result.output.count("torchmn: rank ") == 1
+    assert not any(Path(file).exists() for file in files)

@@ -41,7 +41,7 @@ ENDINGS = {
     "SIGKILL": r"SIGKILL|[Ss]ignal:? 9|exitcode: -9",
     "SIGSEGV": r"SIGSEGV|[Ss]ignal:? 11|exitcode: -11",
     "exception": r"raised|status 1\b|exitcode: 1\b|[Ee]xit code:? 1\b|did not. Look at",
-    "SIGSTOP": r"stopped \(SIGSTOP\)",
+    "SIGSTOP": r"stopped \(SIGSTOP\)|ranks came before the timeout",
 }
 """What a line on the end of rank 1 contains, besides the rank."""
 RANK_1 = re.compile(r"\brank:? ?1\b|\blocal_rank: 1\b|^\[1\]")
@@ -125,13 +125,15 @@ def naming_line(text: str, ending: str, moment: str) -> str:
     lines = text.splitlines()
     if found := next((line for line in lines if RANK_1.search(line) and cause.search(line)), ""):
         return found.strip()
-    return _line_of_torchrun(text, cause)
+    return _lines_of_launcher(text, cause)
 
 
-def _line_of_torchrun(text: str, cause: re.Pattern[str]) -> str:
-    """Returns the rank and the status in torchrun's list of failures, which has a line for each of its facts."""
-    for failure in re.findall(r"rank\s*: 1 \(local_rank: 1\)\n\s*exitcode\s*: .*", text):
-        if cause.search(re.sub(r"exitcode\s*: ", "exitcode: ", failure)):
+def _lines_of_launcher(text: str, cause: re.Pattern[str]) -> str:
+    """Returns the rank and the status in what torchrun or prterun prints, which are on different lines."""
+    torchrun = r"rank\s*: 1 \(local_rank: 1\)\n\s*exitcode\s*: .*"
+    prterun = r"Process name: \[\S+@1,1\]\n\s*Exit code: .*"
+    for failure in re.findall(f"{torchrun}|{prterun}", text):
+        if cause.search(" ".join(failure.replace(" :", ":").split())):
             return " ".join(failure.split())
     return ""
 

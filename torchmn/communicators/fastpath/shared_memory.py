@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import mmap
 import os
+from contextlib import suppress
 from uuid import uuid4
 
 from mpi4py import MPI
 
 from torchmn.communicators.transports.mpi import allgather_plain
+from torchmn.communicators.watchdog import observer_process
 
 
 def share(comm: MPI.Comm, nbytes: int) -> dict[int, mmap.mmap]:
@@ -26,13 +28,14 @@ def share(comm: MPI.Comm, nbytes: int) -> dict[int, mmap.mmap]:
         maps = {}
     complete = all(allgather_plain(comm, len(maps) == comm.size))
     if path is not None:
-        os.unlink(path)
+        with suppress(OSError):  # the observer of this rank was first, because another rank has ended
+            os.unlink(path)
     return maps if complete else {}
 
 
 def _new_file(nbytes: int) -> str | None:
     """Returns the path of a new file in /dev/shm with its memory reserved; None if there is no room."""
-    path = f"/dev/shm/torchmn-{uuid4().hex}"
+    path = f"{observer_process.OWN_FILE}{os.getpid()}-{uuid4().hex}"
     try:
         file = os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600)
     except OSError:

@@ -13,6 +13,7 @@ It uses the standard library only, so that it starts fast. Its input is a pipe f
 from __future__ import annotations
 
 import fcntl
+import glob
 import json
 import os
 import re
@@ -24,11 +25,12 @@ import sys
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
-from time import monotonic
+from time import monotonic, sleep
 
 ALL_MET = b"\n"  # for the observers with nothing further to do
 JOB_ENDS = b"end"  # datagram to the observer of a host: no further report is necessary
 _STOPPED_BY_USER = re.compile("SIGINT|SIGTERM|SIGHUP")
+OWN_FILE = "/dev/shm/torchmn-"  # beginning of the names of files of TorchMN; the process follows
 _MPICH_FILE = re.compile(r"(/dev/shm/mpich_(?:shm|vci)_[0-9a-f]+_\d+)$", re.MULTILINE)
 _OUT_OF_MEMORY = " (the kernel does that, too, when memory runs out: see `dmesg`)"
 _NAMESPACE = "PMIX_NAMESPACE"  # of the job, if its launcher may serve several
@@ -71,8 +73,9 @@ def main() -> None:
     if ended and rank not in ended:  # MPI would wait for that rank indefinitely
         with suppress(OSError):
             os.kill(process, signal.SIGTERM)
-    while claim.getsockname() and len(ranks_that_came(job)) > 1 and not select.select([0], [], [], 0.2)[0]:
-        pass  # ranks that came later must not print it again
+    deadline = monotonic() + _TABLE_SECONDS
+    while claim.getsockname() and len(ranks_that_came(job)) > 1 and monotonic() < deadline:
+        sleep(0.2)  # other observers must not print it again
 
 
 def started_ranks(launcher: int, variable: str) -> dict[int, int]:
@@ -86,11 +89,12 @@ def started_ranks(launcher: int, variable: str) -> dict[int, int]:
     for path in Path(f"/proc/{launcher}/task").glob("*/children"):
         try:
             for pid in map(int, path.read_text().split()):
-                content = Path(f"/proc/{pid}/environ").read_text(errors="replace")
-                environ = dict(each.split("=", 1) for each in content.split("\0") if "=" in each)
-                if variable in environ and environ.get(_NAMESPACE) == os.environ.get(_NAMESPACE):
-                    found[int(environ[variable])] = pid
-        except (OSError, ValueError):  # another user's, or a process has just ended
+                with suppress(FileNotFoundError, ProcessLookupError):  # it has just ended
+                    content = Path(f"/proc/{pid}/environ").read_text(errors="replace")
+                    environ = dict(each.split("=", 1) for each in content.split("\0") if "=" in each)
+                    if variable in environ and environ.get(_NAMESPACE) == os.environ.get(_NAMESPACE):
+                        found[int(environ[variable])] = pid
+        except (OSError, ValueError):  # another user's process
             return {}
     return found
 
@@ -144,10 +148,9 @@ class Meeting:
         return line
 
     def unlink_shared_memory(self) -> None:
-        """Removes the names of MPICH's shared memory: the ranks will be ended before they do."""
-        for path in self._shared_memory:
-            with suppress(OSError):
-                os.unlink(path)
+        """Removes the names of shared memory: the ranks will be ended before they do."""
+        unlink_files(self._shared_memory)
+        unlink_own_files(self._processes.values())
 
 
 def shared_memory_files(process: int | str) -> set[str]:
@@ -156,6 +159,18 @@ def shared_memory_files(process: int | str) -> set[str]:
         return set(_MPICH_FILE.findall(Path(f"/proc/{process}/maps").read_text(errors="replace")))
     except OSError:  # it has ended, or this system has no /proc
         return set()
+
+
+def unlink_own_files(processes: Iterable[int]) -> None:
+    """Removes files in shared memory that processes of ranks have created, and that not all ranks have mapped yet."""
+    for process in processes:
+        unlink_files(glob.glob(f"{OWN_FILE}{process}-*"))
+
+
+def unlink_files(paths: Iterable[str]) -> None:
+    for path in paths:
+        with suppress(OSError):  # another process was first
+            os.unlink(path)
 
 
 def bound(name: str) -> socket.socket:
@@ -276,6 +291,7 @@ def _watch_exits(name: str, size: int, processes: dict[int, int], stopped: Stopp
         failed = {rank: text for rank, text in how.items() if text}
         if failed:
             _print(ended_text(failed, size, processes))
+            unlink_own_files(processes.values())
             return
         for descriptor in ended.values():
             poller.unregister(descriptor)
