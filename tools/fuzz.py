@@ -14,6 +14,7 @@ Exit status 1 if there are findings.
 from __future__ import annotations
 
 import argparse
+import ctypes
 import json
 import multiprocessing
 import os
@@ -44,6 +45,7 @@ CASES = {"data sets": 10_000, "images": 1_500, "YAML": 10_000, "checkpoints": 2_
 SECONDS, MEGABYTES = 2, 512
 PATIENCE = 60
 """Seconds for a case, also while it waits for a processor or for ever."""
+_PARENT_DEATH_SIGNAL = 1
 READ, REFUSED, OTHER, SLOW, LARGE, LOST = "read", "refused", "other errors", "over 2 s", "over 512 MB", "lost or hung"
 
 
@@ -111,6 +113,7 @@ def _cases(subject: Subject, numbers: range, folder: Path) -> Iterator[Case]:
 
 
 def _work(subject: Subject, numbers: range, folder: Path, sender: Connection) -> None:
+    ctypes.CDLL(None).prctl(_PARENT_DEATH_SIGNAL, signal.SIGKILL)  # also if it waits for a file
     os.chdir(folder)  # which is searched for modules that files name
     os.environ["XDG_CACHE_HOME"] = str(folder / "cache")
     with open(os.devnull, "w") as nothing:
