@@ -222,3 +222,27 @@ def test_ranks_that_save_are_not_waited_for_when_another_rank_has_ended(tmp_path
         command.process.send_signal(signal.SIGINT)
         result = command.end()
     assert (result.status, result.survivors) == (130, []), result.err
+
+
+def test_ranks_that_end_while_they_map_their_memory_leave_no_file(tmp_path):
+    path = script(
+        tmp_path,
+        f"""
+        from torchmn.communicators.fastpath import shared_memory
+        exchange = shared_memory.allgather_plain
+        def killed(comm, path):
+            with open({str(tmp_path / "created")!r}, "a") as file:
+                file.write(path + chr(10))
+            comm.Barrier()
+            if comm.rank == 1:
+                os.kill(os.getpid(), signal.SIGKILL)
+            return exchange(comm, path)
+        shared_memory.allgather_plain = killed
+        import torchmn
+        torchmn.create_communicator()
+        """,
+    )
+    result = run("mpich", 2, path)
+    assert "rank 1 was ended by SIGKILL" in result.err
+    created = (tmp_path / "created").read_text().split()
+    assert len(created) == 2 and not any(os.path.exists(file) for file in created)

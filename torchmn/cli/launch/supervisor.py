@@ -16,7 +16,13 @@ from torchmn.cli.launch.process_tree import adopt_orphans, kill_descendants, sen
 from torchmn.cli.launch.rank_output import Screen
 from torchmn.cli.launch.rank_pipes import RankPipes, rank_pipes
 from torchmn.cli.launch.rank_process import ONE_REQUEST, end_with_parent
-from torchmn.communicators.watchdog.observer_process import StoppedProcesses, is_stopped
+from torchmn.communicators.watchdog.observer_process import (
+    StoppedProcesses,
+    is_stopped,
+    shared_memory_files,
+    unlink_files,
+    unlink_own_files,
+)
 
 # Seconds. Their sum stays below 5 after a failure, and below 4 after a signal.
 FAILURE_SECONDS = 2.0  # a failure usually makes other ranks fail, whose errors may be more informative: print them
@@ -81,6 +87,8 @@ class Supervisor:
         self.patience, self.reported_status = patience, reported_status
         self.processes: list[subprocess.Popen[bytes]] = []
         self.running: dict[int, int] = {}  # rank: process id
+        self.started: list[int] = []  # process ids
+        self.shared_memory: set[str] = set()  # files of MPICH that ranks have not removed yet
         self.succeeded = 0  # number of ranks
         self.failure: Failure | None = None
         self.ending: int | None = None  # the signal sent to every rank
@@ -97,6 +105,8 @@ class Supervisor:
             kill_descendants(process.pid for process in self.processes)
             for process in self.processes:
                 process.wait()
+            unlink_files(self.shared_memory)
+            unlink_own_files(self.started)
 
     def _run(self) -> int:
         try:
@@ -138,6 +148,10 @@ class Supervisor:
             self._wait(LAUNCHER_SECONDS, self._all_ended)
         self._handle_events(drain=True)
         self.failure = self._failed()
+        self._find_shared_memory()
+
+    def _find_shared_memory(self) -> None:
+        self.shared_memory.update(*(shared_memory_files(pid) for pid in self.running.values()))
 
     def _wait(self, seconds: float, over: Callable[[], bool]) -> None:
         deadline = time.monotonic() + seconds
@@ -148,6 +162,7 @@ class Supervisor:
         for event in self.pipes.drain() if drain else self.pipes.wait(POLL_SECONDS):
             if event.kind == "start":
                 self.running[event.rank] = event.value
+                self.started.append(event.value)
                 if self.ending:
                     send(event.value, self.ending)
                 continue
@@ -185,6 +200,7 @@ class Supervisor:
     def _end(self, signum: int, patience: float) -> None:
         """Sends `signum` to every rank and, after at most `patience` seconds, terminates the processes around them."""
         self.ending = signum
+        self._find_shared_memory()
         self.pipes.ignore_launcher()
         self.pipes.hold_ended_ranks()
         for pid in self.running.values():

@@ -168,6 +168,7 @@ def unlink_own_files(processes: Iterable[int]) -> None:
 
 
 def unlink_files(paths: Iterable[str]) -> None:
+    """Removes files, if they still exist."""
     for path in paths:
         with suppress(OSError):  # another process was first
             os.unlink(path)
