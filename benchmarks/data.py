@@ -29,7 +29,7 @@ import torchmn
 from torchmn.data import scatter_dataset
 from torchmn.iterators import create_multi_node_iterator
 
-COUNTS = {10_000: 5, 100_000: 3, 1_000_000: 1}  # TRIAL  # turns
+COUNTS = {10_000: 5, 100_000: 3, 1_000_000: 1}  # turns
 MOST_BY_MPI4PY = 100_000  # it takes several times as long
 FEATURES, BATCH, BATCHES = 8, 64, 100
 

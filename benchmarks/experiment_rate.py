@@ -1,4 +1,4 @@
-"""`torchmn train` of examples/mnist-mlp.yaml compared with loops written by hand, on one rank and on two.
+"""`torchmn train` of examples/mnist-mlp.yaml compared with loops written by hand, for three sizes of a batch.
 
     OMP_NUM_THREADS=1 mpiexec -n 2 python benchmarks/experiment_rate.py
 
@@ -23,7 +23,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 from gloo import start_gloo
-from results import Results, arguments
+from results import Results, Work, arguments
 from rich.console import Console
 from timing import WORLD, Times, alone, take_turns, two_ranks
 from torch import nn
@@ -36,11 +36,11 @@ from torchmn.experiment import Experiment, load, parse_set
 from torchmn.experiment.train import Request, train
 
 FILE = Path(__file__).parents[1] / "examples" / "mnist-mlp.yaml"
-BATCH, EPOCHS = 300, 3
+BATCHES, EPOCHS = (30, 300, 3000), 3
 
 
-def experiment_of() -> Experiment:
-    return load(FILE, [parse_set(f"epochs={EPOCHS}"), parse_set("metrics=[]")])
+def experiment_of(batch: int) -> Experiment:
+    return load(FILE, [parse_set(f"epochs={EPOCHS}"), parse_set("metrics=[]"), parse_set(f"batch_size={batch}")])
 
 
 def trained(experiment: Experiment, comm: torchmn.Communicator, steps: int) -> float:
@@ -54,19 +54,21 @@ def trained(experiment: Experiment, comm: torchmn.Communicator, steps: int) -> f
         return sum(line["seconds"] for line in lines if "seconds" in line) / (EPOCHS * steps)
 
 
-def loop(model: nn.Module, optimizer: torch.optim.Optimizer, rows: slice, shuffled: bool) -> Callable[[], float]:
+def loop(
+    model: nn.Module, optimizer: torch.optim.Optimizer, batch: int, rows: slice, shuffled: bool
+) -> Callable[[], float]:
     """An epoch written by hand; `rows` are this rank's of each batch. Returns the sum of its losses."""
     dataset = mnist()
     images, targets = dataset.images, one_hot(dataset.labels, 10).float()
-    steps = len(images) // BATCH
+    steps = len(images) // batch
 
     def epoch() -> float:
         total = 0.0
         order = torch.randperm(len(images))
         for step in range(steps):
-            x, y = (values[step * BATCH : (step + 1) * BATCH] for values in (images, targets))
+            x, y = (values[step * batch : (step + 1) * batch] for values in (images, targets))
             if shuffled:
-                x, y = (values[order[step * BATCH : (step + 1) * BATCH][rows]] for values in (images, targets))
+                x, y = (values[order[step * batch : (step + 1) * batch][rows]] for values in (images, targets))
             else:
                 x, y = x[rows], y[rows]
             optimizer.zero_grad()
@@ -87,9 +89,9 @@ def sgd(model: nn.Module) -> torch.optim.Optimizer:
     return torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
 
 
-def compare(comm: torchmn.Communicator, alone_on_rank_0: bool, options: argparse.Namespace) -> Times:
-    experiment, steps = experiment_of(), len(mnist()) // BATCH
-    rows = slice(0, BATCH) if comm.size == 1 else slice(comm.rank * BATCH // 2, (comm.rank + 1) * BATCH // 2)
+def compare(comm: torchmn.Communicator, batch: int, options: argparse.Namespace) -> Times:
+    experiment, steps = experiment_of(batch), len(mnist()) // batch
+    rows = slice(0, batch) if comm.size == 1 else slice(comm.rank * batch // 2, (comm.rank + 1) * batch // 2)
     seconds: list[float] = []
 
     def by_library() -> None:
@@ -101,11 +103,11 @@ def compare(comm: torchmn.Communicator, alone_on_rank_0: bool, options: argparse
         optimizer = sgd(model)
         if comm.size > 1:
             optimizer = torchmn.create_multi_node_optimizer(optimizer, comm, model=model)
-        contenders["by hand, shuffled" if shuffled else "by hand"] = loop(model, optimizer, rows, shuffled)
+        contenders["by hand, shuffled" if shuffled else "by hand"] = loop(model, optimizer, batch, rows, shuffled)
     if comm.size > 1:
         replicated = DistributedDataParallel(mlp())
-        contenders["DDP, by hand"] = loop(replicated, sgd(replicated), rows, False)
-    if alone_on_rank_0:
+        contenders["DDP, by hand"] = loop(replicated, sgd(replicated), batch, rows, False)
+    else:
         contenders = {name: alone(run) for name, run in contenders.items()}
     times = take_turns(contenders, options)
     times = {name: [each / steps for each in values] for name, values in times.items()}
@@ -121,9 +123,11 @@ def main() -> None:
     start_gloo()
     own = world.split(world.rank)
     assert own is not None
-    results = Results("ranks")
-    results.add("1 rank", compare(own, True, options))
-    results.add("2 ranks", compare(world, False, options))
+    results = Results("batch")
+    for batch in BATCHES:
+        results.add(f"{batch} samples, 1 rank", compare(own, batch, options), Work("samples, 1 rank", batch))
+    for batch in BATCHES:
+        results.add(f"{batch} samples, 2 ranks", compare(world, batch, options), Work("samples, 2 ranks", batch))
     dist.destroy_process_group()
     if world.rank == 0:
         results.finish(options)

@@ -21,17 +21,20 @@ from collections.abc import Callable
 from pathlib import Path
 from statistics import median
 
-from results import Results, arguments
+from results import Results, Work, arguments
 
 ROOT = Path(__file__).resolve().parent.parent
-MB = 20
 CASES = {
-    "2 hosts, 100 Mbit/s": ([1, 1], 100),
-    "3 hosts, 100 Mbit/s": ([1, 1, 1], 100),
-    "2 hosts of 2 ranks, 100 Mbit/s": ([2, 2], 100),
-    "2 hosts, 1 Gbit/s": ([1, 1], 1000),
-    "3 hosts, 1 Gbit/s": ([1, 1, 1], 1000),
+    "1 MB, 2 hosts, 100 Mbit/s": (1, [1, 1], 100),
+    "5 MB, 2 hosts, 100 Mbit/s": (5, [1, 1], 100),
+    "20 MB, 2 hosts, 100 Mbit/s": (20, [1, 1], 100),
+    "20 MB, 3 hosts, 100 Mbit/s": (20, [1, 1, 1], 100),
+    "20 MB, 2 hosts of 2 ranks, 100 Mbit/s": (20, [2, 2], 100),
+    "20 MB, 2 hosts, 1 Gbit/s": (20, [1, 1], 1000),
+    "20 MB, 3 hosts, 1 Gbit/s": (20, [1, 1, 1], 1000),
 }
+SERIES = list(CASES)[:3]
+"""The cases of growing work."""
 CONTENDERS = ("TorchMN", "raw mpi4py", "gloo")
 
 
@@ -47,7 +50,7 @@ def rank(options: argparse.Namespace) -> None:
     comm = torchmn.create_communicator("mpi")
     os.environ["GLOO_SOCKET_IFNAME"] = "eth0"
     torchmn.init_process_group(comm, "gloo")
-    x = torch.ones(MB << 18)
+    x = torch.ones(options.mb << 18)
     calls: dict[str, Callable[[], object]] = {
         "TorchMN": lambda: comm.allreduce(x, in_place=True),
         "raw mpi4py": lambda: MPI.COMM_WORLD.Allreduce(MPI.IN_PLACE, x.numpy()),
@@ -81,13 +84,12 @@ def bytes_sent() -> int:
     raise SystemExit("this host has no eth0")
 
 
-def measure(options: argparse.Namespace, ranks: list[int], megabits: int) -> dict[str, dict[str, list[float]]]:
+def measure(options: argparse.Namespace, mb: int, ranks: list[int], megabits: int) -> dict[str, dict[str, list[float]]]:
     sys.path.insert(0, str(ROOT))
     from tests._worlds.hosts import Hosts
 
-    command = [sys.executable, __file__, "--rank", "--rounds", str(options.rounds)] + [
-        "--ours-only"
-    ] * options.ours_only
+    command = [sys.executable, __file__, "--rank", "--rounds", str(options.rounds), "--mb", str(mb)]
+    command += ["--ours-only"] * options.ours_only
     with Hosts({f"host{number}": count for number, count in enumerate(ranks)}, rate=f"{megabits}mbit") as hosts:
         (line,) = hosts.commands([str(options.mpiexec)], command)
         environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
@@ -103,21 +105,23 @@ def measure(options: argparse.Namespace, ranks: list[int], megabits: int) -> dic
 def main() -> None:
     parser = arguments(__doc__, rounds=3)
     parser.add_argument("--rank", action="store_true", help=argparse.SUPPRESS)
-    parser.add_argument("--mpiexec", type=Path, default=Path(sys.executable).with_name("mpiexec"))
+    mpiexec = Path(sys.executable).with_name("mpiexec")
+    parser.add_argument("--mpiexec", type=lambda name: Path(name).absolute(), default=mpiexec)
+    parser.add_argument("--mb", type=int, help=argparse.SUPPRESS)
     parser.add_argument("--only", default="", help="cases whose names contain this")
     options = parser.parse_args()
     if options.rank:
         rank(options)
         return
-    times = Results(f"all-reduce of {MB} MB")
-    for case, (ranks, megabits) in CASES.items():
+    times = Results("all-reduce")
+    for case, (mb, ranks, megabits) in CASES.items():
         if options.only not in case:
             continue
-        measured = measure(options, ranks, megabits)
-        minimum = 2 * (len(ranks) - 1) / len(ranks) * (MB << 20)
+        measured = measure(options, mb, ranks, megabits)
+        minimum = 2 * (len(ranks) - 1) / len(ranks) * (mb << 20)
         seconds = {name: each["s"] for name, each in measured.items() if each["s"]}
         seconds["limit"] = [minimum * 8 / (megabits * 1e6)] * len(seconds["TorchMN"])
-        times.add(case, seconds)
+        times.add(case, seconds, Work("MB", mb) if case in SERIES else None)
         sent = {name: median(each["bytes"]) / minimum for name, each in measured.items() if each["bytes"]}
         times.count(case, {f"{name}, % of the minimum": round(100 * share) for name, share in sent.items()})
     times.finish(options)

@@ -61,9 +61,10 @@ SECTIONS = {
     "hosts": Section(
         "How fast is an all-reduce between hosts?",
         "python benchmarks/hosts.py",
-        "Between two hosts with links of 100 Mbit/s, the bytes that each must send take {2 hosts, 100 Mbit/s|limit} of "
-        "the time of TorchMN's all-reduce of 20 MB; MPICH's takes {2 hosts, 100 Mbit/s|raw mpi4py} times as long, and "
-        "{3 hosts, 100 Mbit/s|raw mpi4py} times between three hosts. Hosts are network namespaces of one machine.",
+        "Between two hosts with links of 100 Mbit/s, the bytes that each must send take "
+        "{20 MB, 2 hosts, 100 Mbit/s|limit} of the time of TorchMN's all-reduce of 20 MB; MPICH's takes "
+        "{20 MB, 2 hosts, 100 Mbit/s|raw mpi4py} times as long, and {20 MB, 3 hosts, 100 Mbit/s|raw mpi4py} times "
+        "between three hosts. Hosts are network namespaces of one machine.",
     ),
     "data_parallel": Section(
         "Is data parallel training faster than DDP?",
@@ -146,8 +147,9 @@ SECTIONS = {
     "experiment_rate": Section(
         "How fast is `torchmn train`, compared with a loop written by hand?",
         "mpiexec -n 2 python benchmarks/experiment_rate.py",
-        "On one rank, a step of a loop by hand takes {1 rank|by hand} times as long, and {1 rank|by hand, shuffled} "
-        "times if it shuffles; on two ranks, {2 ranks|by hand} and {2 ranks|by hand, shuffled} times.",
+        "On one rank, a step of 300 samples takes {300 samples, 1 rank|by hand} times as long in a loop by hand, and "
+        "{300 samples, 1 rank|by hand, shuffled} times if it shuffles; on two ranks, {300 samples, 2 ranks|by hand} "
+        "and {300 samples, 2 ranks|by hand, shuffled} times.",
     ),
     "peak_memory": Section(
         "How much memory does a rank need?",

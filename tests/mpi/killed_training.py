@@ -79,7 +79,7 @@ def run(directory: Path, kills: int, ranks: int, transport: str, seed: int = 0) 
         newest = newest_step(directory)
         output = job(directory, 0, generator.randrange(ranks), generator.uniform(0, LATEST))
         # Over gloo the other ranks may find the connection closed before they are ended.
-        errors = set(re.findall(r"\w*Error\b", output)) - {"PeerError"}
+        errors = set(re.findall(r"^[\w.]*?(\w*Error): ", output, re.MULTILINE)) - {"PeerError"}
         assert "REACHED" not in output and not errors, output
         assert loaded[-1] == newest, output
     newest = newest_step(directory)
