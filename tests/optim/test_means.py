@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import sys
 
 import torch
@@ -60,6 +61,26 @@ def test_a_step_calls_python_once_per_parameter(comm):
         return calls
 
     assert calls_of_step(300) - calls_of_step(100) < 250  # one each, and a few that depend on waiting
+
+
+@ranks(2, on="threads")
+def test_later_steps_of_many_parameters_set_off_no_garbage_collections(comm):
+    parameters = [torch.nn.Parameter(torch.zeros(3)) for _ in range(2000)]
+    sgd = torch.optim.SGD(parameters, lr=0.1, foreach=True)
+    optimizer = torchmn.create_multi_node_optimizer(sgd, comm)
+    for parameter in parameters:
+        parameter.grad = torch.ones(3)
+    for _ in range(3):
+        comm.barrier()
+        gc.collect()
+        comm.barrier()
+        before = gc.get_stats()[0]["collections"]
+        comm.barrier()
+        optimizer.step()
+        comm.barrier()
+        collections = gc.get_stats()[0]["collections"] - before
+        comm.barrier()
+    assert collections == 0
 
 
 @ranks(2, on="threads")
