@@ -38,7 +38,7 @@ Each does so while ranks create the communicator, in a loop of `allreduce`, in a
 that runs before or after TorchMN's; at a random moment of these. `TORCHMN_TIMEOUT` is {timeout} s for SIGSTOP and at
 the start. An exception in an exit handler is printed with the rank, and does not change the status. A checkpoint is
 counted when `wait` has returned, and loads if its values are those of its step. Seconds: from the end of rank 1 to that
-of the job.
+of the job. torchrun waits for a process that is stopped after the script of its rank has ended.
 """
 SIGNALS = f"""\
 `torchmn train -n 2` gets SIGTERM up to {signals.LATEST:g} s after its first step, and again up to {signals.APART:g} s
@@ -99,7 +99,7 @@ def write_page() -> None:
         case = tuple(row.get(name) for name in ("launcher", "ending", "moment", "number"))
         rows[row["part"]][case] = row
     tables = [
-        reliability.Table(text, columns, _counted(rows[part].values(), keys, counts))
+        reliability.Table(text.strip(), columns, _counted(rows[part].values(), keys, counts))
         for part, text, columns, keys, counts in (
             (
                 "endings",
