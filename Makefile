@@ -93,7 +93,7 @@ format: $(INSTALLED) ## apply the formatter and the linter's safe fixes
 bench: $(INSTALLED) ## our communicators beside raw mpi4py and gloo, on 2 ranks
 	$(BIN)/mpiexec -n 2 $(BIN)/python benchmarks/communicators.py
 
-bench-all: $(INSTALLED) ## all benchmarks on 2 ranks, in about 20 minutes: writes benchmarks/RESULTS.md, results.json and pictures
+bench-all: $(INSTALLED) ## all benchmarks on 2 ranks, in about 25 minutes: writes benchmarks/RESULTS.md, results.json and pictures
 	$(BIN)/python benchmarks/run_all.py
 
 neon-results: $(INSTALLED) ## test errors of three of neon's networks on the full MNIST, on 1 and 2 ranks (MNIST=dir of the files)

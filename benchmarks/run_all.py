@@ -3,8 +3,8 @@
     make bench-all
     .venv/bin/python benchmarks/run_all.py --quick --only halo start_up --out /tmp/trial
 
-Takes about 20 minutes on 2 cores; nothing else should run on the machine. All files are rewritten after each
-benchmark. A benchmark that fails is listed as failed, and the exit status is 1.
+Takes about 25 minutes on 2 cores; nothing else should run on the machine. The benchmark of hosts needs root. All files
+are rewritten after each benchmark. A benchmark that fails is listed as failed, and the exit status is 1.
 """
 
 from __future__ import annotations
