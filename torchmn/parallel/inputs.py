@@ -32,43 +32,45 @@ Parameters = Sequence[tuple[str, nn.Parameter]]
 
 
 class InputKind(NamedTuple):
-    """What the path of a forward may depend on: `extents` are those of the images, `others` everything else."""
+    """What the path of a forward may depend on: `batch` samples, images with `extents`, and everything else."""
 
     others: tuple
+    batch: int
     extents: tuple[int, ...]
 
 
 class TracedKinds:
     """The kinds of inputs for which a dry run was made, and those that need none because of these.
 
-    A window fits into a larger image if it fits into a smaller one, and a halo that was found for an image serves one
-    of up to twice its size. So trainings on images of many sizes make few dry runs.
+    If a forward reads no shape, its path is the same for any number of samples. A window fits into a larger image if it
+    fits into a smaller one, and a halo that was found for an image serves one of up to twice its size. So trainings on
+    images of many sizes make few dry runs. A forward that reads a shape gets a dry run for each shape.
     """
 
     def __init__(self) -> None:
-        self._known: set[Any] = set()
-        self._extents: dict[Any, list[tuple[int, ...]]] = {}  # of dry runs
+        self._known: set[InputKind] = set()
+        self._extents: dict[tuple, list[tuple[int, ...]]] = {}  # of dry runs whose forward read no shape
 
-    def __contains__(self, kind: Any) -> bool:
+    def __contains__(self, kind: InputKind) -> bool:
         if kind in self._known:
             return True
-        others, extents = kind
-        for traced in self._extents.get(others, ()):
-            if all(old <= new <= _LARGEST_GROWTH * old for old, new in zip(traced, extents, strict=True)):
+        for traced in self._extents.get(kind.others, ()):
+            if all(old <= new <= _LARGEST_GROWTH * old for old, new in zip(traced, kind.extents, strict=True)):
                 self._remember(kind)
                 return True
         return False
 
-    def add(self, kind: Any) -> None:
-        """Records a dry run."""
+    def add(self, kind: InputKind, reads_shapes: bool = False) -> None:
+        """Records a dry run, and whether the user's code in it has read the shape of a tensor."""
         self._remember(kind)
-        self._extents.setdefault(kind[0], []).append(kind[1])
+        if not reads_shapes:
+            self._extents.setdefault(kind.others, []).append(kind.extents)
 
     def clear(self) -> None:
         self._known.clear()
         self._extents.clear()
 
-    def _remember(self, kind: Any) -> None:
+    def _remember(self, kind: InputKind) -> None:
         if len(self._known) >= _MOST_TRACED:
             self.clear()  # shapes that never repeat must not fill the memory
         self._known.add(kind)
@@ -94,10 +96,10 @@ class ShardedArguments(NamedTuple):
     batch: int
     operations: RepeatedOperations
 
-    def kind(self) -> InputKind:
-        """Returns the values on which the result of a dry run depends.
+    def kind(self, training: bool) -> InputKind:
+        """Returns the values on which the result of a dry run may depend.
 
-        The number of samples is none of them, but `squeeze` and broadcasting treat one sample differently.
+        `squeeze` and broadcasting treat one sample differently, so `others` has that number.
         """
         shapes, extents = [], []
         for x in self.inputs:
@@ -107,7 +109,7 @@ class ShardedArguments(NamedTuple):
                 shape = (-1, *shape[1:])
             shapes.append((*shape[:2], len(shape)) if is_image else shape)
             extents += shape[2:] if is_image else ()
-        return InputKind((*shapes, *self.options()), tuple(extents))
+        return InputKind((training, *shapes, *self.options()), self.batch, tuple(extents))
 
     def options(self) -> list[bool | str | None]:
         """Returns the arguments that select a path of the forward."""

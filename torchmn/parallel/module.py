@@ -23,7 +23,7 @@ from torchmn.gradient_role import change_role, make_partial, role_of
 from torchmn.nn.layers.sliced_module import SlicedModule
 from torchmn.parallel.events import ForwardEvent, OutputEvent, SamplesEvent, TraceGuard, announce
 from torchmn.parallel.functional_call import ParameterSlots, check_registered, compare_replaced
-from torchmn.parallel.inputs import Inputs, ShardedArguments, TracedKinds, as_meta
+from torchmn.parallel.inputs import InputKind, Inputs, ShardedArguments, TracedKinds, as_meta
 from torchmn.parallel.passes import model_pass
 from torchmn.parallel.serial_semantics import SerialSemantics
 from torchmn.parallel.trace import dry_run, explain, run_with_batch
@@ -109,7 +109,7 @@ class Parallelism:
     def _trace_once(self, model: nn.Module, sharded: ShardedArguments) -> None:
         """Traces the model on meta tensors for new kinds of inputs; raises an error if it cannot be computed."""
         if self.mode == "datapar" and self.grid.sizes["data"] > 1:
-            kind = (model.training, *[x.dim() for x in sharded.inputs], *sharded.options()), ()
+            kind = InputKind((model.training, *[x.dim() for x in sharded.inputs], *sharded.options()), 0, ())
             if kind not in self._traced:  # whatever the shapes: without tiles and slices nothing else depends on them
                 self._traced.add(kind)
                 args, kwargs = map_only(Tensor, as_meta, (sharded.args, sharded.kwargs))
@@ -123,25 +123,27 @@ class Parallelism:
             compare_replaced(self.grid.tiles, not_sliced)
 
     def _trace(self, model: nn.Module, sharded: ShardedArguments) -> None:
-        others, extents = sharded.kind()
-        kind = (model.training, *others), extents
+        kind = sharded.kind(model.training)
         if kind in self._traced:
             return
         args, kwargs = map_only(Tensor, as_meta, (sharded.args, sharded.kwargs))
 
-        def learn() -> None:
-            self.learn_roles(model, args, kwargs, sharded.samples, sharded.batch)
+        def learn() -> bool:
+            return self.learn_roles(model, args, kwargs, sharded.samples, sharded.batch)
 
-        self.grid.tiles.attempt("dry run of a parallel model", learn, raises=ParallelizeError)
-        self._traced.add(kind)
+        reads_shapes = self.grid.tiles.attempt("dry run of a parallel model", learn, raises=ParallelizeError)
+        self._traced.add(kind, any(reads_shapes))
 
-    def learn_roles(self, model: nn.Module, args: tuple, kwargs: dict, samples: Samples, batch: int) -> None:
+    def learn_roles(self, model: nn.Module, args: tuple, kwargs: dict, samples: Samples, batch: int) -> bool:
         """Finds the gradient roles of the parameters in a dry run, and sets them.
 
         Args:
             args, kwargs: meta tensors.
             samples: which samples of the global batch these represent.
             batch: how many.
+
+        Returns:
+            Whether the user's code in forward has read the shape of a tensor, so that its path may depend on it.
 
         Raises:
             ParallelizeError: if the model cannot be computed on this grid, or uses parameters in another way than in
@@ -172,6 +174,7 @@ class Parallelism:
         new = found.keys() - self.roles.keys()  # training may use other parameters than evaluation
         self.roles |= found
         self._set_roles(model, new)
+        return recorder.reads_shapes
 
     def _announce_samples(self, model: nn.Module, args: tuple, kwargs: dict, batch: int) -> None:
         if self.grid.sizes["data"] == 1:

@@ -12,11 +12,16 @@ from typing import Any
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from torchmn.communicators.watchdog.source_lines import running_frames
+from torchmn.communicators.watchdog.source_lines import is_library_module, running_frames
 from torchmn.context import here
 from torchmn.errors import ParallelizeError
 from torchmn.sharded.tensor import ShardedTensor
 from torchmn.trees import leaves_of
+
+# Functions whose results are numbers, or as many tensors, as the shape has.
+_SHAPES = frozenset(
+    ("shape", "size", "numel", "nelement", "__len__", "nbytes", "stride", "is_same_size", "unbind", "split")
+)
 
 
 class Recorder(TorchFunctionMode):
@@ -32,6 +37,7 @@ class Recorder(TorchFunctionMode):
         used_whole: names of the parameters that are operands of whole tensors.
         notes: data of an optional pass, such as fusion.
         inside: whether a layer runs that computes with shards as plain tensors (`inside_shard`).
+        reads_shapes: whether code of the user has read the shape of a tensor.
     """
 
     def __init__(
@@ -45,8 +51,11 @@ class Recorder(TorchFunctionMode):
         self.used_whole: set[str] = set()
         self.notes: list[Any] = []
         self.inside = False
+        self.reads_shapes = False
 
     def __torch_function__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
+        if not self.reads_shapes and _reads_shape(func):
+            self.reads_shapes = _called_by_user()
         tensors = leaves_of(Tensor, (args, kwargs or {}))
         if not self.inside and not any(isinstance(x, ShardedTensor) for x in tensors) and not _reads_attribute(func):
             self.used_whole.update(self._names[id(x)] for x in tensors if id(x) in self._names)
@@ -72,6 +81,25 @@ class Recorder(TorchFunctionMode):
 def _reads_attribute(func: Any) -> bool:
     """Whether a function only reads an attribute such as shape or dtype, which does not affect the gradient."""
     return _name_of(func) in ("__get__", "size", "dim", "numel", "is_floating_point")
+
+
+def _reads_shape(func: Any) -> bool:
+    """Whether a function returns numbers that depend on the shape of a tensor."""
+    name = _name_of(func)
+    if name == "__get__":
+        name = _name_of(getattr(func, "__self__", None))
+    return name in _SHAPES
+
+
+def _called_by_user() -> bool:
+    """Whether the torch function of a `__torch_function__` that runs was called by the user's code. Walks the stack."""
+    frames = running_frames()
+    next(frames)  # this one
+    for frame in frames:
+        module = frame.f_globals.get("__name__", "")
+        if frame.f_code.co_name != "__torch_function__" and module not in ("torch.overrides", "torch._tensor"):
+            return not is_library_module(module)
+    return False
 
 
 def _same_for_slices(func: Any) -> bool:
