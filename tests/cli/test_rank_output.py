@@ -161,7 +161,7 @@ def test_with_raw_output_rank_0_writes_to_the_terminal(arguments, expected, tmp_
         tmp_path,
         """
         columns = os.get_terminal_size(1).columns if sys.stdout.isatty() else None
-        print(rank, sys.stdout.isatty(), columns)
+        sys.stdout.write(f"{rank} {sys.stdout.isatty()} {columns}\\n")  # at once: ranks write to one terminal
         """,
     )
     set_columns(terminal.writer, 33)
