@@ -105,6 +105,7 @@ def test_a_forward_that_reads_a_shape_has_a_dry_run_for_each():
     assert dry_runs(TwoPaths(), shapes) == [2, 2, 2, 0, 2, 0]
 
 
+@pytest.mark.guard("CustomAutograd")
 def test_guards_see_a_path_that_only_large_batches_take():
     with pytest.raises(ParallelizeError, match="ShiftRows"):
         dry_runs(ShiftsLargeBatches(), [(2, 16, 8), (6, 16, 8)])
