@@ -9,6 +9,16 @@ import pytest
 
 from tests.slurm.jobs import OPENMPI, SUM, run, srun
 
+GROUP = """
+import torch, torchmn
+from torch.utils.data import DistributedSampler
+torchmn.init_process_group(torchmn.create_communicator())
+group, x = torch.distributed, torch.ones(1) + torch.distributed.get_rank()
+group.all_reduce(x)
+mine = list(DistributedSampler(range(4), shuffle=False))
+print(f"rank {group.get_rank()} of {group.get_world_size()} sum {x.item()} {mine}")
+"""
+
 
 @pytest.fixture
 def script(tmp_path: Path) -> str:
@@ -59,3 +69,12 @@ def test_mpiexec_in_an_allocation_uses_its_nodes(library: dict[str, str], script
     mpiexec = [str(directory / "mpiexec"), "-n", "2", sys.executable, script]
     result = run("salloc", "-N", "2", "-n", "2", *mpiexec, **library, **root)
     assert result.status == 0 and result.output.count("of 2 sum 3.0") == 2, result.output
+
+
+def test_the_process_group_of_torch_has_the_ranks_of_srun(tmp_path: Path) -> None:
+    path = tmp_path / "group.py"
+    path.write_text(GROUP)
+    result = srun("pmi2", sys.executable, str(path))
+    assert result.status == 0, result.output
+    lines = [line for line in result.output.splitlines() if line.startswith("rank")]
+    assert sorted(lines) == ["rank 0 of 2 sum 3.0 [0, 2]", "rank 1 of 2 sum 3.0 [1, 3]"]

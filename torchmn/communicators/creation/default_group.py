@@ -15,7 +15,8 @@ from typing import Any
 import torch.distributed as dist
 
 from torchmn.communicators.communicator import Communicator, as_communicator
-from torchmn.communicators.launchers.addresses import loopback_interface, network
+from torchmn.communicators.launchers.addresses import interface_of, is_loopback
+from torchmn.communicators.transports.gloo import listen_address
 from torchmn.communicators.transports.rendezvous import open_store_between
 
 _OPERATION = "init_process_group"
@@ -49,11 +50,9 @@ def init_process_group(comm: Communicator, backend: str | None = None, timeout: 
     comm.agree(_OPERATION, _problem(comm, exists), **{"backend": backend, "timeout": timeout, "has a group": exists})
     if exists:
         return
-    networks = comm.allgather_obj(network())
-    one_network = len(set(networks)) == 1 and networks[0] is not None
-    store, _ = open_store_between(comm.rank, comm.size, comm.bcast_obj, comm.allgather_obj, _OPERATION)
+    store, master = open_store_between(comm.rank, comm.size, comm.bcast_obj, comm.allgather_obj, _OPERATION)
     options: dict[str, Any] = {} if timeout is None else {"timeout": timeout}
-    with _loopback(one_network):
+    with _listening_at(listen_address(store, comm.rank, comm.size, master)):
         dist.init_process_group(backend, store=store, rank=comm.rank, world_size=comm.size, **options)
     if backend == "gloo":
         atexit.register(_destroy_at_exit)
@@ -83,17 +82,18 @@ def _problem(comm: Communicator, exists: bool) -> str | None:
 
 
 @contextmanager
-def _loopback(one_network: bool) -> Iterator[None]:
-    """Context in which gloo connects the ranks of one host by the loopback interface.
+def _listening_at(address: str | None) -> Iterator[None]:
+    """Context in which gloo listens at an address of this host; None: at that of the host's name.
 
-    gloo would use the address of the host's name, which in a container may belong to no interface.
+    On several hosts this remains so for later groups, such as of `torch.distributed.new_group`.
     """
-    interface = loopback_interface()
-    if not one_network or interface is None or os.environ.get(_INTERFACE):
+    interface = interface_of(address) if address is not None else None
+    if address is None or interface is None or os.environ.get(_INTERFACE):
         yield
         return
     os.environ[_INTERFACE] = interface
     try:
         yield
     finally:
-        del os.environ[_INTERFACE]
+        if is_loopback(address):
+            del os.environ[_INTERFACE]

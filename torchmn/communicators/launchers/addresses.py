@@ -26,7 +26,7 @@ def of_this_host() -> list[str]:
     """
     found = [socket.gethostname()]
     with suppress(Exception):  # not on Linux: only the name
-        found += [address for address in (*_ipv4(), *_ipv6()) if not is_loopback(address)]
+        found += [address for _, address in _interfaces() if not is_loopback(address)]
     return list(dict.fromkeys(found))
 
 
@@ -44,6 +44,13 @@ def network() -> str | None:
 def loopback_interface() -> str | None:
     """Returns the name of this host's loopback interface; None if it has another name than usual."""
     return next((name for _, name in socket.if_nameindex() if name in ("lo", "lo0")), None)
+
+
+def interface_of(address: str) -> str | None:
+    """Returns the name of the interface that has an address; None if there is none, or unknown."""
+    with suppress(Exception):  # not on Linux
+        return next((name for name, each in _interfaces() if each == address), None)
+    return None
 
 
 def address_of_hostname() -> str | None:
@@ -73,7 +80,13 @@ def is_loopback(address: str) -> bool:
     return ipaddress.ip_address(address.partition("%")[0]).is_loopback
 
 
-def _ipv4() -> Iterator[str]:
+def _interfaces() -> Iterator[tuple[str, str]]:
+    """Yields the names and addresses of the interfaces of this host; one with several addresses comes several times."""
+    yield from _ipv4()
+    yield from _ipv6()
+
+
+def _ipv4() -> Iterator[tuple[str, str]]:
     from fcntl import ioctl  # not on Windows
 
     buffer = array.array("B", bytes(40 * _MAX_ADDRESSES))
@@ -81,13 +94,14 @@ def _ipv4() -> Iterator[str]:
         request = struct.pack("iP", len(buffer), buffer.buffer_info()[0])
         filled = struct.unpack("iP", ioctl(any_socket.fileno(), _LIST_IPV4, request))[0]
     for start in range(0, filled, 40):
-        yield socket.inet_ntoa(buffer[start + 20 : start + 24].tobytes())
+        name = buffer[start : start + 16].tobytes().partition(b"\0")[0].decode()
+        yield name.partition(":")[0], socket.inet_ntoa(buffer[start + 20 : start + 24].tobytes())
 
 
-def _ipv6() -> Iterator[str]:
+def _ipv6() -> Iterator[tuple[str, str]]:
     if not _INTERFACES_IPV6.exists():
         return
     for line in _INTERFACES_IPV6.read_text().splitlines():
-        digits, _, _, scope, *_ = line.split()
+        digits, _, _, scope, _, name = line.split()
         if scope == "00":  # global: addresses of other scopes need the name of an interface
-            yield str(ipaddress.IPv6Address(bytes.fromhex(digits)))
+            yield name, str(ipaddress.IPv6Address(bytes.fromhex(digits)))
