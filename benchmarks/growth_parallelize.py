@@ -10,7 +10,7 @@ ResNet-50 has 1/16 of its width, and an image of 64x64; in training its 53 norms
 
 A new shape: 10 convolutions of four channels on images of 64x64. Values are those of the first forward of an image that
 is four rows higher than the last one, or of a batch with one image more.
-  later        a later forward of the same shape
+  later        a later forward of the same shape; for new shapes, `tile alone` is a first forward, too
 Counts are those of a forward of rank 0, after the first one; agreements are comparisons of arguments between ranks.
 """
 
@@ -88,24 +88,33 @@ def compare(model: nn.Module, comm: torchmn.Communicator, image: Tensor, layers:
 
 
 def new_shapes(comm: torchmn.Communicator, grows: int, rounds: int) -> Times:
-    """Times of a first and a later forward; dim `grows` of the input is larger in each round."""
-    model, _ = cut(convolutions(10, 4), comm, None)
-    times: Times = {"TorchMN": [], "later": []}
+    """Times of a first and a later forward, also of the layers alone; dim `grows` of the input is larger each round."""
+    alone = convolutions(10, 4)
+    model, _ = cut(alone, comm, None)
+    times: Times = {"TorchMN": [], "later": [], "tile alone": [], "tile alone, later": []}
     shape = [2, 4, 32, 64]  # this rank's tile
     for turn in range(rounds + 1):
         shape[grows] += 2 if grows > 1 else 1
-        run = forward(model, torch.rand(shape) + comm.rank)  # other values on each rank: they are tiles
-        seconds = []
-        for _ in range(4):
-            WORLD.Barrier()
-            start = time.perf_counter()
-            run()
-            seconds.append(time.perf_counter() - start)
-        if turn:  # the first turn warms up
-            times["TorchMN"].append(seconds[0])
-            times["later"].append(min(seconds[1:]))
+        x = torch.rand(shape) + comm.rank  # other values on each rank: they are tiles
+        for first, net in (("TorchMN", model), ("tile alone", alone)):
+            later = "later" if net is model else "tile alone, later"
+            seconds = durations(forward(net, x), 4)
+            if turn:  # the first turn warms up
+                times[first].append(seconds[0])
+                times[later].append(min(seconds[1:]))
     ranks = WORLD.allgather(times)
     return {name: [max(values) for values in zip(*(rank[name] for rank in ranks), strict=True)] for name in times}
+
+
+def durations(run: Callable[[], object], count: int) -> list[float]:
+    """Returns the seconds of `count` calls, which all ranks begin together."""
+    seconds = []
+    for _ in range(count):
+        WORLD.Barrier()
+        start = time.perf_counter()
+        run()
+        seconds.append(time.perf_counter() - start)
+    return seconds
 
 
 def main() -> None:
